@@ -1,0 +1,54 @@
+"""Which arrays of a sequence are the same array: the ground on which folding stands."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+_SAMPLE = 64
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Kinds:
+    """A sequence of arrays as its distinct arrays and, per position, which of them it is.
+
+    Arrays are the same when they are the same object, and else when shape and content agree.
+    """
+
+    of: Ints
+    tables: tuple[Array, ...]
+    first: tuple[int, ...]
+
+    @staticmethod
+    def find(arrays: Sequence[Array]) -> Kinds:
+        """The distinct arrays of `arrays`; an object is looked at once however often it recurs."""
+        ids = np.fromiter(map(id, arrays), np.int64, len(arrays))
+        _, first, inverse = np.unique(ids, return_index=True, return_inverse=True)
+        seen: dict[tuple[object, ...], list[int]] = {}
+        tables: list[Array] = []
+        where: list[int] = []
+        kind_of_object = np.zeros(len(first), np.int64)
+        for rank in np.argsort(first, kind="stable").tolist():
+            table = np.asarray(arrays[int(first[rank])], dtype=np.float64)
+            bucket = seen.setdefault(_signature(table), [])
+            kind = next((k for k in bucket if np.array_equal(tables[k], table)), None)
+            if kind is None:
+                kind = len(tables)
+                tables.append(np.ascontiguousarray(table))
+                where.append(int(first[rank]))
+                bucket.append(kind)
+            kind_of_object[rank] = kind
+        return Kinds(kind_of_object[inverse.reshape(-1)], tuple(tables), tuple(where))
+
+
+def _signature(table: Array) -> tuple[object, ...]:
+    """Cheap to compute and equal for equal arrays, so that few pairs need a full comparison."""
+    flat = table.reshape(-1)
+    stride = max(1, flat.size // _SAMPLE)
+    return table.shape, flat[::stride].tobytes()

@@ -1,0 +1,38 @@
+"""What a search returns: a choice, its cost, and how far from the best it can be."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Statistics:
+    """How a solution was found: method, order, time, and the tables it needed."""
+
+    method: str
+    order: str = "none"
+    seconds: float = 0.0
+    largest_table: int = 0
+    peak_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Solution:
+    """One choice per vertex, with a proof: no choice costs less than `lower_bound`.
+
+    `is_optimal` says that the bound is as high as the cost, up to rounding.
+    """
+
+    choice: tuple[int, ...]
+    cost: float
+    is_optimal: bool
+    lower_bound: float
+    bytes: float | None
+    statistics: Statistics
+
+    @property
+    def gap(self) -> float:
+        """How much of the cost might still be saved: 0 for a proven optimum."""
+        if self.is_optimal or self.cost == self.lower_bound:
+            return 0.0
+        return (self.cost - self.lower_bound) / max(abs(self.cost), 1e-300)
