@@ -1,0 +1,82 @@
+"""One accelerator: how much it remembers, how fast it computes, and who says so."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from shardfold.errors import ClusterError, nearest
+
+DTYPES = ("float64", "float32", "tf32", "bfloat16", "float16")
+"""The names under which a device states its matrix rate; `tf32` is float32 data rounded."""
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """What one device can do.
+
+    `peak_flops` pairs a dtype with the dense FLOP/s of the device's fastest matrix unit for it,
+    a multiply-add counted as two. The efficiencies are the fractions of the peak rate and of
+    `memory_bandwidth` (bytes/s) that large, well-shaped work reaches. `launch_seconds` is what
+    starting one kernel costs. A dtype without an entry is one that the device cannot be planned
+    with: there is no figure to fall back on.
+    """
+
+    name: str
+    memory_bytes: int
+    memory_bandwidth: float
+    peak_flops: tuple[tuple[str, float], ...]
+    matmul_efficiency: float
+    memory_efficiency: float
+    launch_seconds: float
+    source: str
+
+    def __post_init__(self) -> None:
+        for field in ("memory_bytes", "memory_bandwidth"):
+            self._require_positive(field, getattr(self, field))
+        for field in ("matmul_efficiency", "memory_efficiency"):
+            value = getattr(self, field)
+            self._require_positive(field, value)
+            if value > 1:
+                raise ClusterError(f"Device {self.name}: {field} is a fraction, got {value:g} > 1.")
+        if not (math.isfinite(self.launch_seconds) and self.launch_seconds >= 0):
+            raise ClusterError(
+                f"Device {self.name}: launch_seconds must be finite and not negative, "
+                f"got {self.launch_seconds:g}."
+            )
+        self._check_peaks()
+
+    def _check_peaks(self) -> None:
+        if not self.peak_flops:
+            raise ClusterError(
+                f"Device {self.name}: peak_flops is empty. "
+                f"Give at least one of {', '.join(DTYPES)}."
+            )
+        for dtype, flops in self.peak_flops:
+            if dtype not in DTYPES:
+                raise ClusterError(
+                    f"Device {self.name}: peak_flops has the unknown dtype {dtype!r}. "
+                    f"{nearest(dtype, DTYPES)}"
+                )
+            self._require_positive(f"peak_flops.{dtype}", flops)
+
+    def _require_positive(self, field: str, value: float) -> None:
+        if not (math.isfinite(value) and value > 0):
+            raise ClusterError(
+                f"Device {self.name}: {field} must be finite and positive, got {value:g}."
+            )
+
+    @property
+    def dtypes(self) -> tuple[str, ...]:
+        """The dtypes that the device has a rate for."""
+        return tuple(dtype for dtype, _ in self.peak_flops)
+
+    def peak(self, dtype: str) -> float:
+        """The dense FLOP/s of matrix products in `dtype`, before `matmul_efficiency`."""
+        for known, flops in self.peak_flops:
+            if known == dtype:
+                return flops
+        raise ClusterError(
+            f"Device {self.name} has no peak rate for {dtype!r}; it has {', '.join(self.dtypes)}. "
+            f"Plan in one of these, or give the rate in a cluster file."
+        )
