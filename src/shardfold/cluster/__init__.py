@@ -1,8 +1,22 @@
 """Clusters: devices, levels of links, and the meshes that lie along them."""
 
+from shardfold.cluster.catalog import Hardware, catalog
 from shardfold.cluster.cluster import Cluster
 from shardfold.cluster.device import Device
+from shardfold.cluster.files import from_plain
 from shardfold.cluster.level import Level
 from shardfold.cluster.mesh import Axis, Mesh
+from shardfold.cluster.notation import mesh_from_text, parse
 
-__all__ = ["Axis", "Cluster", "Device", "Level", "Mesh"]
+__all__ = [
+    "Axis",
+    "Cluster",
+    "Device",
+    "Hardware",
+    "Level",
+    "Mesh",
+    "catalog",
+    "from_plain",
+    "mesh_from_text",
+    "parse",
+]

@@ -20,7 +20,6 @@ level's size.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import product
 from math import isqrt
 
 from shardfold.cluster.level import Level
@@ -45,10 +44,19 @@ def factorisations(size: int, most: int, least: int = 2) -> Iterator[tuple[int, 
 
 def all_meshes(levels: Sequence[Level], max_axes: int) -> Iterator[Mesh]:
     """Every mesh along `levels` with at most `max_axes` axes, sizes ascending in each level."""
-    spare = max_axes - (len(levels) - 1)
-    for groups in product(*(tuple(factorisations(level.size, spare)) for level in levels)):
-        if sum(map(len, groups)) <= max_axes:
-            yield mesh_of(levels, groups)
+    for groups in _cuts([level.size for level in levels], max_axes):
+        yield mesh_of(levels, groups)
+
+
+def _cuts(sizes: Sequence[int], most: int) -> Iterator[tuple[tuple[int, ...], ...]]:
+    """Every way to factor each of `sizes`, with at most `most` factors in all."""
+    if not sizes:
+        yield ()
+        return
+    first, *others = sizes
+    for group in factorisations(first, most - len(others)):
+        for rest in _cuts(others, most - len(group)):
+            yield (group, *rest)
 
 
 def maximal_meshes(levels: Sequence[Level], max_axes: int) -> tuple[Mesh, ...]:

@@ -59,6 +59,11 @@ class Device:
                     f"{nearest(dtype, DTYPES)}"
                 )
             self._require_positive(f"peak_flops.{dtype}", flops)
+        if len(set(self.dtypes)) != len(self.dtypes):
+            raise ClusterError(f"Device {self.name}: peak_flops names a dtype twice.")
+        # One order, so that equal devices compare equal however they were written down.
+        ordered = tuple(sorted(self.peak_flops, key=lambda peak: DTYPES.index(peak[0])))
+        object.__setattr__(self, "peak_flops", ordered)
 
     def _require_positive(self, field: str, value: float) -> None:
         if not (math.isfinite(value) and value > 0):
