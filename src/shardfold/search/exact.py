@@ -1,65 +1,70 @@
-"""Exact elimination."""
+"""The exact search: fold what repeats, eliminate what is left, and read the choices back."""
 
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 
 import numpy as np
 
-from shardfold.search.kinds import Array
+from shardfold.search.eliminate import eliminate, trace_back
+from shardfold.search.factors import Factor, Factors, factors_of
+from shardfold.search.fold import Folding, condition, fold, start
+from shardfold.search.kinds import Ints
+from shardfold.search.orders import Forecast, forecast
 from shardfold.search.problem import Problem
 from shardfold.search.solution import Solution, Statistics
+from shardfold.search.store import Store
+from shardfold.search.unfold import unfold
 from shardfold.search.watch import Watch, ignore
 
 
 def exact(problem: Problem, *, order: str = "auto", watch: Watch = ignore) -> Solution:
     """Find a cheapest choice by min-sum elimination, and prove it cheapest."""
-    start = time.perf_counter()
-    n = len(problem)
-    tables: list[tuple[tuple[int, ...], Array]] = [((v,), c) for v, c in enumerate(problem.costs)]
-    tables += list(zip(problem.edges, problem.edge_costs, strict=True))
-    around: list[set[int]] = [set() for _ in range(n)]
-    for t, (scope, _) in enumerate(tables):
-        for v in scope:
-            around[v].add(t)
-    left = set(range(n))
-    trail: list[tuple[int, list[int]]] = []
-    largest = 0
-
-    def later(v: int) -> list[int]:
-        return sorted({u for t in around[v] for u in tables[t][0]} - {v})
-
-    while left:
-        v = min(left, key=lambda v: (int(np.prod([len(problem.costs[u]) for u in later(v)])), v))
-        mine, scope = sorted(around[v]), (*later(v), v)
-        joint = np.zeros([len(problem.costs[u]) for u in scope])
-        for t in mine:
-            joint = joint + _spread(tables[t], scope)
-        largest = max(largest, joint.size)
-        trail.append((v, mine))
-        tables.append((scope[:-1], joint.min(axis=-1)))
-        for t in mine:
-            for u in tables[t][0]:
-                around[u].discard(t)
-        for u in scope[:-1]:
-            around[u].add(len(tables) - 1)
-        left.remove(v)
-    choice = [0] * n
-    for v, mine in reversed(trail):
-        best = np.zeros(len(problem.costs[v]))
-        for t in mine:
-            s, table = tables[t]
-            best = best + table[tuple(slice(None) if u == v else choice[u] for u in s)]
-        choice[v] = int(np.argmin(best))
+    begin = time.perf_counter()
+    choice = np.zeros(len(problem), np.int64)
+    store = Store(problem.vertex_kinds.tables, problem.edge_kinds.tables)
+    folding = start(problem, store)
+    fold(folding)
+    core = core_of(folding)
+    plan = forecast(core, order)
+    chosen: dict[int, int] = {}
+    trace_back(eliminate(core, plan.order, watch), chosen)
+    choice[folding.ids] = [chosen[i] for i in range(len(folding.ids))]
+    choice[folding.contexts] = [chosen[len(folding.ids) + i] for i in range(len(folding.contexts))]
+    unfold(folding, choice)
     cost = problem.total(choice)
-    statistics = Statistics("exact", order, time.perf_counter() - start, largest, 8 * largest)
+    statistics = Statistics("exact", plan.name, time.perf_counter() - begin, store.largest, 8*store.new_entries)
     size = problem.total_bytes(choice) if problem.has_bytes else None
-    return Solution(tuple(choice), cost, True, cost, size, statistics)
+    return Solution(tuple(choice.tolist()), cost, True, cost, size, statistics)
 
 
-def _spread(table: tuple[tuple[int, ...], Array], scope: tuple[int, ...]) -> Array:
-    """`table` with its axes in the order of `scope`, and length 1 where it has none."""
-    mine, values = table
-    axes = sorted(range(len(mine)), key=lambda i: scope.index(mine[i]))
-    shape = [values.shape[mine.index(v)] if v in mine else 1 for v in scope]
-    return values.transpose(axes).reshape(shape)
+def core_of(folding: Folding) -> Factors:
+    """What folding left, as factors: its vertices first, then the conditioned ones."""
+    store, count = folding.store, len(folding.ids)
+    depth = len(folding.contexts)
+    outer = tuple(count + i for i in reversed(range(depth)))
+    base = len(store.vertices)
+    factors = [
+        _factor(store.vertices[kind], outer, (v,), kind)
+        for v, kind in enumerate(folding.kind.tolist())
+    ]
+    factors += [
+        _factor(store.edges[kind], outer, (u, v), base + kind)
+        for (u, v), kind in zip(folding.ends.tolist(), folding.edge_kind.tolist(), strict=True)
+    ]
+    base += len(store.edges)
+    sizes = folding.sizes.tolist()
+    if depth:
+        factors += [_factor(c, outer, (), base + i) for i, c in enumerate(folding.constants)]
+        context_sizes = {}
+    return Factors(tuple(sizes), tuple(factors))
+
+
+def _factor(table: np.ndarray, outer: tuple[int, ...], own: tuple[int, ...], kind: int) -> Factor:
+    leading = table.ndim - len(own)
+    scope = outer[len(outer) - leading :] + own
+    kept = tuple(i for i in range(table.ndim) if i >= leading or table.shape[i] > 1)
+    return Factor(
+        tuple(scope[i] for i in kept), table.reshape([table.shape[i] for i in kept]), kind
+    )

@@ -1,0 +1,235 @@
+"""Folding: eliminate alike vertices together, in rounds, each distinct pattern computed once.
+
+A vertex with one neighbour u leaves a table at u; a vertex with two neighbours a, b leaves a table
+between a and b:
+
+    leaf:    c_u[u]    += min over v of c[v] + e[v, u]
+    bridge:  e_ab[a, b] = min over v of c[v] + l[v, a] + r[v, b]
+
+A round picks vertices of which no two are neighbours, groups them by the numbers of the tables
+around them, and computes each group's table once. Equal blocks therefore shrink together, at the
+price of one. What is left of a run of L equal blocks is a chain of equal tables; picking every
+other vertex of it halves the chain and squares its table, so the run is a min-plus power and
+costs log2(L) products. Nothing is approximated: these are the eliminations of the exact search,
+in another order.
+
+Example: a chain of 9 equal vertices loses its 2 ends (one leaf table), then every other vertex of
+the 7 left (one bridge table), and so on: 9 -> 7 -> 4 -> 2 -> 1 vertices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from shardfold.search.kinds import Array, Ints
+from shardfold.search.picking import pick
+from shardfold.search.problem import Problem
+from shardfold.search.store import Store
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Group:
+    """Vertices eliminated alike: the table numbers around each, and each one's neighbours."""
+
+    vertex: int
+    edges: tuple[int, ...]
+    members: Ints
+    neighbours: Ints
+
+
+@dataclass(slots=True, eq=False)
+class Folding:
+    """What is left of a problem, and how to get back: the state that rounds work on.
+
+    Vertices are numbered 0..len(ids)-1 here; `ids` are their numbers in the problem.
+    """
+
+    store: Store
+    ids: Ints
+    sizes: Ints
+    kind: Ints
+    ends: Ints
+    edge_kind: Ints
+    groups: list[Group] = field(default_factory=list)
+    contexts: list[int] = field(default_factory=list)
+    constants: list[Array] = field(default_factory=list)
+    rounds: int = 0
+
+
+def start(problem: Problem, store: Store) -> Folding:
+    """The problem as it is, with parallel edges added up."""
+    folding = Folding(
+        store,
+        np.arange(len(problem), dtype=np.int64),
+        problem.sizes.copy(),
+        problem.vertex_kinds.of.copy(),
+        problem.ends,
+        problem.edge_kinds.of * 2,
+    )
+    _set_edges(folding, problem.ends, folding.edge_kind)
+    return folding
+
+
+def fold(folding: Folding) -> None:
+    """Eliminate vertices with at most two neighbours until none is left."""
+    while one_round(folding):
+        pass
+
+
+def one_round(folding: Folding) -> bool:
+    """Eliminate one independent set of vertices; False when there was nothing to pick."""
+    picked = pick(folding.sizes, folding.ends, folding.kind, folding.edge_kind)
+    if not picked.size:
+        return False
+    folding.rounds += 1
+    gone = np.zeros(len(folding.ids), dtype=bool)
+    gone[picked] = True
+    source, target, kind = _half_edges(folding, gone)
+    degree = np.bincount(source, minlength=len(folding.ids))
+    first = np.cumsum(degree) - degree
+    _drop_lone(folding, picked[degree[picked] == 0])
+    leaves = picked[degree[picked] == 1]
+    at_leaf = first[leaves]
+    messages = _drop_leaves(folding, leaves, target[at_leaf], kind[at_leaf])
+    inner = picked[degree[picked] == 2]
+    at = first[inner]
+    bridges = _drop_inner(
+        folding, inner, np.stack([target[at], target[at + 1]], 1), kind[at], kind[at + 1]
+    )
+    _receive(folding, target[at_leaf], messages)
+    stay = ~(gone[folding.ends[:, 0]] | gone[folding.ends[:, 1]])
+    ends = np.concatenate([folding.ends[stay], np.stack([target[at], target[at + 1]], 1)])
+    edge_kind = np.concatenate([folding.edge_kind[stay], bridges])
+    _compact(folding, ~gone, ends, edge_kind)
+    return True
+
+
+def condition(folding: Folding, vertex: int) -> None:
+    """Fix a vertex that very many others know: its choice becomes a leading axis of their tables.
+
+    Memory and work grow by its number of choices, and its neighbours all lose one neighbour.
+    """
+    store = folding.store
+    folding.contexts.append(int(folding.ids[vertex]))
+    mine = (folding.ends == vertex).any(axis=1)
+    ends, kinds = folding.ends[mine], folding.edge_kind[mine]
+    turned = ends[:, 0] == vertex
+    others = np.where(turned, ends[:, 1], ends[:, 0])
+    towards = kinds ^ turned
+    distinct, inverse = np.unique(towards, return_inverse=True)
+    given = np.array([store.condition(int(k)) for k in distinct], dtype=np.int64)
+    own = store.vertices[int(folding.kind[vertex])]
+    padded = own.reshape((1,) * (store.depth + 1 - own.ndim) + own.shape)
+    folding.constants.append(np.moveaxis(padded, -1, 0))
+    store.depth += 1
+    _receive(folding, others, given[inverse] if len(distinct) else given)
+    alive = np.ones(len(folding.ids), dtype=bool)
+    alive[vertex] = False
+    _compact(folding, alive, folding.ends[~mine], folding.edge_kind[~mine])
+
+
+def _half_edges(folding: Folding, gone: np.ndarray) -> tuple[Ints, Ints, Ints]:
+    """The edges of the vertices that go, seen from them, sorted by vertex, then by neighbour."""
+    u, v = folding.ends[:, 0], folding.ends[:, 1]
+    out, back = gone[u], gone[v]
+    source = np.concatenate([u[out], v[back]])
+    target = np.concatenate([v[out], u[back]])
+    kind = np.concatenate([folding.edge_kind[out], folding.edge_kind[back] ^ 1])
+    order = np.argsort(source * len(folding.ids) + target, kind="stable")
+    return source[order], target[order], kind[order]
+
+
+def _drop_lone(folding: Folding, lone: Ints) -> None:
+    for kind, members in _grouped(folding.kind[lone]):
+        who = folding.ids[lone[members]]
+        folding.groups.append(Group(kind, (), who, np.zeros((len(who), 0), np.int64)))
+        folding.constants.append(folding.store.vertices[kind].min(axis=-1) * len(who))
+
+
+def _drop_leaves(folding: Folding, leaves: Ints, target: Ints, kind: Ints) -> Ints:
+    """Eliminate vertices with one neighbour; the number of the table each leaves there."""
+    messages = np.zeros(len(leaves), np.int64)
+    base = len(folding.store.edges)
+    for code, members in _grouped(folding.kind[leaves] * base + kind):
+        vertex, edge = divmod(code, base)
+        messages[members] = folding.store.leaf(vertex, edge)
+        who, near = folding.ids[leaves[members]], folding.ids[target[members]]
+        folding.groups.append(Group(vertex, (edge,), who, near[:, None]))
+    return messages
+
+
+def _drop_inner(folding: Folding, inner: Ints, near: Ints, left: Ints, right: Ints) -> Ints:
+    """Eliminate vertices with two neighbours; the number of the table each leaves between them."""
+    bridges = np.zeros(len(inner), np.int64)
+    base = len(folding.store.edges)
+    for code, members in _grouped((folding.kind[inner] * base + left) * base + right):
+        rest, second = divmod(code, base)
+        vertex, first = divmod(rest, base)
+        bridges[members] = folding.store.bridge(vertex, first, second)
+        who = folding.ids[inner[members]]
+        folding.groups.append(Group(vertex, (first, second), who, folding.ids[near[members]]))
+    return bridges
+
+
+def _grouped(codes: Ints) -> list[tuple[int, Ints]]:
+    """Positions of each distinct code, codes ascending."""
+    if not codes.size:
+        return []
+    order = np.argsort(codes, kind="stable")
+    ordered = codes[order]
+    cuts = np.flatnonzero(ordered[1:] != ordered[:-1]) + 1
+    return [(int(codes[part[0]]), part) for part in np.split(order, cuts)]
+
+
+def _receive(folding: Folding, targets: Ints, messages: Ints) -> None:
+    """Add to each target's table the tables that it is sent."""
+    if not targets.size:
+        return
+    touched = np.unique(targets)
+    keys, kinds = _add_up(
+        np.concatenate([touched, targets]),
+        np.concatenate([folding.kind[touched], messages]),
+        folding.store.add_vertices,
+    )
+    folding.kind[keys] = kinds
+
+
+def _set_edges(folding: Folding, ends: Ints, kinds: Ints) -> None:
+    """Put every edge the same way round and add up parallel ones."""
+    turned = ends[:, 0] > ends[:, 1]
+    count = max(len(folding.ids), 1)
+    pair = np.where(turned, ends[:, 1] * count + ends[:, 0], ends[:, 0] * count + ends[:, 1])
+    keys, kinds = _add_up(pair, kinds ^ turned, folding.store.add_edges)
+    folding.ends = np.stack([keys // count, keys % count], axis=1)
+    folding.edge_kind = kinds
+
+
+def _add_up(keys: Ints, kinds: Ints, add: Callable[[int, int], int]) -> tuple[Ints, Ints]:
+    """Sum the tables that share a key, two by two: equal sums are computed once."""
+    order = np.argsort(keys, kind="stable")
+    keys, kinds = keys[order], kinds[order]
+    while (same := keys[1:] == keys[:-1]).any():
+        order = np.lexsort((kinds, keys))
+        keys, kinds = keys[order], kinds[order]
+        begins = np.concatenate([[True], ~same])
+        here = np.arange(len(keys))
+        rank = here - np.maximum.accumulate(np.where(begins, here, 0))
+        second = (rank & 1) == 1
+        first = np.flatnonzero(second) - 1
+        base = int(kinds.max()) + 1
+        kinds = kinds.copy()
+        for code, members in _grouped(kinds[first] * base + kinds[first + 1]):
+            kinds[first[members]] = add(*divmod(code, base))
+        keys, kinds = keys[~second], kinds[~second]
+    return keys, kinds
+
+
+def _compact(folding: Folding, alive: np.ndarray, ends: Ints, edge_kind: Ints) -> None:
+    """Renumber what is left."""
+    number = np.cumsum(alive) - 1
+    folding.ids, folding.sizes = folding.ids[alive], folding.sizes[alive]
+    folding.kind = folding.kind[alive]
+    _set_edges(folding, number[ends], edge_kind)

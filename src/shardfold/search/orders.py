@@ -1,0 +1,124 @@
+"""Elimination orders: which vertex goes next, and what an order will cost before it is run.
+
+Every rule looks at the vertices that a vertex shares a table with at the moment it would go:
+
+- `generate-seq` (PaSE): the fewest of them;
+- `min-degree`: the fewest entries in the table that it would leave behind;
+- `min-fill`: the fewest pairs of them that do not know each other yet;
+- `breadth-first`: the graph's own order from its first vertex, for comparison.
+
+Each step joins the neighbours with each other. A rule costs O(n d^2 log n) for degree d.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from shardfold.errors import InputError, nearest
+from shardfold.search.factors import Factors
+
+Near = list[set[int]]
+Rank = Callable[[int, Near, Sequence[float]], float]
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """What eliminating along an order needs: entries of the largest table, of all, and work."""
+
+    order: tuple[int, ...]
+    name: str
+    largest: float
+    stored: float
+    work: float
+
+
+def _degree(vertex: int, near: Near, logs: Sequence[float]) -> float:
+    return len(near[vertex])
+
+
+def _weight(vertex: int, near: Near, logs: Sequence[float]) -> float:
+    return sum(logs[u] for u in near[vertex])
+
+
+def _fill(vertex: int, near: Near, logs: Sequence[float]) -> float:
+    mine = near[vertex]
+    return sum(len(mine) - 1 - len(mine & near[u]) for u in mine)
+
+
+_RANKS: dict[str, Rank] = {"generate-seq": _degree, "min-degree": _weight, "min-fill": _fill}
+
+ORDERS = ("auto", *_RANKS, "breadth-first")
+
+
+def forecast(factors: Factors, name: str) -> Forecast:
+    """The order called `name`, or for "auto" the one with the least predicted work."""
+    if name == "auto":
+        tried = [forecast(factors, rule) for rule in ("min-degree", "min-fill", "generate-seq")]
+        return min(tried, key=lambda f: (f.work, f.largest))
+    if name == "breadth-first":
+        return cost_of(factors, breadth_first(factors), name)
+    if name not in _RANKS:
+        raise InputError(f"Unknown order {name!r}. {nearest(name, ORDERS)}")
+    return cost_of(factors, greedy_order(factors, _RANKS[name]), name)
+
+
+def greedy_order(factors: Factors, rank: Rank) -> tuple[int, ...]:
+    """Repeatedly the vertex of lowest rank, lowest number first among equals."""
+    near = factors.around()
+    logs = [math.log(size) for size in factors.sizes]
+    heap = [(rank(v, near, logs), v) for v in range(len(near))]
+    heapq.heapify(heap)
+    current = {v: value for value, v in heap}
+    order: list[int] = []
+    while heap:
+        value, vertex = heapq.heappop(heap)
+        if current.get(vertex) != value:
+            continue
+        order.append(vertex)
+        del current[vertex]
+        for u in _remove(vertex, near):
+            new = rank(u, near, logs)
+            if new != current[u]:
+                current[u] = new
+                heapq.heappush(heap, (new, u))
+    return tuple(order)
+
+
+def breadth_first(factors: Factors) -> tuple[int, ...]:
+    """Vertices in order of distance from the first of each part."""
+    near, seen, order = factors.around(), set[int](), list[int]()
+    for root in range(len(near)):
+        if root in seen:
+            continue
+        seen.add(root)
+        queue = [root]
+        for vertex in queue:
+            fresh = sorted(near[vertex] - seen)
+            seen.update(fresh)
+            queue += fresh
+        order += queue
+    return tuple(order)
+
+
+def cost_of(factors: Factors, order: tuple[int, ...], name: str) -> Forecast:
+    """Run `order` on sizes only."""
+    near = factors.around()
+    largest = stored = work = 0.0
+    for vertex in order:
+        left = math.exp(min(sum(math.log(factors.sizes[u]) for u in near[vertex]), 600.0))
+        largest, stored = max(largest, left), stored + left
+        work += left * factors.sizes[vertex]
+        _remove(vertex, near)
+    return Forecast(order, name, largest, stored, work)
+
+
+def _remove(vertex: int, near: Near) -> set[int]:
+    """Take a vertex out and join its neighbours; they are returned."""
+    mine = near[vertex]
+    for u in mine:
+        near[u] |= mine
+        near[u] -= {u, vertex}
+    return mine
