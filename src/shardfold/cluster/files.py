@@ -38,7 +38,7 @@ def _load(path: Path) -> Any:
     if path.suffix.lower() not in SUFFIXES:
         raise ClusterError(
             f"Cluster file {path}: a cluster file ends in {' or '.join(SUFFIXES)}, "
-            f"not in {path.suffix or 'nothing'!r}."
+            f"not in {path.suffix or 'nothing'}."
         )
     try:
         text = path.read_text("utf-8")
@@ -46,8 +46,9 @@ def _load(path: Path) -> Any:
         raise ClusterError(f"Cluster file {path} does not exist.") from None
     except UnicodeDecodeError as error:
         raise ClusterError(f"Cluster file {path} is not UTF-8 text: {error.reason}.") from None
-    except OSError as error:
-        raise ClusterError(f"Cluster file {path} cannot be read: {error.strerror}.") from None
+    except (OSError, ValueError) as error:  # a ValueError is a path that no file can have
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ClusterError(f"Cluster file {path} cannot be read: {reason}.") from None
     return _decode(path, text)
 
 

@@ -35,8 +35,9 @@ def parse(text: str | os.PathLike[str]) -> Cluster:
     if _looks_like_a_path(text):
         return read_cluster(Path(text))
     raise ClusterError(
-        f"Unknown cluster {text!r}. {_advice(name)} A cluster is written 8xa100 (one node of 8) or "
-        f"4x8xh100 (4 nodes of 8), or is a .toml or .json file."
+        f"Unknown cluster {text[:80]!r}. {nearest(name, hardware_names())} "
+        f"A cluster is written 8xa100 (one node of 8) or 4x8xh100 (4 nodes of 8), "
+        f"or is a .toml or .json file."
     )
 
 
@@ -74,7 +75,7 @@ def _mesh_sizes(text: str, cluster: Cluster) -> list[int]:
     words = text.strip().lower().split("x")
     if not all(re.fullmatch(r"[0-9]{1,12}", word) and int(word) > 0 for word in words):
         raise ClusterError(
-            f"Mesh {text!r} is not sizes joined by x, such as 8x4. {_legal(cluster)}"
+            f"Mesh {text[:80]!r} is not sizes joined by x, such as 8x4. {_legal(cluster)}"
         )
     return [int(word) for word in words if int(word) > 1]
 
@@ -97,8 +98,4 @@ def _legal(cluster: Cluster) -> str:
 
 def _looks_like_a_path(text: str) -> bool:
     suffix = Path(text).suffix
-    return "/" in text or os.sep in text or suffix[1:].isalpha() or Path(text).is_file()
-
-
-def _advice(name: str) -> str:
-    return nearest(name, hardware_names())
+    return "/" in text or os.sep in text or suffix[1:].isalpha() or os.path.isfile(text)

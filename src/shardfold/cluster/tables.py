@@ -21,7 +21,7 @@ class DeviceTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`[device]`: see `Device` for the meaning of each key."""
 
     name: str
-    memory_bytes: int
+    memory_bytes: int | float  # 24e9 is a natural way to write it
     memory_bandwidth: float
     peak_flops: dict[str, float]
     matmul_efficiency: float
@@ -32,7 +32,10 @@ class DeviceTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def build(self) -> Device:
         """The device that the table describes."""
         fields = msgspec.structs.asdict(self)
-        return Device(**{**fields, "peak_flops": tuple(self.peak_flops.items())})
+        if math.isfinite(self.memory_bytes):
+            fields["memory_bytes"] = int(self.memory_bytes)
+        fields["peak_flops"] = tuple(self.peak_flops.items())
+        return Device(**fields)
 
 
 class LinkTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

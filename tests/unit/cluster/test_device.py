@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from shardfold.cluster import Device
+from shardfold.errors import ClusterError
+
+DEVICE = Device(
+    name="toy",
+    memory_bytes=16,
+    memory_bandwidth=1e12,
+    peak_flops=(("float32", 1e13), ("bfloat16", 4e13)),
+    matmul_efficiency=0.8,
+    memory_efficiency=0.9,
+    launch_seconds=5e-6,
+    source="made up",
+)
+
+
+def test_peak_is_the_rate_of_the_dtype() -> None:
+    assert DEVICE.peak("float32") == 1e13
+    assert DEVICE.peak("bfloat16") == 4e13
+
+
+def test_a_dtype_without_a_figure_has_no_fallback() -> None:
+    with pytest.raises(
+        ClusterError, match=r"toy has no peak rate for 'float16'.*float32, bfloat16"
+    ):
+        DEVICE.peak("float16")
+
+
+def test_the_order_of_the_rates_does_not_matter() -> None:
+    assert replace(DEVICE, peak_flops=DEVICE.peak_flops[::-1]) == DEVICE
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"memory_bytes": 0}, "memory_bytes must be finite and positive, got 0"),
+        ({"memory_bandwidth": -1.0}, "memory_bandwidth must be finite and positive, got -1"),
+        ({"memory_bandwidth": float("nan")}, "memory_bandwidth must be finite"),
+        ({"peak_flops": ()}, "peak_flops is empty"),
+        ({"peak_flops": (("bf16", 1.0),)}, "unknown dtype 'bf16'. Did you mean bfloat16"),
+        ({"peak_flops": (("float32", float("inf")),)}, "peak_flops.float32 must be finite"),
+        ({"peak_flops": (("float32", 1.0), ("float32", 2.0))}, "names a dtype twice"),
+        ({"matmul_efficiency": 0.0}, "matmul_efficiency must be finite and positive, got 0"),
+        ({"memory_efficiency": 1.2}, "memory_efficiency is a fraction, got 1.2 > 1"),
+        ({"launch_seconds": -1e-6}, "launch_seconds must be finite and not negative"),
+    ],
+)
+def test_a_wrong_figure_is_named(change: dict[str, object], message: str) -> None:
+    with pytest.raises(ClusterError, match=message):
+        replace(DEVICE, **change)  # type: ignore[arg-type]

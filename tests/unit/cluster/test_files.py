@@ -1,0 +1,189 @@
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardfold.cluster import catalog, from_plain, parse
+from shardfold.errors import ClusterError
+
+LAB = """
+name = "lab"
+
+[device]
+name = "toy"
+memory_bytes = 24_000_000_000
+memory_bandwidth = 1e12
+matmul_efficiency = 0.8
+memory_efficiency = 0.9
+launch_seconds = 5e-6
+peak_flops = { float32 = 40e12, bfloat16 = 160e12 }
+
+[[levels]]
+name = "site"
+size = 2
+bandwidth = 1e9
+shared_by = 8
+latency_seconds = 1e-3
+
+[[levels]]
+name = "rack"
+size = 3
+bandwidth = 10e9
+shared_by = 2
+latency_seconds = 2e-5
+
+[[levels]]
+name = "node"
+size = 1
+bandwidth = 12e9
+latency_seconds = 1e-5
+
+[[levels]]
+name = "gpu"
+size = 4
+bandwidth = 20e9
+latency_seconds = 5e-6
+source = "measured"
+"""
+
+
+def write(folder: Path, text: str, name: str = "lab.toml") -> str:
+    path = folder / name
+    path.write_text(text)
+    return str(path)
+
+
+def test_a_file_has_any_number_of_levels(tmp_path: Path) -> None:
+    cluster = parse(write(tmp_path, LAB))
+    assert (cluster.name, cluster.size) == ("lab", 24)
+    assert [(level.name, level.size) for level in cluster.levels] == [
+        ("site", 2),
+        ("rack", 3),
+        ("gpu", 4),
+    ]
+    assert [str(mesh) for mesh in cluster.meshes()] == ["2x3x4"]
+
+
+def test_a_shared_link_is_divided_among_the_devices_that_use_it(tmp_path: Path) -> None:
+    site, rack, gpu = parse(write(tmp_path, LAB)).levels
+    assert site.bandwidth == 1e9 / 8  # 12 devices at a site, 8 to a link
+    assert rack.bandwidth == 10e9 / 2  # 4 devices in a rack, 2 to a link
+    assert gpu.bandwidth == 20e9
+
+
+def test_a_file_can_name_known_hardware(tmp_path: Path) -> None:
+    text = 'device = "a100"\n[[levels]]\nname="gpu"\nsize=10\nbandwidth=1e9\nlatency_seconds=0\n'
+    cluster = parse(write(tmp_path, text, "office.toml"))
+    assert (cluster.name, cluster.size) == ("office", 10)
+    assert cluster.device == parse("a100-80g").device
+
+
+def test_a_whole_number_may_be_written_as_a_float(tmp_path: Path) -> None:
+    cluster = parse(write(tmp_path, LAB.replace("24_000_000_000", "24e9")))
+    assert cluster == parse(write(tmp_path, LAB))
+    assert isinstance(cluster.device.memory_bytes, int)
+
+
+def test_a_path_object_is_a_file(tmp_path: Path) -> None:
+    assert parse(Path(write(tmp_path, LAB))).name == "lab"
+
+
+@pytest.mark.parametrize("hardware", catalog(), ids=lambda hardware: hardware.name)
+def test_a_cluster_written_as_json_reads_back_equal(hardware: Any, tmp_path: Path) -> None:
+    cluster = hardware.cluster([3, hardware.node_size])
+    text = json.dumps(cluster.as_plain(), sort_keys=True)
+    assert parse(write(tmp_path, text, "saved.json")) == cluster
+    assert from_plain(cluster.as_plain()) == cluster
+
+
+PLAIN = parse("4x8xh100").as_plain()
+MISSING = [
+    *(("device", field) for field in PLAIN["device"] if field != "source"),
+    *(("levels", field) for field in ("name", "size", "bandwidth", "latency_seconds")),
+]
+
+
+@pytest.mark.parametrize(("table", "field"), MISSING)
+def test_a_missing_figure_is_named(table: str, field: str, tmp_path: Path) -> None:
+    plain = copy.deepcopy(PLAIN)
+    (plain["device"] if table == "device" else plain["levels"][1]).pop(field)
+    path = write(tmp_path, json.dumps(plain), "lab.json")
+    where = "device" if table == "device" else r"levels\[1\]"
+    with pytest.raises(ClusterError, match=rf"lab\.json: {where}: .*missing.*`{field}`"):
+        parse(path)
+
+
+NUMBERS = [
+    *(("device", field) for field, value in PLAIN["device"].items() if isinstance(value, float)),
+    ("device", "memory_bytes"),
+    *(("levels", field) for field in ("size", "bandwidth", "latency_seconds")),
+]
+
+
+@pytest.mark.parametrize(("table", "field"), NUMBERS)
+@pytest.mark.parametrize(
+    ("value", "complaint"), [(-1, "got -1"), ("fast", "got `str`"), (True, "got `bool`")]
+)
+def test_a_wrong_figure_is_named(
+    table: str, field: str, value: object, complaint: str, tmp_path: Path
+) -> None:
+    plain = copy.deepcopy(PLAIN)
+    (plain["device"] if table == "device" else plain["levels"][1])[field] = value
+    path = write(tmp_path, json.dumps(plain), "lab.json")
+    with pytest.raises(ClusterError, match=rf"Cluster file .*lab\.json: .*{field}.*{complaint}"):
+        parse(path)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("size = 2", "size = 0", "Level site: size must be from 1"),
+        ("size = 2", "size = 2.5", r"levels\[0\]\.size: Expected `int`, got `float`"),
+        ("bandwidth = 10e9", "bandwith = 10e9", "unknown field `bandwith`. Did you mean bandwidth"),
+        ("24_000_000_000", "inf", "memory_bytes must be finite and positive, got inf"),
+        ("memory_bandwidth = 1e12", "memory_bandwidth = inf", "memory_bandwidth must be finite"),
+        ("float32 = 40e12", "fp32 = 40e12", "unknown dtype 'fp32'. Did you mean tf32 or float32"),
+        ("shared_by = 2", "shared_by = 0", "Level rack: shared_by must be at least 1, got 0"),
+        ('source = "measured"', "shared_by = 4", "innermost level are single devices"),
+        ('name = "rack"', 'name = "site"', "level names must be unique, got site, site"),
+        ('name = "lab"', 'name = "lab', "lab.toml is not valid TOML, or is cut off"),
+    ],
+)
+def test_a_spoilt_file_is_explained(old: str, new: str, message: str, tmp_path: Path) -> None:
+    assert old in LAB
+    with pytest.raises(ClusterError, match=message):
+        parse(write(tmp_path, LAB.replace(old, new, 1)))
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("cut.toml", LAB[:200], "cut.toml.* missing required field `matmul_efficiency`|cut off"),
+        ("cut.json", json.dumps(PLAIN)[:200], "cut.json is not valid JSON, or is cut off"),
+        ("empty.toml", "", "empty.toml: Object missing required field `device`"),
+        ("empty.json", "", "empty.json is not valid JSON, or is cut off"),
+        ("list.json", "[]", "list.json: Expected `object`, got `array`"),
+        ("deep.json", "[" * 100_000, "deep.json is not valid JSON"),
+        ("deep.toml", "a = " + "[" * 100_000, "deep.toml is not valid TOML"),
+        ("huge.json", '{"device": 1e999}', "huge.json is not valid JSON"),
+        ("lab.yaml", LAB, "lab.yaml: a cluster file ends in .toml or .json, not in .yaml"),
+        ("lab", LAB, "ends in .toml or .json, not in nothing"),
+        ("who.toml", 'device = "h10"\nlevels = []', "who.toml: Unknown hardware 'h10'. Did you"),
+    ],
+)
+def test_a_file_that_is_no_cluster(name: str, text: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ClusterError, match=message):
+        parse(write(tmp_path, text, name))
+
+
+def test_a_folder_and_a_binary_file_cannot_be_read(tmp_path: Path) -> None:
+    (tmp_path / "folder.toml").mkdir()
+    with pytest.raises(ClusterError, match=r"folder.toml cannot be read: Is a directory"):
+        parse(str(tmp_path / "folder.toml"))
+    (tmp_path / "binary.toml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ClusterError, match=r"binary.toml is not UTF-8 text"):
+        parse(str(tmp_path / "binary.toml"))
