@@ -1,0 +1,38 @@
+# Two commands: `make demo` shows what shardfold finds, `make test` checks everything.
+# Both build a virtual environment in .venv first; a fresh machine needs only Python 3.11+ and make.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+
+.PHONY: demo test lint types imports unit clean
+
+demo: $(READY)
+	$(BIN)/python examples/demo.py
+
+test: lint types imports unit
+
+lint: $(READY)
+	$(BIN)/ruff check src tests benchmarks examples
+	$(BIN)/ruff format --check src tests benchmarks examples
+
+types: $(READY)
+	$(BIN)/mypy
+
+imports: $(READY)
+	$(BIN)/lint-imports
+
+unit: $(READY)
+	$(BIN)/pytest -n 2
+
+# torch comes first and pinned: whatever depends on torch then finds it installed.
+$(READY): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --group dev --editable '.[hf]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache

@@ -1,0 +1,336 @@
+"""From an exported program to a `Graph`: functional, without no-ops, without dead code.
+
+torch.export keeps in-place operators and wraps `no_grad` regions into subgraphs. Both are undone
+here in one pass: an in-place operator yields a new tensor that later readers see, and a subgraph
+is inlined with its results marked as needing no gradient. Where an in-place operator writes
+through an alias that is still read, torch's own functionalisation is asked instead; it would
+drop the `no_grad` regions, so a program with both is refused.
+"""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind, OutputKind
+from torch.utils import _pytree as pytree
+
+from shardfold.capture.origins import origin_of
+from shardfold.errors import ModelError
+from shardfold.graph import Graph, Op, Operand, Tensor, TensorType
+
+# Operators that only check or re-label: what they return is what they were given.
+TRANSPARENT = {"aten.alias", "aten.lift_fresh_copy", "aten.lift_fresh", "aten.lift"}
+IGNORED = {"aten._assert_tensor_metadata", "aten._assert_async", "aten._assert_scalar"}
+# Composite region wrappers: (position of the subgraph, whether gradients flow inside).
+REGIONS = {"wrap_with_set_grad_enabled": 1, "wrap_with_autocast": 4}
+ROLES = {
+    InputKind.PARAMETER: "parameter",
+    InputKind.BUFFER: "buffer",
+    InputKind.CONSTANT_TENSOR: "buffer",
+    InputKind.USER_INPUT: "input",
+}
+
+
+class _WritesThroughAlias(Exception):
+    """An in-place operator changes memory that another name still reads."""
+
+
+def convert(program: ExportedProgram) -> Graph:
+    """The graph of everything that the loss depends on."""
+    try:
+        return _Converter(program).graph()
+    except _WritesThroughAlias as alias:
+        if any(_target_name(node) in REGIONS for node in program.graph.nodes):
+            raise ModelError(
+                f"{alias} writes in place into a tensor that is read elsewhere, in a model with "
+                "torch.no_grad() regions: write it without the in-place operation."
+            ) from None
+        return _Converter(program.run_decompositions({})).graph()
+
+
+@dataclass
+class _Converter:
+    """One walk over the program; `values` maps each node to a tensor index or a constant."""
+
+    program: ExportedProgram
+    tensors: list[Tensor] = field(default_factory=list)
+    ops: list[Op] = field(default_factory=list)
+    aliases: dict[fx.Node, fx.Node] = field(default_factory=dict)
+    order: dict[fx.Node, int] = field(default_factory=dict)
+
+    def graph(self) -> Graph:
+        values = self._inputs()
+        outputs = self._walk(self.program.graph_module, values, grad=True)
+        loss = self._loss(outputs)
+        return _prune(self.tensors, self.ops, loss)
+
+    def _inputs(self) -> dict[fx.Node, Any]:
+        names: dict[str, list[str]] = {}
+        for alias, target in _shared_names(self.program).items():
+            names.setdefault(target, []).append(alias)
+        placeholders = [n for n in self.program.graph.nodes if n.op == "placeholder"]
+        values: dict[fx.Node, Any] = {}
+        by_target: dict[str, int] = {}
+        for node, spec in zip(placeholders, self.program.graph_signature.input_specs, strict=True):
+            if not isinstance(node.meta.get("val"), torch.Tensor):
+                values[node] = node.meta.get("val")
+                continue
+            target = spec.target or spec.arg.name
+            if target not in by_target:
+                role = ROLES.get(spec.kind, "input")
+                all_names = (target, *names.get(target, ()))
+                grad = spec.kind == InputKind.PARAMETER and _wants_grad(self.program, target)
+                by_target[target] = self._add(all_names, node.meta["val"], role, grad)
+            values[node] = by_target[target]
+        return values
+
+    def _add(self, names: tuple[str, ...], value: torch.Tensor, role: Any, grad: bool) -> int:
+        kind = TensorType(tuple(int(n) for n in value.shape), str(value.dtype).split(".")[-1])
+        self.tensors.append(Tensor(names, kind, role, grad and kind.is_floating))
+        return len(self.tensors) - 1
+
+    def _walk(self, module: fx.GraphModule, values: dict[fx.Node, Any], grad: bool) -> Any:
+        self.order.update({node: i for i, node in enumerate(module.graph.nodes)})
+        for node in module.graph.nodes:
+            if node.op == "get_attr":
+                values[node] = self._attribute(module, node)
+            elif node.op == "call_function":
+                values[node] = self._call(module, node, values, grad)
+            elif node.op == "output":
+                return fx.map_arg(node.args[0], lambda n: values[n])
+        raise AssertionError("An fx graph always ends in an output node.")
+
+    def _attribute(self, module: fx.GraphModule, node: fx.Node) -> Any:
+        value = operator.attrgetter(str(node.target))(module)
+        if isinstance(value, torch.Tensor):
+            return self._add((str(node.target),), value, "buffer", False)
+        return value
+
+    def _call(
+        self, module: fx.GraphModule, node: fx.Node, values: dict[fx.Node, Any], grad: bool
+    ) -> Any:
+        args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: _Ref(values[n], n))
+        name = _target_name(node)
+        if node.target is operator.getitem:
+            return args[0].value[args[1]]
+        if name in REGIONS:
+            return self._region(name, args, grad)
+        kind = _kind(node)
+        if kind in IGNORED:
+            return None
+        if kind in TRANSPARENT or _is_no_op(kind, node):
+            self.aliases[node] = node.args[0]
+            return args[0].value
+        return self._operator(node, kind, args, kwargs, values, grad)
+
+    def _region(self, name: str, args: tuple[Any, ...], grad: bool) -> Any:
+        position = REGIONS[name]
+        inner = args[position].value
+        placeholders = [n for n in inner.graph.nodes if n.op == "placeholder"]
+        operands = [a.value if isinstance(a, _Ref) else a for a in args[position + 1 :]]
+        enabled = grad and (name != "wrap_with_set_grad_enabled" or bool(args[0]))
+        return self._walk(inner, dict(zip(placeholders, operands, strict=True)), enabled)
+
+    def _operator(
+        self,
+        node: fx.Node,
+        kind: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        values: dict[fx.Node, Any],
+        grad: bool,
+    ) -> Any:
+        operands, attributes = _arguments(node, args, kwargs)
+        flows = grad and kind != "aten.detach"
+        flows = flows and any(self.tensors[o.tensor].requires_grad for o in operands)
+        outputs, spec = pytree.tree_flatten(node.meta["val"])
+        indices: list[int | None] = []
+        for position, output in enumerate(outputs):
+            if isinstance(output, torch.Tensor):
+                suffix = f".{position}" if len(outputs) > 1 else ""
+                indices.append(self._add((node.name + suffix,), output, "activation", flows))
+            else:
+                indices.append(None)
+        results = tuple(i for i in indices if i is not None)
+        self.ops.append(Op(node.name, kind, operands, results, attributes, origin_of(node)))
+        self._alias_and_write(node, values, results)
+        return pytree.tree_unflatten(indices, spec)
+
+    def _alias_and_write(
+        self, node: fx.Node, values: dict[fx.Node, Any], results: tuple[int, ...]
+    ) -> None:
+        """Note views; let later readers of a tensor written in place see the new one."""
+        schema = getattr(node.target, "_schema", None)
+        if schema is None:
+            return
+        for argument, value in zip(schema.arguments, node.args, strict=False):
+            info = argument.alias_info
+            if info is None or not isinstance(value, fx.Node):
+                continue
+            if not info.is_write:
+                self.aliases[node] = value
+                continue
+            self._check_no_alias_is_read_after(node, value)
+            self.aliases[node] = value
+            values[value] = results[0]
+
+    def _check_no_alias_is_read_after(self, node: fx.Node, written: fx.Node) -> None:
+        base = self._base(written)
+        for other in [*self.aliases, base]:
+            if other in (written, node) or self._base(other) is not base:
+                continue
+            if any(self.order.get(user, 0) > self.order[node] for user in other.users):
+                raise _WritesThroughAlias(f"{node.name} ({origin_of(node)})")
+
+    def _base(self, node: fx.Node) -> fx.Node:
+        while node in self.aliases:
+            node = self.aliases[node]
+        return node
+
+    def _loss(self, outputs: Any) -> int:
+        flat, _ = pytree.tree_flatten(outputs)
+        specs = self.program.graph_signature.output_specs
+        user = [v for v, s in zip(flat, specs, strict=True) if s.kind == OutputKind.USER_OUTPUT]
+        tree = pytree.tree_unflatten(user, self.program.call_spec.out_spec)
+        named = tree.get("loss") if isinstance(tree, dict) else getattr(tree, "loss", None)
+        scalars = [v for v in user if isinstance(v, int) and self._is_loss(v)]
+        if named in scalars:
+            return int(named)
+        if scalars and (len(scalars) == 1 or scalars[0] == user[0]):
+            return scalars[0]
+        shapes = [str(self.tensors[v].type) for v in user if isinstance(v, int)]
+        raise ModelError(
+            f"The model returns no loss: its outputs are {', '.join(shapes) or 'empty'}, and "
+            "training needs one scalar that depends on the parameters. Return the loss from "
+            "forward (Hugging Face models: pass labels=...), or give one: "
+            "plan(..., loss=lambda output: ...); in a model file, wrap the module."
+        )
+
+    def _is_loss(self, index: int) -> bool:
+        tensor = self.tensors[index]
+        return tensor.requires_grad and all(n == 1 for n in tensor.type.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class _Ref:
+    """The value that a node stands for."""
+
+    value: Any
+    node: fx.Node
+
+
+def _prune(tensors: list[Tensor], ops: list[Op], loss: int) -> Graph:
+    """Keep what the loss depends on, renumbered; parameters that are never used stay listed."""
+    needed = {loss}
+    kept: list[Op] = []
+    for op in reversed(ops):
+        if needed.intersection(op.results):
+            needed.update(op.inputs)
+            kept.append(op)
+    needed.update(i for op in kept for i in op.results)
+    needed.update(i for i, t in enumerate(tensors) if t.role == "parameter")
+    number = {old: new for new, old in enumerate(sorted(needed))}
+    renumbered = tuple(
+        Op(
+            op.name,
+            op.kind,
+            tuple(Operand(o.name, number[o.tensor]) for o in op.operands),
+            tuple(number[r] for r in op.results),
+            op.attributes,
+            op.origin,
+        )
+        for op in reversed(kept)
+    )
+    return Graph(tuple(tensors[i] for i in sorted(needed)), renumbered, number[loss])
+
+
+def _arguments(
+    node: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Operand, ...], dict[str, Any]]:
+    """Tensor arguments as operands, all others as plain attributes with defaults filled in."""
+    schema = getattr(node.target, "_schema", None)
+    if schema is None:
+        named = {str(i): value for i, value in enumerate(args)} | kwargs
+    else:
+        named = {a.name: a.default_value for a in schema.arguments if a.has_default_value()}
+        named |= {a.name: value for a, value in zip(schema.arguments, args, strict=False)}
+        named |= kwargs
+    operands: list[Operand] = []
+    attributes: dict[str, Any] = {}
+    for name, value in named.items():
+        if isinstance(value, _Ref) and isinstance(value.value, int) and _is_tensor(value.node):
+            operands.append(Operand(name, value.value))
+        elif isinstance(value, list | tuple) and any(isinstance(v, _Ref) for v in value):
+            refs = [(f"{name}[{i}]", v) for i, v in enumerate(value) if isinstance(v, _Ref)]
+            operands.extend(Operand(n, v.value) for n, v in refs if isinstance(v.value, int))
+            if len(refs) < len(value):
+                attributes[name] = tuple("*" if isinstance(v, _Ref) else v for v in value)
+        else:
+            attributes[name] = _plain(value)
+    return tuple(operands), attributes
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, _Ref):
+        return _plain(value.value)
+    if isinstance(value, list | tuple):
+        return tuple(_plain(v) for v in value)
+    if isinstance(value, bool | int | float | str | None):
+        return value
+    if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
+        raise ModelError(f"The value {value} depends on data: shapes must be fixed to be planned.")
+    return str(value).removeprefix("torch.")
+
+
+def _is_tensor(node: fx.Node) -> bool:
+    return isinstance(node.meta.get("val"), torch.Tensor) or node.op == "get_attr"
+
+
+def _kind(node: fx.Node) -> str:
+    """`aten.linear` for `aten.linear.default`; in-place names lose their underscore."""
+    schema = getattr(node.target, "_schema", None)
+    if schema is None:
+        return _target_name(node)
+    name = str(schema.name).replace("::", ".")
+    return name.removesuffix("_") if schema.is_mutable and not name.endswith("__") else name
+
+
+def _target_name(node: fx.Node) -> str:
+    return str(getattr(node.target, "__name__", node.target))
+
+
+def _is_no_op(kind: str, node: fx.Node) -> bool:
+    """A cast to the same dtype, a dropout of nothing, a view to the same shape."""
+    source = node.args[0] if node.args else None
+    if not isinstance(source, fx.Node) or not isinstance(node.meta.get("val"), torch.Tensor):
+        return False
+    before, after = source.meta.get("val"), node.meta["val"]
+    if not isinstance(before, torch.Tensor) or before.dtype != after.dtype:
+        return False
+    if kind in ("aten.to", "aten._to_copy", "aten.type_as", "aten.contiguous"):
+        return before.is_contiguous() or kind != "aten.contiguous"
+    if kind in ("aten.view", "aten.reshape", "aten.expand", "aten.slice", "aten.flatten"):
+        return bool(before.shape == after.shape)
+    return kind == "aten.dropout" and node.args[1] == 0.0
+
+
+def _shared_names(program: ExportedProgram) -> dict[str, str]:
+    """Further names of a tied parameter -> the name that the program uses for it."""
+    by_storage: dict[int, str] = {}
+    shared: dict[str, str] = {}
+    used = {s.target for s in program.graph_signature.input_specs if s.target}
+    names = sorted(program.state_dict, key=lambda n: n not in used)
+    for name in names:
+        first = by_storage.setdefault(id(program.state_dict[name]), name)
+        if first != name:
+            shared[name] = first
+    return shared
+
+
+def _wants_grad(program: ExportedProgram, target: str) -> bool:
+    return bool(program.state_dict[target].requires_grad)

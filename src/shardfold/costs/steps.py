@@ -1,0 +1,98 @@
+"""Steps: what a device does, described once and read by everyone.
+
+Work is kept in columns: a `Compute` or `Collective` holds one entry for each of many cases (the
+configurations of an operator, or the layout pairs of an edge), so that pricing thousands of
+cases is a few numpy operations, and looking at one case is taking one row. A collective's bytes
+are those of its larger side on one device: what is reduced, what is gathered, what is scattered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+Kind = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "halo"]
+Phase = Literal["forward", "backward", "update"]
+Rows = NDArray[np.intp]
+Values = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Compute:
+    """Local work: arithmetic on one engine, and bytes moved to and from the device's memory."""
+
+    phase: Phase
+    engine: str
+    dtype: str
+    flops: Values
+    bytes: Values
+    kernels: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """A collective on some mesh axes, in the cases `rows`, with `bytes` for each of them."""
+
+    phase: Phase
+    kind: Kind
+    axes: tuple[int, ...]
+    rows: Rows
+    bytes: Values
+    repeats: int = 1
+
+
+Step: TypeAlias = Compute | Collective
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """The steps of `cases` cases, in execution order."""
+
+    cases: int
+    steps: tuple[Step, ...]
+
+    def case(self, row: int) -> list[Step]:
+        """The steps of one case, each with a single entry."""
+        found: list[Step] = []
+        for step in self.steps:
+            if isinstance(step, Compute):
+                single = slice(row, row + 1)
+                found.append(
+                    Compute(
+                        step.phase,
+                        step.engine,
+                        step.dtype,
+                        step.flops[single],
+                        step.bytes[single],
+                        step.kernels,
+                    )
+                )
+            else:
+                at = np.flatnonzero(step.rows == row)
+                if len(at):
+                    zero = np.zeros(1, dtype=np.intp)
+                    found.append(
+                        Collective(
+                            step.phase, step.kind, step.axes, zero, step.bytes[at[:1]], step.repeats
+                        )
+                    )
+        return found
+
+
+def by_axes(masks: NDArray[np.int64], axes: int) -> list[tuple[tuple[int, ...], Rows]]:
+    """Group rows by the set of axes in their bit mask; rows without any axis are left out."""
+    groups: list[tuple[tuple[int, ...], Rows]] = []
+    for mask in np.unique(masks):
+        if mask:
+            members = tuple(a for a in range(axes) if mask >> a & 1)
+            groups.append((members, np.flatnonzero(masks == mask)))
+    return groups
+
+
+def joined(parts: Sequence[Steps]) -> Steps:
+    """Several lists of steps over the same cases, one after the other."""
+    return Steps(parts[0].cases, tuple(step for part in parts for step in part.steps))

@@ -1,0 +1,65 @@
+"""The exception tree: everything that shardfold raises on purpose.
+
+    ShardfoldError
+    ├── InputError          what the user gave cannot be used
+    │   ├── ModelError      the model: unknown, without a loss, not capturable
+    │   ├── ClusterError    the cluster: unknown, incomplete, without a legal mesh
+    │   ├── PlanError       the plan file: truncated, newer, for another model
+    │   └── ProblemError    the search problem: a table that is wrong, an edge to nowhere
+    └── InfeasibleError     choices exist, but none fits in memory
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class ShardfoldError(Exception):
+    """Base of all errors that shardfold raises on purpose."""
+
+
+class InputError(ShardfoldError, ValueError):
+    """What the user gave cannot be used; the message says what to change."""
+
+
+class ModelError(InputError):
+    """The model is unknown, returns no loss, or cannot be captured."""
+
+
+class ClusterError(InputError):
+    """The cluster is unknown, its description is wrong, or it has no legal mesh."""
+
+
+class PlanError(InputError):
+    """The plan file is damaged, newer than this version, or for another model."""
+
+
+class ProblemError(InputError):
+    """The search problem is malformed; the message names the vertex or edge."""
+
+
+class InfeasibleError(ShardfoldError):
+    """Choices exist, but none fits in the memory limit."""
+
+    def __init__(self, *, needed_bytes: float, limit_bytes: float, hint: str = "") -> None:
+        self.needed_bytes = needed_bytes
+        self.limit_bytes = limit_bytes
+        super().__init__(
+            f"No choice fits the memory limit: the smallest needs {needed_bytes:,.0f} bytes "
+            f"({needed_bytes / 2**30:.2f} GiB), the limit is {limit_bytes:,.0f} "
+            f"({limit_bytes / 2**30:.2f} GiB).{' ' + hint if hint else ''}"
+        )
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """A clause that suggests the known names closest to `name`, or lists them all.
+
+    >>> nearest("alexnit", ["alexnet", "gpt2"])
+    'Did you mean alexnet?'
+    """
+    names = sorted(known)
+    close = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
+    if close:
+        return f"Did you mean {' or '.join(close)}?"
+    return f"Known: {', '.join(names)}."

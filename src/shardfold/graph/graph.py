@@ -1,0 +1,53 @@
+"""The graph of one training step's forward pass, from inputs and parameters to the loss."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+
+from shardfold.graph.op import Op
+from shardfold.graph.tensor import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """Operators in execution order over a list of tensors; `loss` is the tensor to minimise."""
+
+    tensors: tuple[Tensor, ...]
+    ops: tuple[Op, ...]
+    loss: int
+
+    def __post_init__(self) -> None:
+        known = {i for i, t in enumerate(self.tensors) if t.role != "activation"}
+        for op in self.ops:
+            missing = [t for t in op.inputs if t not in known]
+            if missing:
+                names = [self.tensors[t].name for t in missing]
+                raise ValueError(f"Operator {op.name} reads {names} before any operator writes it.")
+            known.update(op.results)
+        if self.loss not in known:
+            raise ValueError(f"The loss {self.tensors[self.loss].name} is computed by no operator.")
+
+    def readers(self) -> dict[int, list[tuple[int, int]]]:
+        """For each tensor that is read: (operator index, operand position) of every reader."""
+        found: dict[int, list[tuple[int, int]]] = {}
+        for i, op in enumerate(self.ops):
+            for k, tensor in enumerate(op.inputs):
+                found.setdefault(tensor, []).append((i, k))
+        return found
+
+    def parameters(self) -> list[int]:
+        """Indices of the parameters."""
+        return [i for i, t in enumerate(self.tensors) if t.role == "parameter"]
+
+    def digest(self) -> str:
+        """A fingerprint of what is computed: operators, shapes, dtypes, constants and wiring."""
+        tensors = [
+            [t.type.shape, t.type.dtype, t.role, t.requires_grad]
+            + ([t.names] if t.role == "parameter" else [])
+            for t in self.tensors
+        ]
+        ops = [[op.kind, op.inputs, op.results, sorted(op.attributes.items())] for op in self.ops]
+        text = json.dumps([tensors, ops, self.loss], separators=(",", ":"), default=str)
+        return "sha256:" + hashlib.sha256(text.encode()).hexdigest()

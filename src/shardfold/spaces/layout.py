@@ -1,0 +1,63 @@
+"""How a tensor lies on a mesh: per axis, the atom it splits, or one of three other states.
+
+A layout is a row of small integers, one an axis, so that thousands are compared and priced as
+one numpy array. An atom that several axes split is cut by the outer axis first.
+
+    k >= 0       atom k is split over the axis
+    REPLICATED   every device has the whole, and the whole gradient
+    SHARED       every device has the whole, but only a part of the gradient's sum
+    PENDING      every device has a part of a sum
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+Layouts = NDArray[np.int8]  # (number of layouts, axes)
+
+REPLICATED = -1
+PENDING = -2
+SHARED = -3
+
+
+def forward_states(layouts: Layouts) -> Layouts:
+    """The layouts of the values themselves: SHARED values are simply replicated."""
+    return np.where(layouts == SHARED, REPLICATED, layouts).astype(np.int8)
+
+
+def gradient_states(layouts: Layouts) -> Layouts:
+    """The layouts of the gradients: the parts of a sum all get the whole gradient, and the
+    gradient of a SHARED value is a pending sum."""
+    swapped = np.where(layouts == PENDING, REPLICATED, layouts)
+    return np.where(layouts == SHARED, PENDING, swapped).astype(np.int8)
+
+
+def split_counts(layouts: Layouts, atoms: int, shape: Sequence[int]) -> NDArray[np.int64]:
+    """For each layout and atom, over how many devices the atom is split."""
+    counts = np.ones((len(layouts), atoms), dtype=np.int64)
+    for axis, size in enumerate(shape):
+        rows = np.flatnonzero(layouts[:, axis] >= 0)
+        counts[rows, layouts[rows, axis]] *= size
+    return counts
+
+
+def local_items(
+    layouts: Layouts, atoms: Sequence[int], shape: Sequence[int]
+) -> NDArray[np.float64]:
+    """How many elements of a tensor the fullest device holds under each layout."""
+    if not atoms:
+        return np.ones(len(layouts))
+    counts = split_counts(layouts, len(atoms), shape)
+    sizes = np.asarray(atoms, dtype=np.int64)
+    return np.prod(-(-sizes // counts), axis=1, dtype=np.float64)
+
+
+def distinct(layouts: Layouts) -> tuple[Layouts, NDArray[np.intp]]:
+    """The distinct rows, and for each row which of them it is."""
+    if layouts.shape[1] == 0:
+        return layouts[:1], np.zeros(len(layouts), dtype=np.intp)
+    unique, inverse = np.unique(layouts, axis=0, return_inverse=True)
+    return unique, inverse.reshape(-1)

@@ -1,0 +1,130 @@
+"""How an operator's tensors share factors: the notation, and what a split of a factor means.
+
+A rule names the factor that each dim of each operand and result runs over, in the notation of
+einops: `b s m, n m -> b s n` is a linear layer, `b s (h d) -> b s h d` a view. From that alone
+follows how the operator can be split and what the split costs: an axis that splits a factor
+splits every dim that carries it; a result without the factor is left as a partial sum; the
+gradient of an operand without the factor is a partial sum.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+Dim = tuple[str, ...]  # the factors of one tensor dim, major first; () if no factor describes it
+Engine = Literal["matrix", "vector", "none"]
+Phase = Literal["forward", "backward"]
+TOKEN = re.compile(r"\(([^()]*)\)|(\S+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """A collective inside an operator, needed only where `factor` is split.
+
+    Each of `repeats` collectives carries, per device, `words` items for every point of the local
+    part of `over`. A `halo` sends such a slab to each neighbour.
+    """
+
+    kind: Literal["all_reduce", "all_gather", "reduce_scatter", "halo"]
+    factor: str
+    over: tuple[str, ...]
+    words: float = 1.0
+    item_bytes: int = 4
+    repeats: int = 1
+    phase: Phase = "forward"
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """How an operator's tensors share factors.
+
+    >>> rule = Rule.parse("b s m, n m -> b s n", {"b": 8, "s": 128, "m": 64, "n": 32})
+    >>> sorted(rule.reduced)            # splitting these leaves a partial sum
+    ['m']
+    >>> rule.points
+    2097152
+    """
+
+    operands: tuple[tuple[Dim, ...], ...]
+    results: tuple[tuple[Dim, ...], ...]
+    sizes: Mapping[str, int]
+    engine: Engine = "vector"
+    flops: float = 1.0  # per point of the iteration space, forward
+    over: tuple[str, ...] | None = None  # the factors whose points count as work; None: all
+    sparse: tuple[int, ...] = ()  # operands of which only the rows that are looked up are read
+    whole: frozenset[str] = frozenset()  # factors that must not be split
+    resolved: frozenset[str] = frozenset()  # absent from a result, but left complete there
+    skewed: frozenset[str] = frozenset()  # causal: the last part holds most of the work
+    linear: tuple[int, ...] = ()  # operands through which a pending sum may pass, together
+    exchanges: tuple[Exchange, ...] = ()
+    saves: tuple[int, ...] = ()  # operands kept for backward
+    saves_results: bool = False
+    backward: float | None = None  # backward work in forwards; None: one per operand with gradient
+    known: bool = True  # False: no rule was found, the operator stays unsplit
+
+    @classmethod
+    def parse(cls, notation: str, sizes: Mapping[str, int], **properties: object) -> Rule:
+        """Read `operands -> results`; each is a comma-separated list of dims."""
+        left, arrow, right = notation.partition("->")
+        if not arrow:
+            raise ValueError(f"A rule needs '->' between operands and results: {notation!r}.")
+        return cls(_side(left), _side(right), sizes, **properties)  # type: ignore[arg-type]
+
+    def __post_init__(self) -> None:
+        used = {f for side in (*self.operands, *self.results) for dim in side for f in dim}
+        named = used | self.whole | self.resolved | self.skewed | set(self.over or ())
+        missing = named - set(self.sizes)
+        if missing:
+            raise ValueError(f"Factors without a size: {', '.join(sorted(missing))} in {self}.")
+
+    @property
+    def factors(self) -> tuple[str, ...]:
+        """Every factor, in order of first appearance."""
+        sides = (*self.operands, *self.results)
+        return tuple(dict.fromkeys(f for side in sides for dim in side for f in dim))
+
+    @property
+    def reduced(self) -> frozenset[str]:
+        """Factors that no result carries."""
+        carried = {f for side in self.results for dim in side for f in dim}
+        return frozenset(self.factors) - carried
+
+    @property
+    def work_factors(self) -> tuple[str, ...]:
+        """The factors whose points count as work."""
+        return self.factors if self.over is None else self.over
+
+    @property
+    def points(self) -> int:
+        """Points of the iteration space that count as work."""
+        return math.prod(self.sizes[f] for f in self.work_factors)
+
+    def __str__(self) -> str:
+        return f"{_show(self.operands)} -> {_show(self.results)}"
+
+
+def _side(text: str) -> tuple[tuple[Dim, ...], ...]:
+    if not text.strip():
+        return ()
+    return tuple(_dims(tensor) for tensor in text.split(","))
+
+
+def _dims(text: str) -> tuple[Dim, ...]:
+    """`b (h d) .` is a dim of factor b, one of h and d merged, and one that no factor describes."""
+    return tuple(
+        () if single in (".", "1") else (single,) if single else tuple(merged.split())
+        for merged, single in TOKEN.findall(text)
+    )
+
+
+def _show(side: Sequence[Sequence[Dim]]) -> str:
+    return ", ".join(
+        " ".join(
+            "." if not dim else dim[0] if len(dim) == 1 else f"({' '.join(dim)})" for dim in tensor
+        )
+        for tensor in side
+    )

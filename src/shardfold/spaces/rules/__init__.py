@@ -1,0 +1,54 @@
+"""The table of operator rules, one family a file.
+
+A rule maker is a function from a `Call` to a `Rule`. `TABLE` maps an operator's name without
+its overload (`aten.linear`) to its maker; a user's own makers are looked up before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TypeAlias
+
+from shardfold.graph import Graph
+from shardfold.spaces.call import Call
+from shardfold.spaces.rule import Rule
+from shardfold.spaces.rules import (
+    attention,
+    convolution,
+    elementwise,
+    indexing,
+    losses,
+    matrix,
+    normalisation,
+    pooling,
+    recurrent,
+    reduction,
+    views,
+)
+
+Maker: TypeAlias = Callable[[Call], Rule]
+
+TABLE: Mapping[str, Maker] = {
+    **matrix.TABLE,
+    **convolution.TABLE,
+    **pooling.TABLE,
+    **attention.TABLE,
+    **normalisation.TABLE,
+    **losses.TABLE,
+    **elementwise.TABLE,
+    **reduction.TABLE,
+    **views.TABLE,
+    **indexing.TABLE,
+    **recurrent.TABLE,
+}
+
+
+def rule_for(call: Call, extra: Mapping[str, Maker] | None = None) -> Rule:
+    """The rule of a call; an operator without one is left unsplit and says so."""
+    maker = (extra or {}).get(call.op.kind) or TABLE.get(call.op.kind)
+    return call.undescribed(known=False) if maker is None else maker(call)
+
+
+def rules_of(graph: Graph, extra: Mapping[str, Maker] | None = None) -> tuple[Rule, ...]:
+    """The rule of every operator of a graph."""
+    return tuple(rule_for(Call.of(graph, op), extra) for op in graph.ops)

@@ -1,0 +1,116 @@
+"""Matrix products: linear, mm, addmm, bmm, baddbmm, matmul, einsum, grouped products.
+
+Two operations a point; the factor that both operands share and the result lacks is reduced, so
+splitting it leaves a partial sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from shardfold.spaces.call import Call
+from shardfold.spaces.rule import Rule
+
+# operator: (notation per operand, notation of the result)
+NOTATION: Mapping[str, tuple[Mapping[str, str], str]] = {
+    "aten.linear": ({"input": "... m", "weight": "n m", "bias": "n"}, "... n"),
+    "aten.mm": ({"self": "b m", "mat2": "m n"}, "b n"),
+    "aten.mv": ({"self": "b m", "vec": "m"}, "b"),
+    "aten.dot": ({"self": "m", "tensor": "m"}, ""),
+    "aten.outer": ({"self": "b", "vec2": "n"}, "b n"),
+    "aten.bmm": ({"self": "g b m", "mat2": "g m n"}, "g b n"),
+}
+
+
+def _product(call: Call, operands: Mapping[str, str], result: str) -> Rule:
+    matrices = tuple(name for name in operands if name != "bias")
+    return call.rule(operands, result, engine="matrix", flops=2.0, saves=matrices)
+
+
+def _from_notation(kind: str) -> Callable[[Call], Rule]:
+    operands, result = NOTATION[kind]
+    return lambda call: _product(call, operands, result)
+
+
+def _addmm(call: Call) -> Rule:
+    """self (a bias, broadcast) + mat1 @ mat2, with or without a batch."""
+    batched = "batch1" in {o.name for o in call.op.operands}
+    left, right = ("batch1", "batch2") if batched else ("mat1", "mat2")
+    full = ["g", "b", "n"] if batched else ["b", "n"]
+    bias = " ".join(full[len(full) - len(call.shape("self")) :])
+    head = "g " if batched else ""
+    return call.rule(
+        {"self": bias, left: f"{head}b m", right: f"{head}m n"},
+        f"{head}b n",
+        engine="matrix",
+        flops=2.0,
+        saves=(left, right),
+    )
+
+
+def _matmul(call: Call) -> Rule:
+    """The broadcasting product: leading dims align from the right, vectors lose their dim."""
+    a, b = call.shape("self"), call.shape("other")
+    left = ["m"] if len(a) == 1 else ["b", "m"]
+    right = ["m"] if len(b) == 1 else ["m", "n"]
+    batch = [f"g{k}" for k in range(max(len(a), len(b)) - 2)]
+    left = batch[len(batch) - max(len(a) - 2, 0) :] + left
+    right = batch[len(batch) - max(len(b) - 2, 0) :] + right
+    kept = [f for f in ("b", "n") if f in left + right]
+    sizes = {f: n for f, n in zip(left + right, a + b, strict=True) if n > 1}
+    sizes |= {f: 1 for f in left + right if f not in sizes}
+    return call.rule(
+        {"self": " ".join(left), "other": " ".join(right)},
+        " ".join(batch + kept),
+        sizes=sizes,
+        engine="matrix",
+        flops=2.0,
+        saves=("self", "other"),
+    )
+
+
+def _einsum(call: Call) -> Rule:
+    """The notation is given: one letter a factor."""
+    equation = call.attribute("equation").replace(" ", "")
+    if "." in equation or "->" not in equation:
+        return call.undescribed(engine="matrix")
+    left, right = equation.split("->")
+    terms = left.split(",")
+    operands = {f"tensors[{i}]": " ".join(term) for i, term in enumerate(terms)}
+    if any(len(set(term)) < len(term) for term in [*terms, right]):
+        return call.undescribed(engine="matrix")
+    return call.rule(
+        operands, " ".join(right), engine="matrix", flops=2.0, saves=tuple(operands)
+    )
+
+
+def _grouped_mm(call: Call) -> Rule:
+    """Rows sorted by expert, each expert's rows times its own matrix.
+
+    A part of the rows belongs to experts that another device may hold, so rows and experts stay
+    whole; the features split as in any product.
+    """
+    names = [o.name for o in call.op.operands]
+    left, right = names[0], names[1]
+    if len(call.shape(left)) != 2 or len(call.shape(right)) != 3:
+        return call.undescribed(engine="matrix")
+    rows, inner = call.shape(left)
+    return call.rule(
+        {left: "t m", right: "e m n"},
+        "t n",
+        engine="matrix",
+        flops=2.0,
+        over=("t", "m", "n"),
+        whole=frozenset({"t", "e"}),
+        saves=(left, right),
+    )
+
+
+TABLE: Mapping[str, Callable[[Call], Rule]] = {
+    **{kind: _from_notation(kind) for kind in NOTATION},
+    "aten.addmm": _addmm,
+    "aten.baddbmm": _addmm,
+    "aten.matmul": _matmul,
+    "aten.einsum": _einsum,
+    "aten._grouped_mm": _grouped_mm,
+}
