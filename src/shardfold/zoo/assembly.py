@@ -139,9 +139,9 @@ def _conv(module: Callable[[ConvShape], nn.Module], full: ConvShape, tiny: ConvS
     return Recipe(partial(_classifier, module), full, tiny)
 
 
-def _llama(layers: int, hidden: int, feedforward: int, heads: int) -> Recipe:
-    full = StackShape(layers, hidden, feedforward, 128_256, heads, 8)
-    return _hf("llama", "ForCausalLM", full, StackShape(2, 64, 224, 257, 8, 2))
+def _llama(full: StackShape, tiny_heads: int, tiny_kv_heads: int) -> Recipe:
+    tiny = StackShape(2, 64, 224, 257, tiny_heads, tiny_kv_heads)
+    return _hf("llama", "ForCausalLM", full, tiny)
 
 
 RECIPES = {
@@ -151,7 +151,7 @@ RECIPES = {
     "transformer": Recipe(_transformer, transformer.BASE, transformer.TINY),
     "transformer-big": Recipe(_transformer, transformer.BIG, transformer.TINY_BIG),
     "resnet50": _conv(resnet.ResNet, resnet.RESNET50, resnet.TINY),
-    "resnet101": _conv(resnet.ResNet, resnet.RESNET101, resnet.TINY),
+    "resnet101": _conv(resnet.ResNet, resnet.RESNET101, resnet.TINY_DEEP),
     "resnet50-wide": _conv(resnet.ResNet, resnet.RESNET50_WIDE, resnet.TINY_WIDE),
     "densenet121": _conv(densenet.DenseNet, densenet.FULL, densenet.TINY),
     "gpt2": _hf(
@@ -166,9 +166,9 @@ RECIPES = {
         StackShape(96, 12_288, 49_152, 50_257, 96, 96),
         StackShape(2, 64, 256, 257, 8, 8),
     ),
-    "llama3-8b": _llama(32, 4096, 14_336, 32),
-    "llama3-70b": _llama(80, 8192, 28_672, 64),
-    "llama3-405b": _llama(126, 16_384, 53_248, 128),
+    "llama3-8b": _llama(StackShape(32, 4096, 14_336, 128_256, 32, 8), 8, 2),
+    "llama3-70b": _llama(StackShape(80, 8192, 28_672, 128_256, 64, 8), 16, 2),
+    "llama3-405b": _llama(StackShape(126, 16_384, 53_248, 128_256, 128, 8), 16, 1),
     "t5-large": _hf(
         "t5",
         "ForConditionalGeneration",

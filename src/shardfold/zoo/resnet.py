@@ -11,6 +11,7 @@ RESNET50 = ConvShape(image=224, classes=1000, width=64, blocks=(3, 4, 6, 3))
 RESNET101 = ConvShape(image=224, classes=1000, width=64, blocks=(3, 4, 23, 3))
 RESNET50_WIDE = ConvShape(image=224, classes=100_000, width=64, blocks=(3, 4, 6, 3))
 TINY = ConvShape(image=32, classes=10, width=4, blocks=(2, 2, 2, 2))
+TINY_DEEP = ConvShape(image=32, classes=10, width=4, blocks=(2, 2, 4, 2))
 TINY_WIDE = ConvShape(image=32, classes=257, width=4, blocks=(2, 2, 2, 2))
 EXPANSION = 4
 
