@@ -4,6 +4,8 @@ from itertools import product
 from math import prod
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from shardfold.cluster import Cluster, Level, Mesh, parse
 from shardfold.cluster.candidates import factorisations, mesh_of
@@ -111,3 +113,18 @@ def test_factorisations_are_ascending_and_distinct() -> None:
         found = list(factorisations(size, 4))
         assert len(set(found)) == len(found)
         assert all(prod(f) == size and list(f) == sorted(f) and min(f) > 1 for f in found)
+
+
+@given(st.lists(st.integers(1, 200), max_size=3), st.integers(3, 5))
+def test_every_candidate_has_all_devices_and_lies_along_the_levels(
+    sizes: list[int], max_axes: int
+) -> None:
+    toy = cluster(*sizes)
+    meshes = toy.meshes(max_axes)
+    assert meshes
+    assert len(set(meshes)) == len(meshes)
+    for mesh in meshes:
+        assert mesh.size == toy.size == prod(sizes)
+        assert len(mesh.axes) <= max_axes
+        for index, level in enumerate(toy.levels):
+            assert prod(axis.size for axis in mesh.axes if axis.level == index) == level.size

@@ -57,6 +57,7 @@ def test_plain_a100_is_the_80_gb_one() -> None:
 def test_the_papers_clusters_share_one_adapter_a_node() -> None:
     eighth, half, whole = (parse(f"4x{n}x1080ti").levels[0].bandwidth for n in (8, 2, 1))
     assert whole == pytest.approx(2 * half) == pytest.approx(8 * eighth)
+    assert parse("4x8x1080ti").levels[0].rated_bandwidth == 12.5e9 / 8
 
 
 def test_without_peer_access_the_2080ti_has_less_bandwidth_per_flop() -> None:
