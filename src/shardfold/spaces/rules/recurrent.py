@@ -1,0 +1,103 @@
+"""Recurrent networks: batch splits freely, hidden units with an exchange at every step.
+
+`s b d, (g e) d, (g e) k -> s b e`: each of g gates has e hidden units and reads all k of the step
+before. A device with a part of the units therefore gathers the hidden state after each step of
+each layer; its gradient goes back as a reduce-scatter. Time is never split.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from shardfold.spaces.call import Call
+from shardfold.spaces.rule import Exchange, Rule
+
+
+def _weights(call: Call, gates: int, group: int) -> dict[str, str]:
+    """The notation of every parameter: per layer two matrices, then (if any) two biases."""
+    units = "(g e)" if gates > 1 else "e"
+    names = [o.name for o in call.op.operands if o.name.startswith("params[")]
+    found = {}
+    for position, name in enumerate(names):
+        within = position % group
+        inner = {0: " d" if position == 0 else " k", 1: " k"}.get(within, "")
+        found[name] = units + inner
+    return found
+
+
+def _exchanges(layers: int, steps: int, item_bytes: int) -> tuple[Exchange, ...]:
+    repeats = layers * steps
+    return (
+        Exchange("all_gather", "e", ("b", "e"), 1.0, item_bytes, repeats),
+        Exchange("reduce_scatter", "e", ("b", "e"), 1.0, item_bytes, repeats, "backward"),
+    )
+
+
+def _recurrent(call: Call, gates: int) -> Rule:
+    if call.has("batch_sizes"):
+        return _packed(call, gates)
+    sequence = "b s d" if call.attribute("batch_first", False) else "s b d"
+    shape = dict(zip(sequence.split(), call.shape("input"), strict=True))
+    layers = call.attribute("num_layers")
+    both_ways = bool(call.attribute("bidirectional", False))
+    hidden = call.shape("params[1]")[0] // gates
+    projected = call.shape("params[1]")[1] != hidden
+    split = not both_ways and not projected
+    group = (4 if call.attribute("has_biases", True) else 2) + projected
+    operands = {"input": sequence, "hx[0]": "l b k", "hx[1]": "l b e", "hx": "l b k"}
+    if split:
+        operands |= _weights(call, gates, group)
+        output = sequence.replace("d", "e")
+    else:
+        operands |= {"hx[1]": "l b ."}
+        output = sequence.replace("d", ".")
+    state = "l b e" if split else "l b ."
+    sizes = {**shape, "e": hidden, "k": call.shape("params[1]")[1], "g": gates}
+    return call.rule(
+        operands,
+        *([output] + [state] * (len(call.results) - 1)),
+        sizes=sizes,
+        engine="matrix",
+        flops=_flops_per_unit(call, gates),
+        over=("s", "b", "e"),
+        whole=frozenset({"s", "d", "k", "g", "l"} & _used(call, sizes)),
+        exchanges=_exchanges(layers, shape["s"], call.inputs[0].item_bytes) if split else (),
+        saves=tuple(o.name for o in call.op.operands),
+        saves_results=True,
+        backward=2.0,
+    )
+
+
+def _used(call: Call, sizes: dict[str, int]) -> set[str]:
+    sizes.setdefault("l", call.shape("hx[0]" if call.has("hx[0]") else "hx")[0])
+    return set(sizes)
+
+
+def _flops_per_unit(call: Call, gates: int) -> float:
+    """Two operations for each weight of each matrix, spread over the hidden units."""
+    weights = [
+        kind.shape
+        for operand, kind in zip(call.op.operands, call.inputs, strict=True)
+        if operand.name.startswith("params[") and len(kind.shape) == 2
+    ]
+    hidden = call.shape("params[1]")[0] // gates
+    return 2.0 * sum(rows * columns for rows, columns in weights) / hidden
+
+
+def _packed(call: Call, gates: int) -> Rule:
+    """Sequences of unequal length, packed: rows of several steps lie together, nothing splits."""
+    hidden = call.shape("params[1]")[0] // gates
+    flops = _flops_per_unit(call, gates) * hidden * call.shape("data")[0]
+    return call.undescribed(engine="matrix", flops=flops, saves_results=True, backward=2.0)
+
+
+def _with_gates(gates: int) -> Callable[[Call], Rule]:
+    return lambda call: _recurrent(call, gates)
+
+
+TABLE: Mapping[str, Callable[[Call], Rule]] = {
+    "aten.lstm": _with_gates(4),
+    "aten.gru": _with_gates(3),
+    "aten.rnn_tanh": _with_gates(1),
+    "aten.rnn_relu": _with_gates(1),
+}
