@@ -257,9 +257,8 @@ def _arguments(
     if schema is None:
         named = {str(i): value for i, value in enumerate(args)} | kwargs
     else:
-        named = {a.name: a.default_value for a in schema.arguments if a.has_default_value()}
-        named |= {a.name: value for a, value in zip(schema.arguments, args, strict=False)}
-        named |= kwargs
+        given = dict(zip((a.name for a in schema.arguments), args, strict=False)) | kwargs
+        named = {a.name: given.get(a.name, a.default_value) for a in schema.arguments}
     operands: list[Operand] = []
     attributes: dict[str, Any] = {}
     for name, value in named.items():

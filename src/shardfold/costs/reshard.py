@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from shardfold.costs.steps import Collective, Kind, Phase, Step, Steps, by_axes
+from shardfold.costs.steps import Collective, Kind, Phase, Rows, Step, Steps, by_axes
 from shardfold.spaces.layout import PENDING, REPLICATED, Layouts, local_items
 
 Mask = NDArray[np.bool_]
@@ -76,9 +76,9 @@ class _Machine:
         if not ready.any():
             return
         now, target = self.now[:, axis], self.target[:, axis]
-        for state, kind in ((REPLICATED, None), (PENDING, "reduce_scatter")):
-            self._move(axis, ready & (now == state), target, kind)
         swap = ready & (now >= 0) & self._is_innermost(axis)
+        self._move(axis, ready & (now == REPLICATED), target, "slice")
+        self._move(axis, ready & (now == PENDING), target, "reduce_scatter")
         self._move(axis, swap, target, "all_to_all")
 
     def _may_join(self, axis: int) -> Mask:
@@ -97,30 +97,30 @@ class _Machine:
         free: Mask = ~inside.any(axis=1)
         return free
 
-    def _move(self, axis: int, rows: Mask, states: NDArray[np.int8], kind: Kind | None) -> None:
+    def _move(self, axis: int, rows: Mask, states: NDArray[np.int8], kind: Kind) -> None:
         at = np.flatnonzero(rows)
-        if not len(at):
-            return
-        if kind is not None:
-            self._note(kind, (axis,), at, self._bytes(at))
-        self.now[at, axis] = states[at]
+        if len(at):
+            before = self.now[at]
+            self.now[at, axis] = states[at]
+            self._note(kind, (axis,), at, before)
 
     def _reduce(self) -> None:
         """One all-reduce over every axis with a sum that the target does not keep pending."""
         pending = (self.now == PENDING) & (self.target != PENDING)
-        for axes, at in by_axes(_masks(pending), len(self.shape)):
-            self._note("all_reduce", axes, at, self._bytes(at))
+        before = self.now.copy()
         self.now[pending] = REPLICATED
+        for axes, at in by_axes(_masks(pending), len(self.shape)):
+            self._note("all_reduce", axes, at, before[at])
 
     def _gather(self, first: int) -> None:
         """Gather the atoms whose outermost leaving axis is `first`, over all leaving axes."""
         atom = self.now[:, first : first + 1]
         leaving = (self.now == atom) & (atom >= 0) & ~self._kept()
         leaving &= leaving[:, first : first + 1] & ~leaving[:, :first].any(axis=1, keepdims=True)
-        groups = by_axes(_masks(leaving), len(self.shape))
+        before = self.now.copy()
         self.now[leaving] = REPLICATED
-        for axes, at in groups:
-            self._note("all_gather", axes, at, self._bytes(at))
+        for axes, at in by_axes(_masks(leaving), len(self.shape)):
+            self._note("all_gather", axes, at, before[at])
 
     def _kept(self) -> Mask:
         """Axes that already split what the target wants, with the same axes outside them."""
@@ -132,16 +132,18 @@ class _Machine:
         return kept
 
     def _slice(self, axis: int) -> None:
-        rows = (self.now[:, axis] == REPLICATED) & (self.target[:, axis] != REPLICATED)
-        self.now[rows, axis] = self.target[rows, axis]
+        target = self.target[:, axis]
+        self._move(axis, (self.now[:, axis] == REPLICATED) & (target != REPLICATED), target, "slice")
 
-    def _bytes(self, at: NDArray[np.intp]) -> NDArray[np.float64]:
-        return local_items(self.now[at], self.atoms, self.shape) * self.item_bytes
-
-    def _note(
-        self, kind: Kind, axes: tuple[int, ...], at: NDArray[np.intp], size: NDArray[np.float64]
-    ) -> None:
-        self.steps.append(Collective(self.phase, kind, axes, at, size))
+    def _note(self, kind: Kind, axes: tuple[int, ...], at: Rows, before: Layouts) -> None:
+        """Record a step; its bytes are those of the larger of the two layouts."""
+        after = self.now[at]
+        larger = after if kind == "all_gather" else before
+        items = 0.0 if kind == "slice" else local_items(larger, self.atoms, self.shape)
+        sizes = np.broadcast_to(items * float(self.item_bytes), (len(at),))
+        self.steps.append(
+            Collective(self.phase, kind, axes, at, sizes, before=before, after=after)
+        )
 
 
 def _masks(flags: Mask) -> NDArray[np.int64]:

@@ -9,13 +9,15 @@ are those of its larger side on one device: what is reduced, what is gathered, w
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-Kind = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "halo"]
+from shardfold.spaces.layout import Layouts
+
+Kind = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "halo", "slice"]
 Phase = Literal["forward", "backward", "update"]
 Rows = NDArray[np.intp]
 Values = NDArray[np.float64]
@@ -35,7 +37,11 @@ class Compute:
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """A collective on some mesh axes, in the cases `rows`, with `bytes` for each of them."""
+    """A collective on some mesh axes, in the cases `rows`, with `bytes` for each of them.
+
+    A `slice` is the one kind that sends nothing: each device keeps its part. Where a tensor
+    changes its layout, `before` and `after` hold the layouts on either side.
+    """
 
     phase: Phase
     kind: Kind
@@ -43,6 +49,8 @@ class Collective:
     rows: Rows
     bytes: Values
     repeats: int = 1
+    before: Layouts | None = None
+    after: Layouts | None = None
 
 
 Step: TypeAlias = Compute | Collective
@@ -60,27 +68,23 @@ class Steps:
         found: list[Step] = []
         for step in self.steps:
             if isinstance(step, Compute):
-                single = slice(row, row + 1)
-                found.append(
-                    Compute(
-                        step.phase,
-                        step.engine,
-                        step.dtype,
-                        step.flops[single],
-                        step.bytes[single],
-                        step.kernels,
-                    )
-                )
+                one = slice(row, row + 1)
+                found.append(replace(step, flops=step.flops[one], bytes=step.bytes[one]))
             else:
                 at = np.flatnonzero(step.rows == row)
                 if len(at):
-                    zero = np.zeros(1, dtype=np.intp)
-                    found.append(
-                        Collective(
-                            step.phase, step.kind, step.axes, zero, step.bytes[at[:1]], step.repeats
-                        )
-                    )
+                    found.append(_single(step, at[:1]))
         return found
+
+
+def _single(step: Collective, at: Rows) -> Collective:
+    return replace(
+        step,
+        rows=np.zeros(1, dtype=np.intp),
+        bytes=step.bytes[at],
+        before=None if step.before is None else step.before[at],
+        after=None if step.after is None else step.after[at],
+    )
 
 
 def by_axes(masks: NDArray[np.int64], axes: int) -> list[tuple[tuple[int, ...], Rows]]:

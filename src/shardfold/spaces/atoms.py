@@ -31,7 +31,7 @@ class AtomicRule:
     rule: Rule
     factors: tuple[str, ...]
     sizes: tuple[int, ...]
-    classes: tuple[int, ...]  # which class of dims each factor belongs to, and its atom in it
+    classes: tuple[int, ...]  # the identity of each factor across the whole graph
     splittable: tuple[bool, ...]
     operands: tuple[tuple[int, ...], ...]
     results: tuple[tuple[int, ...], ...]
@@ -47,7 +47,7 @@ class Atoms:
 
     tensors: tuple[tuple[int, ...], ...]
     dims: tuple[tuple[int, ...], ...]  # per tensor, per atom: the dim it belongs to
-    classes: tuple[tuple[int, ...], ...]  # per tensor, per atom: its class
+    classes: tuple[tuple[int, ...], ...]  # per tensor, per atom: its identity across the graph
     rules: tuple[AtomicRule, ...]
 
 
@@ -194,11 +194,45 @@ def _expand(
         tensors.append(tuple(n for _, _, n in sized))
         dims.append(tuple(i for i, _, _ in sized))
         tensor_classes.append(tuple(_class_id(classes, nodes[i], k) for i, k, _ in sized))
-    atomic = tuple(
+    atomic = [
         _expand_rule(graph, i, rule, classes, tensor_nodes, factor_nodes[i], atoms_of)
         for i, rule in enumerate(rules)
+    ]
+    return _identify(graph, tensors, dims, tensor_classes, atomic)
+
+
+def _identify(
+    graph: Graph,
+    tensors: list[tuple[int, ...]],
+    dims: list[tuple[int, ...]],
+    classes: list[tuple[int, ...]],
+    rules: list[AtomicRule],
+) -> Atoms:
+    """Give atoms that some operator carries from tensor to tensor one identity."""
+    same: dict[int, int] = {}
+
+    def find(atom: int) -> int:
+        root = atom
+        while same.get(root, root) != root:
+            root = same[root]
+        while same.get(atom, atom) != root:
+            same[atom], atom = root, same.get(atom, atom)
+        return root
+
+    for op, rule in zip(graph.ops, rules, strict=True):
+        for tensor, carried in zip(
+            (*op.inputs, *op.results), (*rule.operands, *rule.results), strict=True
+        ):
+            for atom, factor in zip(classes[tensor], carried, strict=True):
+                if factor != WHOLE:
+                    a, b = find(atom), find(rule.classes[factor])
+                    same[max(a, b)] = min(a, b)
+    return Atoms(
+        tuple(tensors),
+        tuple(dims),
+        tuple(tuple(find(c) for c in found) for found in classes),
+        tuple(replace(rule, classes=tuple(find(c) for c in rule.classes)) for rule in rules),
     )
-    return Atoms(tuple(tensors), tuple(dims), tuple(tensor_classes), atomic)
 
 
 def _class_id(classes: _Classes, node: int, atom: int) -> int:

@@ -106,6 +106,25 @@ def _grouped_mm(call: Call) -> Rule:
     )
 
 
+def _expert_linear(call: Call) -> Rule:
+    """Each row times its own expert's matrix; a device with some of the experts gives zeros for
+    the rows of the others, so that splitting the experts leaves a partial sum. The rows that
+    meet a part of the experts are taken to be that part of all rows: balanced routing.
+    """
+    experts = call.shape("weight")[0]
+    rows = " ".join(f"i{k}" for k in range(len(call.shape("expert"))))
+    given = len(call.shape("x")) - 1
+    x_rows = " ".join(f"i{k}" for k in range(given))
+    return call.rule(
+        {"x": f"{x_rows} m", "weight": "e n m", "expert": rows},
+        f"{rows} n",
+        engine="matrix",
+        flops=2.0 / experts,
+        saves=("x", "weight", "expert"),
+        backward=2.0,
+    )
+
+
 TABLE: Mapping[str, Callable[[Call], Rule]] = {
     **{kind: _from_notation(kind) for kind in NOTATION},
     "aten.addmm": _addmm,
@@ -113,4 +132,5 @@ TABLE: Mapping[str, Callable[[Call], Rule]] = {
     "aten.matmul": _matmul,
     "aten.einsum": _einsum,
     "aten._grouped_mm": _grouped_mm,
+    "shardfold.expert_linear": _expert_linear,
 }

@@ -1,0 +1,31 @@
+"""Find the best way to split the training of a PyTorch model over many devices."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from shardfold.api import plan
+    from shardfold.errors import ShardfoldError
+    from shardfold.plans import Plan
+
+__version__ = "0.1.0"
+__all__ = ["Plan", "ShardfoldError", "plan"]
+
+# Public names and where they live: importing shardfold loads none of them, nor torch.
+_HOMES = {
+    "Plan": "shardfold.plans",
+    "ShardfoldError": "shardfold.errors",
+    "plan": "shardfold.api",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'shardfold' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])

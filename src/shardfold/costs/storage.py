@@ -1,0 +1,109 @@
+"""How a parameter and its optimizer state are kept between steps.
+
+As used: in the layout in which the reader needs it, a full copy on every axis that splits
+something else; gradients are all-reduced. Sharded: further split over such axes; the parameter
+is gathered for use and its gradient reduce-scattered, so that each device updates its own part.
+A sharded parameter is gathered once a step and kept (ZeRO-1), or dropped after use in forward
+and gathered again for backward (ZeRO-3, fully sharded).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardfold.cluster import Mesh
+from shardfold.costs.steps import Compute, Steps
+from shardfold.errors import InputError, nearest
+from shardfold.spaces.layout import REPLICATED, Layouts, forward_states, local_items
+from shardfold.spaces.space import is_legal_split
+
+
+@dataclass(frozen=True, slots=True)
+class Optimizer:
+    """What an update keeps and touches: state tensors per parameter, and tensors it passes over."""
+
+    name: str
+    states: int
+    passes: int
+    flops: float
+
+
+OPTIMIZERS = {
+    "sgd": Optimizer("sgd", 0, 3, 2.0),
+    "momentum": Optimizer("momentum", 1, 5, 4.0),
+    "adam": Optimizer("adam", 2, 7, 12.0),
+    "adamw": Optimizer("adamw", 2, 7, 14.0),
+}
+
+
+def optimizer_named(name: str) -> Optimizer:
+    """The optimizer of that name."""
+    if name not in OPTIMIZERS:
+        raise InputError(f"Unknown optimizer {name!r}. {nearest(name, OPTIMIZERS)}")
+    return OPTIMIZERS[name]
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """The choices of one parameter: a layout each, and whether it is gathered again in backward."""
+
+    layouts: Layouts
+    regathers: NDArray[np.bool_]
+
+
+def storages(needed: Iterable[Layouts], atoms: Sequence[int], mesh: Mesh) -> Storage:
+    """Every storage worth having for readers that need these layouts.
+
+    For each needed layout: itself, and for every set of its unsplit axes one sharded variant,
+    kept or regathered. The atom to shard is the largest that can be gathered by one all-gather.
+    """
+    rows: dict[tuple[int, ...], None] = {}
+    bases = {tuple(map(int, row)) for layouts in needed for row in forward_states(layouts)}
+    for base in sorted(bases):
+        free = [a for a, state in enumerate(base) if state == REPLICATED]
+        for subset in range(1 << len(free)):
+            axes = [a for k, a in enumerate(free) if subset >> k & 1]
+            sharded = _sharded(base, axes, atoms, mesh)
+            if sharded is not None:
+                rows.setdefault(sharded)
+    plain = sorted(rows)
+    both = [(row, False) for row in plain] + [(row, True) for row in plain if row not in bases]
+    layouts = np.array([row for row, _ in both], dtype=np.int8).reshape(len(both), len(mesh.axes))
+    return Storage(layouts, np.array([again for _, again in both], dtype=bool))
+
+
+def _sharded(
+    base: tuple[int, ...], axes: list[int], atoms: Sequence[int], mesh: Mesh
+) -> tuple[int, ...] | None:
+    row = list(base)
+    parts = [1] * len(atoms)
+    for axis, state in enumerate(base):
+        if state >= 0:
+            parts[state] *= mesh.axes[axis].size
+    for axis in axes:
+        options = [
+            k
+            for k, size in enumerate(atoms)
+            if all(state != k or other < axis for other, state in enumerate(row))
+            and is_legal_split(size, parts[k] * mesh.axes[axis].size)
+        ]
+        if not options:
+            return None
+        best = max(options, key=lambda k: (atoms[k] / parts[k], -k))
+        row[axis] = best
+        parts[best] *= mesh.axes[axis].size
+    return tuple(row)
+
+
+def update_steps(
+    storage: Storage, atoms: Sequence[int], dtype: str, item_bytes: int, optimizer: Optimizer, mesh: Mesh
+) -> Steps:
+    """The optimizer's pass over the part of the parameter that a device keeps."""
+    items = local_items(storage.layouts, atoms, mesh.shape)
+    moved = items * item_bytes * optimizer.passes
+    step = Compute("update", "vector", dtype, items * optimizer.flops, moved)
+    return Steps(len(items), (step,))
