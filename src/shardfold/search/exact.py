@@ -1,70 +1,140 @@
-"""The exact search: fold what repeats, eliminate what is left, and read the choices back."""
+"""The exact search: fold what repeats, eliminate what is left, and read the choices back.
+
+Before a table is built its size is known: `forecast` runs each order on sizes only. Where even the
+best order needs more than `table_bytes`, the search goes over to bounds (see `bounded`), which
+needs no more memory than the problem itself and still proves its answer or states its gap.
+"""
 
 from __future__ import annotations
 
-import time
-from dataclasses import dataclass
-
 import numpy as np
 
+from shardfold.search.bounded import bounded
 from shardfold.search.eliminate import eliminate, trace_back
 from shardfold.search.factors import Factor, Factors, factors_of
-from shardfold.search.fold import Folding, condition, fold, start
-from shardfold.search.kinds import Ints
+from shardfold.search.fold import Folding, condition, fold, start, tidy
+from shardfold.search.kinds import Array, Ints
 from shardfold.search.orders import Forecast, forecast
 from shardfold.search.problem import Problem
-from shardfold.search.solution import Solution, Statistics
+from shardfold.search.runs import find_run, without_run
+from shardfold.search.solution import Answer
 from shardfold.search.store import Store
 from shardfold.search.unfold import unfold
 from shardfold.search.watch import Watch, ignore
 
+TABLE_BYTES = 1 << 30
+"""What all tables together may hold, unless the caller says otherwise."""
 
-def exact(problem: Problem, *, order: str = "auto", watch: Watch = ignore) -> Solution:
-    """Find a cheapest choice by min-sum elimination, and prove it cheapest."""
-    begin = time.perf_counter()
-    choice = np.zeros(len(problem), np.int64)
-    store = Store(problem.vertex_kinds.tables, problem.edge_kinds.tables)
-    folding = start(problem, store)
-    fold(folding)
-    core = core_of(folding)
+MAX_WORK = 4e10
+"""Joint entries beyond which elimination would take about a minute."""
+
+_LONG = 1_000
+_WIDE = 32
+_CONTEXT_ENTRIES = 64
+
+
+def exact(
+    problem: Problem,
+    *,
+    order: str = "auto",
+    table_bytes: float = TABLE_BYTES,
+    watch: Watch = ignore,
+) -> Answer:
+    """Find a cheapest choice and prove it cheapest; with tables too large, prove how near it is."""
+    if order != "auto":
+        return _unfolded(problem, order, table_bytes, watch)
+    folding = folded(problem)
+    _condition_hubs(problem, folding)
+    core = core_of(problem, folding)
     plan = forecast(core, order)
-    chosen: dict[int, int] = {}
-    trace_back(eliminate(core, plan.order, watch), chosen)
-    choice[folding.ids] = [chosen[i] for i in range(len(folding.ids))]
-    choice[folding.contexts] = [chosen[len(folding.ids) + i] for i in range(len(folding.contexts))]
+    if _fits(plan, table_bytes):
+        chosen = _eliminated(core, plan, watch)
+        bound = None
+    elif folding.contexts:
+        return _unfolded(problem, "min-degree", table_bytes, watch)
+    else:
+        chosen, bound = bounded(core, table_bytes=table_bytes, watch=watch)
+    choice = np.zeros(len(problem), np.int64)
+    choice[np.concatenate([folding.ids, np.array(folding.contexts, np.int64)])] = chosen
     unfold(folding, choice)
-    cost = problem.total(choice)
-    statistics = Statistics("exact", plan.name, time.perf_counter() - begin, store.largest, 8*store.new_entries)
-    size = problem.total_bytes(choice) if problem.has_bytes else None
-    return Solution(tuple(choice.tolist()), cost, True, cost, size, statistics)
+    if bound is not None:
+        bound += float(sum(folding.constants))
+    entries = folding.store.new_entries + (plan.stored if bound is None else 0)
+    largest = max(folding.store.largest, int(plan.largest) if bound is None else 0)
+    return Answer(choice, bound, plan.name, largest, int(8 * entries))
 
 
-def core_of(folding: Folding) -> Factors:
+def folded(problem: Problem) -> Folding:
+    """The problem with every run and every vertex of at most two neighbours folded away."""
+    store = Store(problem.vertex_kinds.tables, problem.edge_kinds.tables)
+    run = find_run(problem)
+    folding = without_run(problem, store, run) if run is not None else None
+    if folding is None:
+        folding = start(problem, store, np.arange(len(problem)), slice(None), [])
+    tidy(folding)
+    fold(folding)
+    return folding
+
+
+def _condition_hubs(problem: Problem, folding: Folding) -> None:
+    """Fix the few vertices that a very long run all knows, so that the run folds after all."""
+    entries = 1
+    while len(folding.ids) > _LONG:
+        degree = np.bincount(folding.ends.reshape(-1), minlength=len(folding.ids))
+        hub = int(np.argmax(degree))
+        entries *= int(folding.sizes[hub])
+        if degree[hub] < _WIDE or entries > _CONTEXT_ENTRIES:
+            return
+        condition(folding, hub)
+        fold(folding)
+
+
+def _unfolded(problem: Problem, order: str, table_bytes: float, watch: Watch) -> Answer:
+    """Eliminate the problem as it stands, along the order asked for."""
+    factors = factors_of(problem)
+    plan = forecast(factors, order)
+    if not _fits(plan, table_bytes):
+        choice, bound = bounded(factors, table_bytes=table_bytes, watch=watch)
+        return Answer(choice, bound, "bounded")
+    choice = _eliminated(factors, plan, watch)
+    return Answer(choice, None, plan.name, int(plan.largest), int(8 * plan.stored))
+
+
+def _fits(plan: Forecast, table_bytes: float) -> bool:
+    return 8 * plan.stored <= table_bytes and plan.work <= MAX_WORK
+
+
+def _eliminated(factors: Factors, plan: Forecast, watch: Watch) -> Ints:
+    chosen: dict[int, int] = {}
+    trace_back(eliminate(factors, plan.order, watch), chosen)
+    return np.array([chosen[v] for v in range(len(factors.sizes))], dtype=np.int64)
+
+
+def core_of(problem: Problem, folding: Folding) -> Factors:
     """What folding left, as factors: its vertices first, then the conditioned ones."""
     store, count = folding.store, len(folding.ids)
-    depth = len(folding.contexts)
-    outer = tuple(count + i for i in reversed(range(depth)))
-    base = len(store.vertices)
+    outer = tuple(count + i for i in reversed(range(len(folding.contexts))))
+    edge_base = len(store.vertices)
     factors = [
         _factor(store.vertices[kind], outer, (v,), kind)
         for v, kind in enumerate(folding.kind.tolist())
     ]
     factors += [
-        _factor(store.edges[kind], outer, (u, v), base + kind)
+        _factor(store.edges[kind], outer, (u, v), edge_base + kind)
         for (u, v), kind in zip(folding.ends.tolist(), folding.edge_kind.tolist(), strict=True)
     ]
-    base += len(store.edges)
-    sizes = folding.sizes.tolist()
-    if depth:
+    if outer:
+        base = edge_base + len(store.edges)
         factors += [_factor(c, outer, (), base + i) for i, c in enumerate(folding.constants)]
-        context_sizes = {}
+    sizes = [*folding.sizes.tolist(), *problem.sizes[folding.contexts].tolist()]
     return Factors(tuple(sizes), tuple(factors))
 
 
-def _factor(table: np.ndarray, outer: tuple[int, ...], own: tuple[int, ...], kind: int) -> Factor:
+def _factor(table: Array, outer: tuple[int, ...], own: tuple[int, ...], kind: int) -> Factor:
+    """A table with leading axes as a factor; axes of length 1 that stand for nothing go."""
+    table = np.asarray(table)
     leading = table.ndim - len(own)
     scope = outer[len(outer) - leading :] + own
-    kept = tuple(i for i in range(table.ndim) if i >= leading or table.shape[i] > 1)
-    return Factor(
-        tuple(scope[i] for i in kept), table.reshape([table.shape[i] for i in kept]), kind
-    )
+    kept = [i for i in range(table.ndim) if i >= leading or table.shape[i] > 1]
+    shape = [table.shape[i] for i in kept]
+    return Factor(tuple(scope[i] for i in kept), table.reshape(shape), kind)

@@ -51,9 +51,7 @@ def factors_of(problem: Problem) -> Factors:
     base = len(problem.vertex_kinds.tables)
     edges = [
         Factor((u, v), problem.edge_kinds.tables[kind], base + kind)
-        for (u, v), kind in zip(
-            problem.ends.tolist(), problem.edge_kinds.of.tolist(), strict=True
-        )
+        for (u, v), kind in zip(problem.ends.tolist(), problem.edge_kinds.of.tolist(), strict=True)
     ]
     return Factors(tuple(problem.sizes.tolist()), (*vertices, *edges))
 

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from shardfold.search.kinds import Array, Ints
+from shardfold.search.kinds import Array, Ints, Mask
 from shardfold.search.picking import pick
 from shardfold.search.problem import Problem
 from shardfold.search.store import Store
@@ -32,19 +32,23 @@ from shardfold.search.store import Store
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Group:
-    """Vertices eliminated alike: the table numbers around each, and each one's neighbours."""
+    """Vertices eliminated alike: the table numbers around each, and each one's neighbours.
+
+    Members, and the members' neighbours along each edge, are numbers or a slice of numbers.
+    """
 
     vertex: int
     edges: tuple[int, ...]
-    members: Ints
-    neighbours: Ints
+    members: Ints | slice
+    neighbours: tuple[Ints | slice, ...]
 
 
 @dataclass(slots=True, eq=False)
 class Folding:
     """What is left of a problem, and how to get back: the state that rounds work on.
 
-    Vertices are numbered 0..len(ids)-1 here; `ids` are their numbers in the problem.
+    Vertices are numbered 0..len(ids)-1 here; `ids` are their numbers in the problem. Those that
+    are `locked` are never eliminated.
     """
 
     store: Store
@@ -56,21 +60,23 @@ class Folding:
     groups: list[Group] = field(default_factory=list)
     contexts: list[int] = field(default_factory=list)
     constants: list[Array] = field(default_factory=list)
-    rounds: int = 0
+    locked: Mask | None = None
 
 
-def start(problem: Problem, store: Store) -> Folding:
-    """The problem as it is, with parallel edges added up."""
-    folding = Folding(
-        store,
-        np.arange(len(problem), dtype=np.int64),
-        problem.sizes.copy(),
-        problem.vertex_kinds.of.copy(),
-        problem.ends,
-        problem.edge_kinds.of * 2,
-    )
-    _set_edges(folding, problem.ends, folding.edge_kind)
-    return folding
+def start(
+    problem: Problem, store: Store, ids: Ints, edges: Ints | slice, groups: list[Group]
+) -> Folding:
+    """The vertices `ids`, ascending, and the edges numbered `edges`, which lie between them."""
+    ends = problem.ends[edges]
+    if len(ids) < len(problem):
+        ends = np.searchsorted(ids, ends)
+    kind, edge_kind = problem.vertex_kinds.of[ids], problem.edge_kinds.of[edges] * 2
+    return Folding(store, ids, problem.sizes[ids], kind, ends, edge_kind, groups)
+
+
+def tidy(folding: Folding) -> None:
+    """Put edges the same way round and add up parallel ones, as rounds expect."""
+    _set_edges(folding, folding.ends, folding.edge_kind)
 
 
 def fold(folding: Folding) -> None:
@@ -81,10 +87,9 @@ def fold(folding: Folding) -> None:
 
 def one_round(folding: Folding) -> bool:
     """Eliminate one independent set of vertices; False when there was nothing to pick."""
-    picked = pick(folding.sizes, folding.ends, folding.kind, folding.edge_kind)
+    picked = pick(folding.sizes, folding.ends, folding.kind, folding.locked)
     if not picked.size:
         return False
-    folding.rounds += 1
     gone = np.zeros(len(folding.ids), dtype=bool)
     gone[picked] = True
     source, target, kind = _half_edges(folding, gone)
@@ -96,12 +101,11 @@ def one_round(folding: Folding) -> bool:
     messages = _drop_leaves(folding, leaves, target[at_leaf], kind[at_leaf])
     inner = picked[degree[picked] == 2]
     at = first[inner]
-    bridges = _drop_inner(
-        folding, inner, np.stack([target[at], target[at + 1]], 1), kind[at], kind[at + 1]
-    )
+    near = np.stack([target[at], target[at + 1]], axis=1)
+    bridges = _drop_inner(folding, inner, near, kind[at], kind[at + 1])
     _receive(folding, target[at_leaf], messages)
     stay = ~(gone[folding.ends[:, 0]] | gone[folding.ends[:, 1]])
-    ends = np.concatenate([folding.ends[stay], np.stack([target[at], target[at + 1]], 1)])
+    ends = np.concatenate([folding.ends[stay], near])
     edge_kind = np.concatenate([folding.edge_kind[stay], bridges])
     _compact(folding, ~gone, ends, edge_kind)
     return True
@@ -114,7 +118,7 @@ def condition(folding: Folding, vertex: int) -> None:
     """
     store = folding.store
     folding.contexts.append(int(folding.ids[vertex]))
-    mine = (folding.ends == vertex).any(axis=1)
+    mine = (folding.ends[:, 0] == vertex) | (folding.ends[:, 1] == vertex)
     ends, kinds = folding.ends[mine], folding.edge_kind[mine]
     turned = ends[:, 0] == vertex
     others = np.where(turned, ends[:, 1], ends[:, 0])
@@ -131,7 +135,7 @@ def condition(folding: Folding, vertex: int) -> None:
     _compact(folding, alive, folding.ends[~mine], folding.edge_kind[~mine])
 
 
-def _half_edges(folding: Folding, gone: np.ndarray) -> tuple[Ints, Ints, Ints]:
+def _half_edges(folding: Folding, gone: Mask) -> tuple[Ints, Ints, Ints]:
     """The edges of the vertices that go, seen from them, sorted by vertex, then by neighbour."""
     u, v = folding.ends[:, 0], folding.ends[:, 1]
     out, back = gone[u], gone[v]
@@ -144,9 +148,8 @@ def _half_edges(folding: Folding, gone: np.ndarray) -> tuple[Ints, Ints, Ints]:
 
 def _drop_lone(folding: Folding, lone: Ints) -> None:
     for kind, members in _grouped(folding.kind[lone]):
-        who = folding.ids[lone[members]]
-        folding.groups.append(Group(kind, (), who, np.zeros((len(who), 0), np.int64)))
-        folding.constants.append(folding.store.vertices[kind].min(axis=-1) * len(who))
+        folding.groups.append(Group(kind, (), folding.ids[lone[members]], ()))
+        folding.constants.append(folding.store.vertices[kind].min(axis=-1) * len(members))
 
 
 def _drop_leaves(folding: Folding, leaves: Ints, target: Ints, kind: Ints) -> Ints:
@@ -157,7 +160,7 @@ def _drop_leaves(folding: Folding, leaves: Ints, target: Ints, kind: Ints) -> In
         vertex, edge = divmod(code, base)
         messages[members] = folding.store.leaf(vertex, edge)
         who, near = folding.ids[leaves[members]], folding.ids[target[members]]
-        folding.groups.append(Group(vertex, (edge,), who, near[:, None]))
+        folding.groups.append(Group(vertex, (edge,), who, (near,)))
     return messages
 
 
@@ -169,8 +172,8 @@ def _drop_inner(folding: Folding, inner: Ints, near: Ints, left: Ints, right: In
         rest, second = divmod(code, base)
         vertex, first = divmod(rest, base)
         bridges[members] = folding.store.bridge(vertex, first, second)
-        who = folding.ids[inner[members]]
-        folding.groups.append(Group(vertex, (first, second), who, folding.ids[near[members]]))
+        who, around = folding.ids[inner[members]], folding.ids[near[members]]
+        folding.groups.append(Group(vertex, (first, second), who, (around[:, 0], around[:, 1])))
     return bridges
 
 
@@ -227,9 +230,11 @@ def _add_up(keys: Ints, kinds: Ints, add: Callable[[int, int], int]) -> tuple[In
     return keys, kinds
 
 
-def _compact(folding: Folding, alive: np.ndarray, ends: Ints, edge_kind: Ints) -> None:
+def _compact(folding: Folding, alive: Mask, ends: Ints, edge_kind: Ints) -> None:
     """Renumber what is left."""
     number = np.cumsum(alive) - 1
     folding.ids, folding.sizes = folding.ids[alive], folding.sizes[alive]
     folding.kind = folding.kind[alive]
+    if folding.locked is not None:
+        folding.locked = folding.locked[alive]
     _set_edges(folding, number[ends], edge_kind)

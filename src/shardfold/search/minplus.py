@@ -20,8 +20,11 @@ from shardfold.search.kinds import Array, Ints
 _TILE = 1 << 15
 """Entries of a tile: 256 KiB, so that the minimum and its addend fit in cache together."""
 
-_AT_ONCE = 1 << 13
+_AT_ONCE = 1 << 17
 """Joint tables up to this many entries are built whole: fewer calls beat less memory."""
+
+_WORTH_PRUNING = 1 << 18
+"""Joint entries from which looking for dominated values pays."""
 
 _DOMINATORS = 8
 _PATIENCE = 3
@@ -46,8 +49,8 @@ def _product(left: Array, right: Array) -> Array:
     if count * rows * columns <= _AT_ONCE:
         whole: Array = (left[:, :, None] + right[:, None, :]).min(axis=0)
         return whole
-    keep = undominated(left, right)
-    if keep.size < count:
+    if count * rows * columns > _WORTH_PRUNING:
+        keep = undominated(left, right)
         left, right = left[keep], right[keep]
     if rows < columns:
         return np.ascontiguousarray(_accumulate(right, left).T)

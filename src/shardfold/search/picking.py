@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from shardfold.search.kinds import Ints
+from shardfold.search.kinds import Array, Ints, Mask
 
 _FREE = 100_000
 """Tables with at most this many joint entries cost less than the calls that build them."""
@@ -16,11 +16,13 @@ _SPREAD = 8
 """When only dear vertices are left, those within this factor of the cheapest go."""
 
 
-def pick(sizes: Ints, ends: Ints, kind: Ints, edge_kind: Ints) -> Ints:
+def pick(sizes: Ints, ends: Ints, kind: Ints, locked: Mask | None = None) -> Ints:
     """Vertices with at most two neighbours to eliminate next; no two of them are neighbours."""
     count = len(sizes)
     u, v = ends[:, 0], ends[:, 1]
     degree = np.bincount(ends.reshape(-1), minlength=count)
+    if locked is not None:
+        degree[locked] = count + 3
     take = degree <= 1
     both = take[u] & take[v]
     take[v[both]] = False
@@ -36,7 +38,7 @@ def pick(sizes: Ints, ends: Ints, kind: Ints, edge_kind: Ints) -> Ints:
     return np.flatnonzero(take)
 
 
-def _work(sizes: Ints, u: Ints, v: Ints, count: int) -> np.ndarray:
+def _work(sizes: Ints, u: Ints, v: Ints, count: int) -> Array:
     """Entries of the joint table of each vertex with its neighbours, as floats."""
     log = np.log(sizes.astype(np.float64))
     total = log.copy()
@@ -45,9 +47,7 @@ def _work(sizes: Ints, u: Ints, v: Ints, count: int) -> np.ndarray:
     return np.exp(np.minimum(total, 600.0)).round()
 
 
-def _worthwhile(
-    sizes: Ints, work: np.ndarray, kind: Ints, bridging: np.ndarray, others: bool
-) -> np.ndarray:
+def _worthwhile(sizes: Ints, work: Array, kind: Ints, bridging: Mask, others: bool) -> Mask:
     """Which bridges to build now rather than wait for a sweep of leaves to come by.
 
     A run of m alike vertices costs about log2(m) + 1 products when halved, and m leaves when
@@ -56,13 +56,13 @@ def _worthwhile(
     alike = np.bincount(kind[bridging], minlength=int(kind.max()) + 1)[kind]
     halving = work * (np.log2(np.maximum(alike, 1)) + 1)
     sweeping = alike * (_STEP + work / sizes)
-    now: np.ndarray = (work <= _FREE) | (halving <= sweeping)
+    now: Mask = (work <= _FREE) | (halving <= sweeping)
     if not others and not (now & bridging).any():
         now = work <= _SPREAD * work[bridging].min(initial=np.inf)
     return now
 
 
-def _independent(allowed: np.ndarray, work: np.ndarray, u: Ints, v: Ints) -> np.ndarray:
+def _independent(allowed: Mask, work: Array, u: Ints, v: Ints) -> Mask:
     """A subset without neighbours: the cheaper of two, and every other one along equal runs."""
     inside = allowed[u] & allowed[v]
     u, v = u[inside], v[inside]
@@ -83,13 +83,12 @@ def _independent(allowed: np.ndarray, work: np.ndarray, u: Ints, v: Ints) -> np.
 def _depth(low: Ints, high: Ints, count: int) -> Ints:
     """Distance of each vertex from the start of its run, by pointer doubling."""
     before = np.arange(count)
-    np.maximum.at(before, high, 0)
     order = np.argsort(low, kind="stable")
     before[high[order]] = low[order]
     depth = (before != np.arange(count)).astype(np.int64)
     while True:
         further = before[before]
         if (further == before).all():
-            return depth
+            return np.asarray(depth)
         depth = depth + depth[before]
         before = further

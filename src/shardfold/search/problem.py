@@ -10,6 +10,9 @@ import numpy as np
 from shardfold.errors import ProblemError
 from shardfold.search.kinds import Array, Ints, Kinds
 
+_FEW = 2_000
+"""Below this many entries, looking them up one by one beats laying all tables end to end."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Problem:
@@ -71,11 +74,11 @@ class Problem:
         u, v = self.edges[edge]
         return f"edge {edge} from {self.vertex_name(u)} to {self.vertex_name(v)}"
 
-    def total(self, choice: Sequence[int]) -> float:
+    def total(self, choice: Sequence[int] | Ints) -> float:
         """The cost of one choice per vertex."""
         return _total(self, choice, self.vertex_kinds, self.edge_kinds)
 
-    def total_bytes(self, choice: Sequence[int]) -> float:
+    def total_bytes(self, choice: Sequence[int] | Ints) -> float:
         """The bytes of one choice per vertex; 0 where the problem carries none."""
         return _total(self, choice, self.byte_kinds, self.edge_byte_kinds)
 
@@ -104,7 +107,7 @@ def _ends(problem: Problem) -> Ints:
             f"Edge {loops[0]} joins {problem.vertex_name(int(ends[loops[0], 0]))} to itself; "
             f"add its diagonal to the vertex cost instead."
         )
-    return ends
+    return np.asfortranarray(ends)
 
 
 def _sizes(problem: Problem) -> Ints:
@@ -185,7 +188,7 @@ def _edge_byte_kinds(problem: Problem) -> Kinds | None:
 
 
 def _total(
-    problem: Problem, choice: Sequence[int], vertex: Kinds | None, edge: Kinds | None
+    problem: Problem, choice: Sequence[int] | Ints, vertex: Kinds | None, edge: Kinds | None
 ) -> float:
     """Sum the chosen entries, one vectorised pass over vertices and one over edges."""
     x = np.asarray(choice, dtype=np.int64)
@@ -199,19 +202,23 @@ def _total(
         )
     parts = 0.0
     if vertex is not None and len(problem):
-        parts += float(_gather(vertex, x[:, None]).sum())
+        parts += float(_gather(vertex, (x,)).sum())
     if edge is not None and len(problem.ends):
-        parts += float(_gather(edge, x[problem.ends]).sum())
+        ends = problem.ends
+        parts += float(_gather(edge, (x.take(ends[:, 0]), x.take(ends[:, 1]))).sum())
     return parts
 
 
-def _gather(kinds: Kinds, at: Ints) -> Array:
-    """The entry of each position's table at that position's index tuple."""
-    if len(kinds.tables) * 8 > len(at):
-        picked = [kinds.tables[k][tuple(i)] for k, i in zip(kinds.of, at, strict=True)]
-        return np.array(picked, dtype=np.float64)
-    out = np.empty(len(at), dtype=np.float64)
-    for kind, table in enumerate(kinds.tables):
-        mine = np.flatnonzero(kinds.of == kind)
-        out[mine] = table[tuple(at[mine].T)]
-    return out
+def _gather(kinds: Kinds, at: tuple[Ints, ...]) -> Array:
+    """The entry of each position's table at that position's indices."""
+    if len(kinds.of) < _FEW:
+        chosen = zip(kinds.of.tolist(), *(index.tolist() for index in at), strict=True)
+        return np.array([kinds.tables[kind].item(*index) for kind, *index in chosen])
+    lengths = np.array([table.size for table in kinds.tables], dtype=np.int64)
+    flat = np.concatenate([table.reshape(-1) for table in kinds.tables])
+    index = (np.cumsum(lengths) - lengths).take(kinds.of)
+    if len(at) == 2:
+        columns = np.array([table.shape[1] for table in kinds.tables], dtype=np.int64)
+        index += at[0] * columns.take(kinds.of)
+    index += at[-1]
+    return np.asarray(flat.take(index))

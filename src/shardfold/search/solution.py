@@ -2,12 +2,35 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+
+from shardfold.search.kinds import Ints
+
+TOLERANCE = 1e-9
+"""Relative difference between cost and bound that rounding can explain."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Answer:
+    """What one method found: a choice, and a bound where it proves less than the optimum.
+
+    `lower_bound` None means that the choice is proven cheapest.
+    """
+
+    choice: Ints
+    lower_bound: float | None = None
+    order: str = "none"
+    largest_table: int = 0
+    peak_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """How a solution was found: method, order, time, and the tables it needed."""
+    """How a solution was found: method, order, time, and the tables it needed.
+
+    `largest_table` counts entries; `peak_bytes` is what the tables held at once at most.
+    """
 
     method: str
     order: str = "none"
@@ -35,4 +58,9 @@ class Solution:
         """How much of the cost might still be saved: 0 for a proven optimum."""
         if self.is_optimal or self.cost == self.lower_bound:
             return 0.0
-        return (self.cost - self.lower_bound) / max(abs(self.cost), 1e-300)
+        return (self.cost - self.lower_bound) / max(abs(self.cost), math.ulp(0.0))
+
+
+def reaches(cost: float, bound: float) -> bool:
+    """Whether a bound proves a cost optimal, rounding aside."""
+    return bound >= cost - TOLERANCE * max(abs(cost), abs(bound))

@@ -68,6 +68,11 @@ class Store:
         low, high = low ^ turn, high ^ turn
         return self._edge(("+e", low, high), lambda: self.edges[low] + self.edges[high]) ^ turn
 
+    def zero(self, vertex: int) -> int:
+        """A table of zeros for a vertex with as many choices as `vertex`."""
+        size = self.vertices[vertex].shape[-1]
+        return self._vertex(("zero", size), lambda: np.zeros(size))
+
     def condition(self, edge: int) -> int:
         """The edge [v, c] as a table of v alone, with c as the new leading axis."""
 

@@ -16,27 +16,29 @@ def unfold(folding: Folding, choice: Ints) -> None:
         choice[group.members] = _decide(folding.store, group, choice, at)
 
 
-def _decide(store: Store, group: Group, choice: Ints, at: tuple[int, ...]) -> Ints:
+def _decide(store: Store, group: Group, choice: Ints, at: tuple[int, ...]) -> Ints | np.intp:
     """The best choice of every member given its neighbours', each distinct case once."""
     cost = given(store.vertices[group.vertex], at, 1)
     if not group.edges:
-        return np.full(len(group.members), int(np.argmin(cost)))
+        return np.argmin(cost)
     tables = [given(store.edges[edge], at, 2) for edge in group.edges]
-    near = choice[group.neighbours]
-    if len(near) == 1:
-        case = near[0].tolist()
-        best = cost + tables[0][:, case[0]]
-        if len(case) == 2:
-            best = best + tables[1][:, case[1]]
-        return np.asarray([np.argmin(best)])
-    code = near[:, 0] if len(tables) == 1 else near[:, 0] * tables[1].shape[1] + near[:, 1]
-    cases, which = _distinct(code, int(np.prod([t.shape[1] for t in tables])))
+    near = [_at(choice, neighbour) for neighbour in group.neighbours]
+    if len(near[0]) == 1:
+        rows = [table[:, int(x[0])] for table, x in zip(tables, near, strict=True)]
+        return np.argmin(np.add(cost, sum(rows)))
     if len(tables) == 1:
-        joint = cost + tables[0].T[cases]
-    else:
-        a, b = np.divmod(cases, tables[1].shape[1])
-        joint = cost + tables[0].T[a] + tables[1].T[b]
-    return np.asarray(joint.argmin(axis=1)[which])
+        cases, which = _distinct(near[0], tables[0].shape[1])
+        best = (cost + tables[0].T[cases]).argmin(axis=1)
+        return np.take(best, which)
+    columns = tables[1].shape[1]
+    cases, which = _distinct(near[0] * columns + near[1], tables[0].shape[1] * columns)
+    a, b = np.divmod(cases, columns)
+    best = (cost + tables[0].T[a] + tables[1].T[b]).argmin(axis=1)
+    return np.take(best, which)
+
+
+def _at(choice: Ints, where: Ints | slice) -> Ints:
+    return choice[where] if isinstance(where, slice) else choice.take(where)
 
 
 def _distinct(code: Ints, limit: int) -> tuple[Ints, Ints]:
@@ -47,7 +49,7 @@ def _distinct(code: Ints, limit: int) -> tuple[Ints, Ints]:
     seen = np.zeros(limit, dtype=bool)
     seen[code] = True
     number = np.cumsum(seen) - 1
-    return np.flatnonzero(seen), number[code]
+    return np.flatnonzero(seen), number.take(code)
 
 
 def given(table: Array, at: tuple[int, ...], own: int) -> Array:
@@ -57,4 +59,5 @@ def given(table: Array, at: tuple[int, ...], own: int) -> Array:
         return table
     lengths = table.shape[:leading]
     where = at[len(at) - leading :]
-    return table[tuple(i if length > 1 else 0 for i, length in zip(where, lengths, strict=True))]
+    index = tuple(i if length > 1 else 0 for i, length in zip(where, lengths, strict=True))
+    return np.asarray(table[index])
