@@ -108,7 +108,7 @@ def _index_put(call: Call) -> Rule:
         notation["self"],
         sizes=sizes,
         flops=1.0 if call.attribute("accumulate", False) else 0.0,
-        over=tuple(sizes),
+        over=tuple(after),
         whole=whole | made,
         saves=tuple(name for name in notation if name != "self"),
         backward=1.0,

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -23,15 +24,14 @@ def _pool(call: Call, rank: int, *, space: bool, **properties: Any) -> Rule:
     kernel = each(call.attribute("kernel_size"), rank)
     dims = windows(call, before, kernel)
     lead = _lead(call, rank)
-    taps = {f"k{dim.factor}": dim.kernel for dim in dims}
-    sizes = dict(zip(lead, before, strict=False)) | {d.factor: d.after for d in dims} | taps
+    sizes = dict(zip(lead, before, strict=False)) | {d.factor: d.after for d in dims}
     split = [dim for dim in dims if space and dim.aligned]
     ins = [dim.factor if dim in split else "." for dim in dims]
     return call.rule(
         {call.op.operands[0].name: " ".join([*lead, *ins])},
         " ".join([*lead, *(dim.factor for dim in dims)]),
         sizes=sizes,
-        over=(*lead, *(dim.factor for dim in dims), *taps),
+        flops=float(math.prod(kernel)),
         whole=frozenset(dim.factor for dim in dims if dim not in split),
         exchanges=halos(dims, lead, sizes, call.inputs[0].item_bytes) if space else (),
         saves=(call.op.operands[0].name,),

@@ -35,7 +35,7 @@ def _exchanges(layers: int, steps: int, item_bytes: int) -> tuple[Exchange, ...]
 
 def _recurrent(call: Call, gates: int) -> Rule:
     if call.has("batch_sizes"):
-        return _packed(call, gates)
+        return _packed(call)
     sequence = "b s d" if call.attribute("batch_first", False) else "s b d"
     shape = dict(zip(sequence.split(), call.shape("input"), strict=True))
     layers = call.attribute("num_layers")
@@ -58,8 +58,8 @@ def _recurrent(call: Call, gates: int) -> Rule:
         *([output] + [state] * (len(call.results) - 1)),
         sizes=sizes,
         engine="matrix",
-        flops=_flops_per_unit(call, gates),
-        over=("s", "b", "e"),
+        flops=_flops(call) / hidden if split else _flops(call),
+        over=("s", "b", "e") if split else ("s", "b"),
         whole=frozenset({"s", "d", "k", "g", "l"} & _used(call, sizes)),
         exchanges=_exchanges(layers, shape["s"], call.inputs[0].item_bytes) if split else (),
         saves=tuple(o.name for o in call.op.operands),
@@ -73,21 +73,19 @@ def _used(call: Call, sizes: dict[str, int]) -> set[str]:
     return set(sizes)
 
 
-def _flops_per_unit(call: Call, gates: int) -> float:
-    """Two operations for each weight of each matrix, spread over the hidden units."""
+def _flops(call: Call) -> float:
+    """Two operations for each weight of each matrix, at each step of each example."""
     weights = [
         kind.shape
         for operand, kind in zip(call.op.operands, call.inputs, strict=True)
         if operand.name.startswith("params[") and len(kind.shape) == 2
     ]
-    hidden = call.shape("params[1]")[0] // gates
-    return 2.0 * sum(rows * columns for rows, columns in weights) / hidden
+    return 2.0 * sum(rows * columns for rows, columns in weights)
 
 
-def _packed(call: Call, gates: int) -> Rule:
+def _packed(call: Call) -> Rule:
     """Sequences of unequal length, packed: rows of several steps lie together, nothing splits."""
-    hidden = call.shape("params[1]")[0] // gates
-    flops = _flops_per_unit(call, gates) * hidden * call.shape("data")[0]
+    flops = _flops(call) * call.shape("data")[0]
     return call.undescribed(engine="matrix", flops=flops, saves_results=True, backward=2.0)
 
 
