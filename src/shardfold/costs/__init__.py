@@ -1,21 +1,25 @@
 """What choices cost: steps, their prices, and the tables that the search minimises."""
 
-from shardfold.costs.model import MODELS, CostModel, Paper, Roofline, model_named, price
+from shardfold.costs.model import CostModel, price
+from shardfold.costs.paper import Paper
+from shardfold.costs.registry import PRICINGS, Pricing, pricing_named
+from shardfold.costs.roofline import Roofline
 from shardfold.costs.storage import OPTIMIZERS, Optimizer, optimizer_named
 from shardfold.costs.tabulate import Edge, Tabulated, Vertex, tabulate
 
 __all__ = [
-    "MODELS",
     "OPTIMIZERS",
+    "PRICINGS",
     "CostModel",
     "Edge",
     "Optimizer",
     "Paper",
+    "Pricing",
     "Roofline",
     "Tabulated",
     "Vertex",
-    "model_named",
     "optimizer_named",
     "price",
+    "pricing_named",
     "tabulate",
 ]

@@ -133,7 +133,9 @@ class _Machine:
 
     def _slice(self, axis: int) -> None:
         target = self.target[:, axis]
-        self._move(axis, (self.now[:, axis] == REPLICATED) & (target != REPLICATED), target, "slice")
+        self._move(
+            axis, (self.now[:, axis] == REPLICATED) & (target != REPLICATED), target, "slice"
+        )
 
     def _note(self, kind: Kind, axes: tuple[int, ...], at: Rows, before: Layouts) -> None:
         """Record a step; its bytes are those of the larger of the two layouts."""
@@ -141,9 +143,7 @@ class _Machine:
         larger = after if kind == "all_gather" else before
         items = 0.0 if kind == "slice" else local_items(larger, self.atoms, self.shape)
         sizes = np.broadcast_to(items * float(self.item_bytes), (len(at),))
-        self.steps.append(
-            Collective(self.phase, kind, axes, at, sizes, before=before, after=after)
-        )
+        self.steps.append(Collective(self.phase, kind, axes, at, sizes, before=before, after=after))
 
 
 def _masks(flags: Mask) -> NDArray[np.int64]:

@@ -100,7 +100,12 @@ def _sharded(
 
 
 def update_steps(
-    storage: Storage, atoms: Sequence[int], dtype: str, item_bytes: int, optimizer: Optimizer, mesh: Mesh
+    storage: Storage,
+    atoms: Sequence[int],
+    dtype: str,
+    item_bytes: int,
+    optimizer: Optimizer,
+    mesh: Mesh,
 ) -> Steps:
     """The optimizer's pass over the part of the parameter that a device keeps."""
     items = local_items(storage.layouts, atoms, mesh.shape)

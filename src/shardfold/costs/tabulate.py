@@ -10,6 +10,7 @@ fold what is shared.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -105,10 +106,14 @@ class _Tabulator:
 
     def run(self) -> Tabulated:
         constant = constant_tensors(self.graph)
-        of_op = [self._operator(i, op.results[0] in constant if op.results else True)
-                 for i, op in enumerate(self.graph.ops)]
+        of_op = [
+            self._operator(i, op.results[0] in constant if op.results else True)
+            for i, op in enumerate(self.graph.ops)
+        ]
         producer = {
-            t: (of_op[i], k) for i, op in enumerate(self.graph.ops) for k, t in enumerate(op.results)
+            t: (of_op[i], k)
+            for i, op in enumerate(self.graph.ops)
+            for k, t in enumerate(op.results)
         }
         for tensor in range(len(self.graph.tensors)):
             role = self.graph.tensors[tensor].role
@@ -144,7 +149,7 @@ class _Tabulator:
 
     def _operator(self, index: int, constant: bool) -> int:
         op, rule = self.graph.ops[index], self.atoms.rules[index]
-        tensors = self._tensors(index)
+        tensors = operator_tensors(self.graph, self.atoms, index)
         kept = self._kept(index)
         key = ("op", constant, _rule_key(rule), tensors, kept)
         if key not in self.cache:
@@ -157,18 +162,6 @@ class _Tabulator:
         if space.rule is not rule:
             space = self.cache.setdefault(("space", key, rule.classes), Space(rule, space.configs))
         return self._add(Vertex("op", index, space=space), costs, memory)
-
-    def _tensors(self, index: int) -> Tensors:
-        op = self.graph.ops[index]
-        take = self.graph.tensors
-        return Tensors(
-            tuple(take[t].type for t in op.inputs),
-            tuple(self.atoms.tensors[t] for t in op.inputs),
-            tuple(take[t].requires_grad for t in op.inputs),
-            tuple(take[t].type for t in op.results),
-            tuple(self.atoms.tensors[t] for t in op.results),
-            tuple(take[t].requires_grad for t in op.results),
-        )
 
     def _kept(self, index: int) -> tuple[tuple[int, ...], bool]:
         """Operands and result that this operator keeps for backward and nobody else accounts for.
@@ -255,9 +248,7 @@ class _Tabulator:
         found = self.cache["producers"].get(tensor)
         return [found] if found else []
 
-    def _kept_layouts(
-        self, tensor: int, left: Layouts, readers: list[tuple[int, int]]
-    ) -> Layouts:
+    def _kept_layouts(self, tensor: int, left: Layouts, readers: list[tuple[int, int]]) -> Layouts:
         """Every combination, axis by axis, of states that the producer or a reader knows."""
         sides = [left, *(self._needed(*reader) for reader in readers)]
         grad = self.graph.tensors[tensor].requires_grad
@@ -269,8 +260,8 @@ class _Tabulator:
                 states = {REPLICATED if s in (PENDING, SHARED) else s for s in states}
                 states |= {REPLICATED, SHARED} if grad else {REPLICATED}
                 per_axis.append(sorted(states))
-            grid = np.array(np.meshgrid(*per_axis, indexing="ij"), dtype=np.int8)
-            rows = grid.reshape(len(self.mesh.axes), -1).T.copy()
+            grid = list(product(*per_axis))
+            rows = np.array(grid, dtype=np.int8).reshape(len(grid), len(self.mesh.axes))
             self.cache[key] = (rows[self._is_legal(tensor, rows)], sides)
         rows, _ = self.cache[key]
         found: Layouts = rows
@@ -347,7 +338,15 @@ class _Tabulator:
         found = self.graph.tensors[tensor]
         atoms = self.atoms.tensors[tensor]
         again = None if regathers is None else regathers.tobytes()
-        key = ("edge", atoms, found.type.item_bytes, found.requires_grad, id(left), id(needed), again)
+        key = (
+            "edge",
+            atoms,
+            found.type.item_bytes,
+            found.requires_grad,
+            id(left),
+            id(needed),
+            again,
+        )
         if key not in self.cache:
             edge = Edge(tensor, source, target, left, needed, regathers)
             self.cache[key] = (*self._price(edge), left, needed)
@@ -389,6 +388,19 @@ class _Tabulator:
         kind = self.graph.tensors[tensor].type
         items = local_items(forward_states(layouts), self.atoms.tensors[tensor], self.mesh.shape)
         return items * kind.item_bytes
+
+
+def operator_tensors(graph: Graph, atoms: Atoms, index: int) -> Tensors:
+    """The types, atoms and gradients of an operator's tensors."""
+    op, take = graph.ops[index], graph.tensors
+    return Tensors(
+        tuple(take[t].type for t in op.inputs),
+        tuple(atoms.tensors[t] for t in op.inputs),
+        tuple(take[t].requires_grad for t in op.inputs),
+        tuple(take[t].type for t in op.results),
+        tuple(atoms.tensors[t] for t in op.results),
+        tuple(take[t].requires_grad for t in op.results),
+    )
 
 
 def edge_steps(

@@ -14,7 +14,9 @@ class Origin:
     source: str = ""
 
     def __str__(self) -> str:
-        return " ".join(filter(None, (self.module or "(model)", self.source and f"({self.source})")))
+        return " ".join(
+            filter(None, (self.module or "(model)", self.source and f"({self.source})"))
+        )
 
 
 @dataclass(frozen=True, slots=True)

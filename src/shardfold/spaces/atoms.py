@@ -97,7 +97,9 @@ def atomise(graph: Graph, rules: Sequence[Rule]) -> Atoms:
         kept[broken.op] = _without_merges(kept[broken.op])
 
 
-def _sides(graph: Graph, op_index: int, rule: Rule) -> list[tuple[int, tuple[tuple[str, ...], ...]]]:
+def _sides(
+    graph: Graph, op_index: int, rule: Rule
+) -> list[tuple[int, tuple[tuple[str, ...], ...]]]:
     op = graph.ops[op_index]
     tensors = (*op.inputs, *op.results)
     return list(zip(tensors, (*rule.operands, *rule.results), strict=True))
@@ -122,9 +124,7 @@ def _connect(
     return views
 
 
-def _propagate(
-    classes: _Classes, views: list[_View]
-) -> tuple[dict[int, set[int]], _View | None]:
+def _propagate(classes: _Classes, views: list[_View]) -> tuple[dict[int, set[int]], _View | None]:
     """Let cuts flow through the views until nothing changes, or a view contradicts them."""
     cuts: dict[int, set[int]] = {}
     changed = True

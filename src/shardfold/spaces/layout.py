@@ -30,7 +30,8 @@ def forward_states(layouts: Layouts) -> Layouts:
 
 def gradient_states(layouts: Layouts) -> Layouts:
     """The layouts of the gradients: the parts of a sum all get the whole gradient, and the
-    gradient of a SHARED value is a pending sum."""
+    gradient of a SHARED value is a pending sum.
+    """
     swapped = np.where(layouts == PENDING, REPLICATED, layouts)
     return np.where(layouts == SHARED, PENDING, swapped).astype(np.int8)
 

@@ -1,4 +1,4 @@
-"""AlexNet in one tower (Krizhevsky 2014): five convolutions, three fully-connected layers."""
+"""AlexNet (Krizhevsky 2012) without its two groups: five convolutions, three linear layers."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from shardfold.zoo.shapes import ConvShape
 
-FULL = ConvShape(image=224, classes=1000, width=64)
-TINY = ConvShape(image=95, classes=10, width=8)
+FULL = ConvShape(image=227, classes=1000, width=96)
+TINY = ConvShape(image=95, classes=10, width=12)
 
 
 class AlexNet(nn.Module):
@@ -18,15 +18,17 @@ class AlexNet(nn.Module):
     def __init__(self, shape: ConvShape) -> None:
         super().__init__()
         w = shape.width
-        self.conv1 = nn.Conv2d(3, w, 11, stride=4, padding=2)
-        self.conv2 = nn.Conv2d(w, 3 * w, 5, padding=2)
-        self.conv3 = nn.Conv2d(3 * w, 6 * w, 3, padding=1)
-        self.conv4 = nn.Conv2d(6 * w, 4 * w, 3, padding=1)
-        self.conv5 = nn.Conv2d(4 * w, 4 * w, 3, padding=1)
+        wide = w * 8 // 3
+        features = w * 128 // 3
+        self.conv1 = nn.Conv2d(3, w, 11, stride=4)
+        self.conv2 = nn.Conv2d(w, wide, 5, padding=2)
+        self.conv3 = nn.Conv2d(wide, 4 * w, 3, padding=1)
+        self.conv4 = nn.Conv2d(4 * w, 4 * w, 3, padding=1)
+        self.conv5 = nn.Conv2d(4 * w, wide, 3, padding=1)
         self.dropout = nn.Dropout(0.5)
-        self.fc6 = nn.Linear(4 * w * _side(shape.image) ** 2, 64 * w)
-        self.fc7 = nn.Linear(64 * w, 64 * w)
-        self.fc8 = nn.Linear(64 * w, shape.classes)
+        self.fc6 = nn.Linear(wide * _side(shape.image) ** 2, features)
+        self.fc7 = nn.Linear(features, features)
+        self.fc8 = nn.Linear(features, shape.classes)
 
     def forward(self, images: Tensor, labels: Tensor) -> Tensor:
         """The mean cross-entropy of the batch."""
@@ -43,7 +45,7 @@ class AlexNet(nn.Module):
 
 def _side(image: int) -> int:
     """The side of the last feature map: one strided convolution, then three poolings."""
-    side = (image + 2 * 2 - 11) // 4 + 1
+    side = (image - 11) // 4 + 1
     for _ in range(3):
         side = (side - 3) // 2 + 1
     return side

@@ -36,7 +36,7 @@ _HF = "Hugging Face transformers"
 
 # Batches are PaSE's: 128 images, 64 sequences.
 _FULL = (
-    Entry("alexnet", "AlexNet, one tower, 224 px, 61.1M parameters", 128, None, _HERE),
+    Entry("alexnet", "AlexNet without groups, 227 px, 62.4M parameters", 128, None, _HERE),
     Entry("inceptionv3", "Inception v3 without auxiliary head, 299 px, 23.8M", 128, None, _HERE),
     Entry("rnnlm", "2-layer LSTM of 2048, 793,472-word vocabulary, 3.3B", 64, 40, _HERE),
     Entry("transformer", "WMT base: 6+6 layers of 512, 60.5M", 64, 256, _HERE),

@@ -18,7 +18,7 @@ HF = "Hugging Face transformers"
 
 # Exact where the authors' or transformers' checkpoint is the source.
 PARAMETERS = {
-    "alexnet": 61_100_840,
+    "alexnet": 62_378_344,
     "inceptionv3": 23_834_568,
     "resnet50": 25_557_032,
     "resnet101": 44_549_160,

@@ -1,0 +1,249 @@
+"""From a solved problem to a plan: every decision in words, with the steps that it implies."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from shardfold.costs import CostModel, Tabulated
+from shardfold.costs.steps import Collective, Compute, Step
+from shardfold.costs.storage import Optimizer, update_steps
+from shardfold.costs.tabulate import edge_steps, operator_tensors
+from shardfold.costs.work import operator_steps
+from shardfold.graph import Graph
+from shardfold.plans.plan import (
+    CollectiveEntry,
+    OperatorEntry,
+    ParameterEntry,
+    TensorEntry,
+    UnsplitEntry,
+)
+from shardfold.spaces import Atoms, Space
+from shardfold.spaces.layout import PENDING, REPLICATED, SHARED, Layouts
+from shardfold.spaces.space import NONE, PASS
+from shardfold.spaces.words import word, words_of
+
+STATES = {REPLICATED: "whole", SHARED: "whole, gradient summed", PENDING: "sum pending"}
+
+
+@dataclass(frozen=True)
+class Assembly:
+    """A solved problem with all that is needed to say what it means."""
+
+    graph: Graph
+    atoms: Atoms
+    tabulated: Tabulated
+    choice: tuple[int, ...]
+    model: CostModel
+    optimizer: Optimizer
+
+    @cached_property
+    def words(self) -> dict[int, str]:
+        """A word for every atom that has one."""
+        return words_of(self.graph, self.atoms)
+
+    @cached_property
+    def steps(self) -> dict[int, list[Step]]:
+        """The steps of every operator vertex: its own, and those of the edges charged to it.
+
+        An edge is charged to the operator that reads; the edge into a shared tensor to the
+        operator that writes; a parameter's update to its first reader.
+        """
+        found: dict[int, list[Step]] = defaultdict(list)
+        cache: dict[object, list[Step]] = {}
+        for v, vertex in enumerate(self.tabulated.vertices):
+            if vertex.space is not None:
+                key = (id(self.tabulated.problem.costs[v]), self.choice[v])
+                if key not in cache:
+                    cache[key] = self._own(vertex.index, vertex.space, self.choice[v])
+                found[v].extend(cache[key])
+        updated: set[int] = set()
+        for number, edge in enumerate(self.tabulated.edges):
+            at = edge.target
+            if self.tabulated.vertices[at].space is None:
+                at = edge.source
+            pair = (self.choice[edge.source], self.choice[edge.target])
+            key = (id(self.tabulated.problem.edge_costs[number]), pair)
+            if key not in cache:
+                cache[key] = self._moved(number)
+            found[at].extend(cache[key])
+            if edge.regathers is not None and edge.source not in updated:
+                updated.add(edge.source)
+                found[at].extend(self._update(edge.source))
+        return found
+
+    def _own(self, index: int, space: Space, choice: int) -> list[Step]:
+        single = Space(space.rule, space.configs[choice : choice + 1])
+        tensors = operator_tensors(self.graph, self.atoms, index)
+        return operator_steps(single, tensors, self.tabulated.mesh).case(0)
+
+    def _moved(self, number: int) -> list[Step]:
+        edge = self.tabulated.edges[number]
+        left, needed = self.choice[edge.source], self.choice[edge.target]
+        tensor = self.graph.tensors[edge.tensor]
+        again = edge.regathers[left : left + 1] if edge.regathers is not None else np.zeros(1, bool)
+        return edge_steps(
+            edge.left[left : left + 1],
+            edge.needed[needed : needed + 1],
+            again,
+            self.tabulated.mesh,
+            self.atoms.tensors[edge.tensor],
+            tensor.type.item_bytes,
+            tensor.requires_grad,
+        ).case(0)
+
+    def _update(self, v: int) -> list[Step]:
+        vertex = self.tabulated.vertices[v]
+        tensor = self.graph.tensors[vertex.index]
+        if vertex.storage is None or not tensor.requires_grad:
+            return []
+        return update_steps(
+            vertex.storage,
+            self.atoms.tensors[vertex.index],
+            tensor.type.dtype,
+            tensor.type.item_bytes,
+            self.optimizer,
+            self.tabulated.mesh,
+        ).case(self.choice[v])
+
+    def seconds(self, step: Step) -> float:
+        """What one step of one case costs."""
+        if isinstance(step, Compute):
+            return float(self.model.compute_seconds(step)[0])
+        if step.kind == "slice":
+            return 0.0
+        return float(self.model.collective_seconds(step)[0]) * step.repeats
+
+    def operators(self) -> tuple[OperatorEntry, ...]:
+        """An entry for every operator, in execution order."""
+        names = self.tabulated.mesh.names
+        entries = []
+        for v, vertex in enumerate(self.tabulated.vertices):
+            if vertex.space is None:
+                continue
+            op = self.graph.ops[vertex.index]
+            row = vertex.space.configs[self.choice[v]]
+            steps = self.steps[v]
+            entries.append(
+                OperatorEntry(
+                    op.name,
+                    op.kind,
+                    op.origin.module,
+                    op.origin.source,
+                    tuple(_factor_name(vertex.space, int(f)) for f in row),
+                    self._split(vertex.space, row.tolist()),
+                    sum(self.seconds(step) for step in steps),
+                    _collectives(steps, names, self.seconds),
+                )
+            )
+        return tuple(entries)
+
+    def _split(self, space: Space, row: Sequence[int]) -> dict[str, int]:
+        """The split in words: `{"batch": 4, "heads": 8}`."""
+        parts: dict[str, int] = {}
+        for factor, axis in zip(row, self.tabulated.mesh.axes, strict=True):
+            if factor >= 0:
+                name = word(space.rule, factor, self.words)
+                parts[name] = parts.get(name, 1) * axis.size
+        return parts
+
+    def tensors(self) -> tuple[TensorEntry, ...]:
+        """An entry for every tensor that several operators read."""
+        return tuple(
+            TensorEntry(
+                self.graph.tensors[vertex.index].name,
+                self._states(vertex.index, vertex.layouts, self.choice[v]),
+            )
+            for v, vertex in enumerate(self.tabulated.vertices)
+            if vertex.what == "tensor" and vertex.layouts is not None
+        )
+
+    def parameters(self) -> tuple[ParameterEntry, ...]:
+        """An entry for every parameter; one that no operator reads is stored whole."""
+        placed = {
+            vertex.index: (vertex, self.choice[v])
+            for v, vertex in enumerate(self.tabulated.vertices)
+            if vertex.storage is not None
+        }
+        entries = []
+        for index in self.graph.parameters():
+            tensor = self.graph.tensors[index]
+            layout: tuple[str, ...] = ("whole",) * len(self.tabulated.mesh.axes)
+            again = False
+            if index in placed:
+                vertex, choice = placed[index]
+                assert vertex.storage is not None
+                layout = self._states(index, vertex.layouts, choice)
+                again = bool(vertex.storage.regathers[choice])
+            entries.append(ParameterEntry(tensor.names, tensor.type.shape, layout, again))
+        return tuple(entries)
+
+    def _states(self, tensor: int, layouts: Layouts | None, choice: int) -> tuple[str, ...]:
+        """Per axis: `dim 1` (`dim 1.0` where only a piece of the dim is split), or whole."""
+        assert layouts is not None
+        dims = self.atoms.dims[tensor]
+        found = []
+        for state in map(int, layouts[choice]):
+            if state < 0:
+                found.append(STATES[state])
+                continue
+            dim = dims[state]
+            piece = f".{state - dims.index(dim)}" if dims.count(dim) > 1 else ""
+            found.append(f"dim {dim}{piece}")
+        return tuple(found)
+
+    def unsplit(self, step_seconds: float) -> tuple[UnsplitEntry, ...]:
+        """Operators that every device computes in full because nothing else was on offer."""
+        groups: dict[tuple[str, str], list[float]] = defaultdict(list)
+        for v, vertex in enumerate(self.tabulated.vertices):
+            if vertex.space is None or len(vertex.space.configs) > 1:
+                continue
+            op = self.graph.ops[vertex.index]
+            cost = sum(self.seconds(s) for s in self.steps[v] if isinstance(s, Compute))
+            groups[op.kind, self._reason(vertex.space)].append(cost)
+        entries = [
+            UnsplitEntry(kind, len(costs), sum(costs), sum(costs) / step_seconds, reason)
+            for (kind, reason), costs in groups.items()
+        ]
+        return tuple(sorted(entries, key=lambda entry: (-entry.seconds, entry.kind)))
+
+    def _reason(self, space: Space) -> str:
+        if not space.rule.rule.known:
+            return "no rule"
+        return (
+            "no dim that divides" if not any(space.rule.splittable) else "depends on no parameter"
+        )
+
+    def totals(self) -> dict[str, float]:
+        """Seconds of local work, of communication and of the update."""
+        totals = {"compute": 0.0, "communication": 0.0, "update": 0.0}
+        for steps in self.steps.values():
+            for step in steps:
+                kind = "communication" if isinstance(step, Collective) else "compute"
+                kind = "update" if step.phase == "update" else kind
+                totals[kind] += self.seconds(step)
+        return totals
+
+
+def _factor_name(space: Space, factor: int) -> str:
+    return {NONE: "-", PASS: "+"}.get(factor) or space.rule.factors[factor]
+
+
+def _collectives(  # type: ignore[no-untyped-def]
+    steps: list[Step], names: tuple[str, ...], seconds
+) -> tuple[CollectiveEntry, ...]:
+    entries: dict[tuple[str, str, tuple[str, ...], float], list[float]] = defaultdict(list)
+    for step in steps:
+        if isinstance(step, Collective) and step.kind != "slice":
+            axes = tuple(names[a] for a in step.axes)
+            key = (step.phase, step.kind, axes, float(step.bytes[0]))
+            entries[key].extend([seconds(step) / step.repeats] * step.repeats)
+    return tuple(
+        CollectiveEntry(phase, kind, axes, size, len(each), math.fsum(each))
+        for (phase, kind, axes, size), each in entries.items()
+    )

@@ -1,0 +1,124 @@
+"""Strategies by hand, priced by the same tables: data parallel and fully sharded.
+
+A baseline fixes every operator's configuration; given those, the layouts of shared tensors and
+the storage of parameters do not depend on one another, so each takes its cheapest allowed one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardfold.costs import Tabulated, Vertex
+from shardfold.spaces import Space
+from shardfold.spaces.space import NONE
+
+Choice = tuple[int, ...]
+Allowed = Callable[[Vertex], NDArray[np.bool_] | None]
+
+
+def data_parallel(tabulated: Tabulated, batch: frozenset[int]) -> Choice:
+    """Every operator by batch, over as many devices as the batch allows; gradients all-reduced."""
+    return _by_batch(tabulated, batch, _as_used)
+
+
+def fully_sharded(tabulated: Tabulated, batch: frozenset[int]) -> Choice:
+    """As data parallel, but parameters and their state are split over all devices (ZeRO-3)."""
+    return _by_batch(tabulated, batch, _most_sharded)
+
+
+def _by_batch(tabulated: Tabulated, batch: frozenset[int], allowed: Allowed) -> Choice:
+    """The set of axes that the batch can be split over with the most devices, then the cheapest."""
+    axes = range(len(tabulated.mesh.axes))
+    best: tuple[float, float, Choice] | None = None
+    for count in reversed(range(len(axes) + 1)):
+        for used in combinations(axes, count):
+            fixed, legal = _batch_configs(tabulated, batch, used)
+            if not legal:
+                continue
+            devices = float(np.prod([tabulated.mesh.axes[a].size for a in used]))
+            if best is not None and devices < -best[0]:
+                continue
+            choice = complete(tabulated, fixed, allowed)
+            candidate = (-devices, tabulated.problem.total(choice), choice)
+            best = candidate if best is None else min(best, candidate)
+    assert best is not None  # the empty set of axes is always legal
+    return best[2]
+
+
+def _batch_configs(
+    tabulated: Tabulated, batch: frozenset[int], used: tuple[int, ...]
+) -> tuple[dict[int, int], bool]:
+    """Per operator vertex, the configuration that splits the batch over `used`.
+
+    Operators without a batch factor are left unsplit; legal when all that have one can split it.
+    """
+    fixed: dict[int, int] = {}
+    known: dict[tuple[int, int | None], int | None] = {}
+    for v, vertex in enumerate(tabulated.vertices):
+        if vertex.space is None:
+            continue
+        factor = _batch_factor(vertex.space, batch)
+        key = (id(vertex.space.configs), factor)
+        if key not in known:
+            known[key] = _row(vertex.space, factor, used)
+        row = known[key]
+        if row is None:
+            return fixed, False
+        fixed[v] = row
+    return fixed, True
+
+
+def _batch_factor(space: Space, batch: frozenset[int]) -> int | None:
+    if len(space.configs) == 1:
+        return None
+    splits = enumerate(zip(space.rule.classes, space.rule.splittable, strict=True))
+    return next((f for f, (c, can) in splits if c in batch and can), None)
+
+
+def _row(space: Space, factor: int | None, used: tuple[int, ...]) -> int | None:
+    """The configuration that splits `factor` over the axes `used` and nothing else."""
+    row = np.full(space.configs.shape[1], NONE)
+    row[list(used)] = NONE if factor is None else factor
+    found = np.flatnonzero((space.configs == row).all(axis=1))
+    return int(found[0]) if len(found) else None
+
+
+def complete(tabulated: Tabulated, fixed: dict[int, int], allowed: Allowed) -> Choice:
+    """Choose for every vertex that is not fixed, given its fixed neighbours."""
+    problem = tabulated.problem
+    costs: dict[int, Any] = {
+        v: problem.costs[v].copy() for v in range(len(problem.costs)) if v not in fixed
+    }
+    for (u, v), table in zip(problem.edges, problem.edge_costs, strict=True):
+        if u in fixed and v not in fixed:
+            costs[v] += table[fixed[u]]
+        elif v in fixed and u not in fixed:
+            costs[u] += table[:, fixed[v]]
+    choice = dict(fixed)
+    for v, total in costs.items():
+        mask = allowed(tabulated.vertices[v])
+        choice[v] = int(np.argmin(total if mask is None else np.where(mask, total, np.inf)))
+    return tuple(choice[v] for v in range(len(problem.costs)))
+
+
+def _as_used(vertex: Vertex) -> NDArray[np.bool_] | None:
+    """Parameters replicated: data parallelism keeps a full copy on every device."""
+    if vertex.storage is None:
+        return None
+    mask: NDArray[np.bool_] = (vertex.storage.layouts < 0).all(axis=1)
+    return mask if mask.any() else None
+
+
+def _most_sharded(vertex: Vertex) -> NDArray[np.bool_] | None:
+    """Parameters split over as many axes as possible, and gathered again in backward."""
+    if vertex.storage is None:
+        return None
+    axes = (vertex.storage.layouts >= 0).sum(axis=1)
+    again = vertex.storage.regathers
+    mask: NDArray[np.bool_] = axes == axes.max()
+    return mask & again if (mask & again).any() else mask

@@ -1,0 +1,159 @@
+"""A plan: every decision, what it costs, and where it came from. Plain values, ready for JSON."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from shardfold.graph import Graph
+
+VERSION = 1
+
+
+class Value(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Base of the plan's parts: immutable, strict about what a file may contain."""
+
+
+class AxisEntry(Value, frozen=True):
+    """One axis of the mesh, and the cluster level whose links it uses."""
+
+    name: str
+    size: int
+    level: str
+
+
+class CollectiveEntry(Value, frozen=True):
+    """A collective of one operator's part of the step, with the bytes of its larger side."""
+
+    phase: str
+    kind: str
+    axes: tuple[str, ...]
+    bytes: float
+    count: int
+    seconds: float
+
+
+class OperatorEntry(Value, frozen=True):
+    """One operator: the factor that each axis splits, in the rule's own names and in words.
+
+    `seconds` is the operator's work, its collectives, the reshards of what it reads, and the
+    update of the parameters that it reads first.
+    """
+
+    name: str
+    kind: str
+    module: str
+    source: str
+    config: tuple[str, ...]
+    split: dict[str, int]
+    seconds: float
+    collectives: tuple[CollectiveEntry, ...] = ()
+
+
+class TensorEntry(Value, frozen=True):
+    """The layout of a tensor that several operators read: a state per axis."""
+
+    name: str
+    layout: tuple[str, ...]
+
+
+class ParameterEntry(Value, frozen=True):
+    """How a parameter is stored: a state per axis, and whether it is gathered again in backward."""
+
+    names: tuple[str, ...]
+    shape: tuple[int, ...]
+    layout: tuple[str, ...]
+    regather: bool
+
+
+class UnsplitEntry(Value, frozen=True):
+    """Operators of one kind that every device computes in full, and what that costs."""
+
+    kind: str
+    count: int
+    seconds: float
+    share: float
+    reason: str
+
+
+class MeshEntry(Value, frozen=True):
+    """A mesh that was tried, and the best plan's time on it."""
+
+    mesh: str
+    step_seconds: float
+    lower_bound_seconds: float
+
+
+class Estimate(Value, frozen=True):
+    """What the cost model says of a step, and how sure the search is that nothing is better."""
+
+    step_seconds: float
+    compute_seconds: float
+    communication_seconds: float
+    update_seconds: float
+    data_parallel_seconds: float
+    fully_sharded_seconds: float
+    lower_bound_seconds: float
+    optimal: bool
+    peak_bytes: float
+    data_parallel_bytes: float
+    fully_sharded_bytes: float
+    device_bytes: int
+
+
+class Provenance(Value, frozen=True):
+    """What the plan was made from."""
+
+    graph: str
+    operators: int
+    parameters: int
+    cluster: dict[str, object]
+    cost: str
+    optimizer: str
+    dtype: str
+    versions: dict[str, str]
+    capture_seconds: float
+    search_seconds: float
+
+
+class Plan(Value, frozen=True):
+    """How to split the training of one model over one cluster."""
+
+    format: str
+    version: int
+    cluster: str
+    mesh: tuple[AxisEntry, ...]
+    estimate: Estimate
+    meshes: tuple[MeshEntry, ...]
+    unsplit: tuple[UnsplitEntry, ...]
+    operators: tuple[OperatorEntry, ...]
+    tensors: tuple[TensorEntry, ...]
+    parameters: tuple[ParameterEntry, ...]
+    provenance: Provenance
+
+    @property
+    def fits(self) -> bool:
+        """Whether the predicted peak is within the device's memory."""
+        return self.estimate.peak_bytes <= self.estimate.device_bytes
+
+    def save(self, path: str | Path) -> None:
+        """Write the plan as JSON; an existing file is replaced only by a complete one."""
+        from shardfold.plans.store import save
+
+        save(self, path)
+
+    @classmethod
+    def load(cls, path: str | Path, graph: Graph | None = None) -> Plan:
+        """Read a plan; with the graph of a model, check that the plan is for that model."""
+        from shardfold.plans.store import load
+
+        return load(path, graph)
+
+    def __str__(self) -> str:
+        from shardfold.plans.text import as_text
+
+        return as_text(self)
