@@ -1,9 +1,10 @@
 """PaSE's equation 1 (Elango, IPDPS 2021): arithmetic at peak rate, bytes at one bandwidth.
 
 No latency, no memory traffic, no levels of links, no optimizer. Two operators are counted as the
-paper's code counts them, which decides some of its Table II: an embedding is a product with a
-one-hot matrix (its engine looked rows up that way), and a convolution a product with the
-unrolled input, so that splitting its out channels all-reduces a gradient as large as all taps.
+paper's code counts them, which decides some of its Table II. An embedding is a product with a
+one-hot matrix, so splitting its features all-reduces a gradient of that matrix. A convolution is
+a product with the unrolled input, so splitting its out channels all-reduces a gradient with an
+entry for every tap.
 """
 
 from __future__ import annotations
@@ -51,17 +52,22 @@ class Paper:
 
 def _one_hot(call: Call) -> Rule:
     """A look-up as a product: every row of the table counts for every token."""
-    looked_up = TABLE["aten.embedding"](call)
-    return replace(looked_up, engine="matrix", flops=2.0, over=None, sparse=(), backward=1.0)
+    rule = replace(
+        TABLE["aten.embedding"](call), engine="matrix", flops=2.0, over=None, sparse=(), backward=2.0
+    )
+    return _with_input_gradient(rule, "d", call)
 
 
 def _unrolled(call: Call) -> Rule:
     """A convolution whose input gradient has an entry for every tap."""
-    rule = TABLE[call.op.kind](call)
-    over = tuple(f for f in rule.factors if f != "n")
-    gradient = Exchange(
-        "all_reduce", "n", over, item_bytes=call.inputs[0].item_bytes, phase="backward"
-    )
+    return _with_input_gradient(TABLE[call.op.kind](call), "n", call)
+
+
+def _with_input_gradient(rule: Rule, out: str, call: Call) -> Rule:
+    """Charge an all-reduce of the product's left operand where its out factor is split."""
+    over = tuple(f for f in rule.factors if f != out)
+    item_bytes = call.inputs[0].item_bytes
+    gradient = Exchange("all_reduce", out, over, item_bytes=item_bytes, phase="backward")
     return replace(rule, exchanges=(*rule.exchanges, gradient))
 
 
