@@ -80,6 +80,11 @@ def matrix() -> list[Case]:
         case("matmul", {"self": normal(1, 4, 6), "other": normal(1, 6, 4)}, label="one"),
         case("einsum", {"equation": "bqd,bkd->bqk", "tensors": [normal(2, 4, 6), normal(2, 8, 6)]}),
         case("einsum", {"equation": "i,j", "tensors": [normal(4), normal(6)]}, label="implicit"),
+        case(
+            "einsum",
+            {"equation": "...qd,...kd->...qk", "tensors": [normal(2, 3, 4, 6), normal(3, 8, 6)]},
+            label="dots",
+        ),
         case("_grouped_mm", grouped, counts=(2,), fixed=("self", "mat2")),
         case("shardfold::expert_linear", expert, localise=rows_of_expert),
         case("shardfold::expert_linear", pairs, localise=rows_of_expert, label="top two"),
@@ -121,8 +126,10 @@ def convolution() -> list[Case]:
 
     plain = {"input": normal(4, 6, 5, 7), "weight": normal(8, 6, 3, 3), "bias": normal(8)}
     full = {"stride": [1, 1], "padding": [0, 0], "dilation": [1, 1], "output_padding": [0, 0]}
+    halo = {"input": normal(4, 6, 4, 8), "weight": normal(8, 6, 3, 3), "bias": normal(8)}
     return [
-        conv("conv2d", **plain),
+        conv("conv2d", "halo", **halo, padding=[1, 1]),
+        conv("conv2d", "no padding", **plain),
         conv("conv2d", "one by one", input=normal(2, 4, 6, 4), weight=normal(8, 4, 1, 1)),
         conv(
             "conv2d",
@@ -245,7 +252,7 @@ def losses() -> list[Case]:
         "mse_loss l1_loss smooth_l1_loss huber_loss soft_margin_loss kl_div binary_cross_entropy "
         "binary_cross_entropy_with_logits"
     )
-    for reduction in (0, 1, 2):
+    for reduction in (1, 2, 0):
         label = ("none", "mean", "sum")[reduction]
         for name in pointwise.split():
             given = {"self": positive(4, 6), "target": positive(4, 6), "reduction": reduction}
@@ -275,11 +282,12 @@ def losses() -> list[Case]:
 def reduction() -> list[Case]:
     x, signs = normal(4, 6, 3), {"self": bools(4, 6, 3)}
     cases = [
-        case("sum", {"self": x}),
         case("sum.dim_IntList", {"self": x, "dim": [1]}),
+        case("sum", {"self": x}, label="of all"),
         case("sum.dim_IntList", {"self": x, "dim": [0, -1], "keepdim": True}, label="keep"),
-        case("mean", {"self": x}, is_mean=True),
-        case("mean.dim", {"self": x, "dim": [1], "keepdim": True}, is_mean=True),
+        case("mean.dim", {"self": x, "dim": [1]}, is_mean=True),
+        case("mean.dim", {"self": x, "dim": [-1], "keepdim": True}, is_mean=True, label="keep"),
+        case("mean", {"self": x}, is_mean=True, label="of all"),
         case("nansum", {"self": x, "dim": [1]}),
         case("count_nonzero.dim_IntList", {"self": ints(2, 4, 6), "dim": [1]}),
         case("amax", {"self": x, "dim": [1]}),
@@ -295,8 +303,8 @@ def reduction() -> list[Case]:
         case("frobenius_norm.dim", {"self": x, "dim": [1], "keepdim": False}),
     ]
     for name in ("max", "min"):
-        cases.append(case(name, {"self": x}))
-        cases.append(case(f"{name}.dim", {"self": x, "dim": 1}, label="of a dim"))
+        cases.append(case(f"{name}.dim", {"self": x, "dim": 1}))
+        cases.append(case(name, {"self": x}, label="of all"))
         cases.append(case(f"{name}.other", {"self": x, "other": normal(6, 1)}, label="of two"))
     cases.append(case("prod.dim_int", {"self": x, "dim": 1}))
     for name in ("median.dim", "nanmedian.dim", "mode", "argmax", "argmin", "cumsum", "cumprod"):

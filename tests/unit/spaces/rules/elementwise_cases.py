@@ -71,7 +71,9 @@ def _several(x: torch.Tensor) -> list[Case]:
         case("masked_fill.Scalar", {"self": x, "mask": bools(6, 1), "value": -1.0}),
         case("copy", {"self": x, "src": normal(6, 3)}, fixed=("self", "src")),
         case("type_as", {"self": normal(4, 6), "other": normal(2, 3, 6)}),
+        case("type_as", {"self": normal(4, 6), "other": normal(6, 3, 5)}, label="unlike"),
         case("prelu", {"self": normal(4, 6, 3), "weight": normal(6)}),
+        case("prelu", {"self": normal(4, 6, 3), "weight": normal(1)}, label="one slope"),
         case("prelu", {"self": normal(4, 6, 6), "weight": normal(6)}, label="square"),
     ]
 
