@@ -28,6 +28,9 @@ TABLE_BYTES = 1 << 30
 MAX_WORK = 4e10
 """Joint entries beyond which elimination would take about a minute."""
 
+_CHEAP = 2e6
+"""Joint entries up to which eliminating at once beats looking for choices to strike out first."""
+
 _LONG = 1_000
 _WIDE = 32
 _CONTEXT_ENTRIES = 64
@@ -47,11 +50,13 @@ def exact(
     _condition_hubs(problem, folding)
     core = core_of(problem, folding)
     plan = forecast(core, order)
-    if _fits(plan, table_bytes):
+    if folding.contexts and not _fits(plan, table_bytes):
+        folding = folded(problem)
+        core = core_of(problem, folding)
+        plan = forecast(core, order)
+    bound: float | None = None
+    if _fits(plan, table_bytes) and (plan.work <= _CHEAP or folding.contexts):
         chosen = _eliminated(core, plan, watch)
-        bound = None
-    elif folding.contexts:
-        return _unfolded(problem, "min-degree", table_bytes, watch)
     else:
         chosen, bound = bounded(core, table_bytes=table_bytes, watch=watch)
     choice = np.zeros(len(problem), np.int64)
@@ -59,9 +64,10 @@ def exact(
     unfold(folding, choice)
     if bound is not None:
         bound += float(sum(folding.constants))
-    entries = folding.store.new_entries + (plan.stored if bound is None else 0)
-    largest = max(folding.store.largest, int(plan.largest) if bound is None else 0)
-    return Answer(choice, bound, plan.name, largest, int(8 * entries))
+    stored = plan.stored if 8 * plan.stored <= table_bytes else table_bytes / 8
+    largest = max(folding.store.largest, int(min(plan.largest, stored)))
+    peak = 8 * (folding.store.new_entries + stored)
+    return Answer(choice, bound, plan.name, largest, int(peak))
 
 
 def folded(problem: Problem) -> Folding:
