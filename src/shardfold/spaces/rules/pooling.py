@@ -55,18 +55,19 @@ def _adaptive(call: Call, rank: int, *, mean: bool) -> Rule:
     before, after = call.inputs[0].shape, call.results[0].shape
     lead = _lead(call, rank)
     sizes = dict(zip(lead, before, strict=False))
-    ins, outs, whole = list(lead), list(lead), set()
+    ins, outs, whole, flops = list(lead), list(lead), set(), 1.0
     for factor, n, m in zip(SPATIAL[-rank:], before[-rank:], after[-rank:], strict=True):
         sizes[factor] = n if m == 1 else m
         ins.append(factor if n % m == 0 else ".")
         outs.append("." if m == 1 else factor)
+        flops *= 1.0 if m == 1 else n / m
         if not mean or n % m:
             whole.add(factor)
     return call.rule(
         {call.op.operands[0].name: " ".join(ins)},
         " ".join(outs),
         sizes=sizes,
-        flops=max(1.0, before[-1] / after[-1]),
+        flops=flops,
         whole=frozenset(whole),
         linear=(0,) if mean else (),
         saves=() if mean else (call.op.operands[0].name,),

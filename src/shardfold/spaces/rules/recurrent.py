@@ -25,8 +25,10 @@ def _weights(call: Call, gates: int, group: int) -> dict[str, str]:
     return found
 
 
-def _exchanges(layers: int, steps: int, item_bytes: int) -> tuple[Exchange, ...]:
-    repeats = layers * steps
+def _exchanges(call: Call, steps: int) -> tuple[Exchange, ...]:
+    """The hidden state of every step of every layer, a part of it from each device."""
+    repeats = steps * call.attribute("num_layers")
+    item_bytes = call.results[0].item_bytes
     return (
         Exchange("all_gather", "e", ("b", "e"), 1.0, item_bytes, repeats),
         Exchange("reduce_scatter", "e", ("b", "e"), 1.0, item_bytes, repeats, "backward"),
@@ -37,40 +39,33 @@ def _recurrent(call: Call, gates: int) -> Rule:
     if call.has("batch_sizes"):
         return _packed(call)
     sequence = "b s d" if call.attribute("batch_first", False) else "s b d"
-    shape = dict(zip(sequence.split(), call.shape("input"), strict=True))
-    layers = call.attribute("num_layers")
-    both_ways = bool(call.attribute("bidirectional", False))
-    hidden = call.shape("params[1]")[0] // gates
-    projected = call.shape("params[1]")[1] != hidden
-    split = not both_ways and not projected
-    group = (4 if call.attribute("has_biases", True) else 2) + projected
-    operands = {"input": sequence, "hx[0]": "l b k", "hx[1]": "l b e", "hx": "l b k"}
-    if split:
-        operands |= _weights(call, gates, group)
-        output = sequence.replace("d", "e")
-    else:
-        operands |= {"hx[1]": "l b ."}
-        output = sequence.replace("d", ".")
-    state = "l b e" if split else "l b ."
-    sizes = {**shape, "e": hidden, "k": call.shape("params[1]")[1], "g": gates}
+    rows, state = call.shape("params[1]")
+    sizes = dict(zip(sequence.split(), call.shape("input"), strict=True))
+    sizes |= {"g": gates, "e": rows // gates, "k": state}
+    # Both directions share the result's last dim, and a projection reads all units: e is whole.
+    split = not call.attribute("bidirectional", False) and state == sizes["e"]
+    unit = "e" if split else "."
+    weights = _weights(call, gates, 4 if call.attribute("has_biases", True) else 2)
     return call.rule(
-        operands,
-        *([output] + [state] * (len(call.results) - 1)),
-        sizes=sizes,
+        {
+            "input": sequence,
+            "hx": "l b k",
+            "hx[0]": "l b k",
+            "hx[1]": f"l b {unit}",
+            **(weights if split else {}),
+        },
+        sequence.replace("d", unit),
+        *[f"l b {unit}"] * (len(call.results) - 1),
+        sizes={**sizes, "l": call.results[-1].shape[0]},
         engine="matrix",
-        flops=_flops(call) / hidden if split else _flops(call),
+        flops=_flops(call) / (sizes["e"] if split else 1),
         over=("s", "b", "e") if split else ("s", "b"),
-        whole=frozenset({"s", "d", "k", "g", "l"} & _used(call, sizes)),
-        exchanges=_exchanges(layers, shape["s"], call.inputs[0].item_bytes) if split else (),
+        whole=frozenset({"s", "d", "k", "g", "l"}),
+        exchanges=_exchanges(call, sizes["s"]) if split else (),
         saves=tuple(o.name for o in call.op.operands),
         saves_results=True,
         backward=2.0,
     )
-
-
-def _used(call: Call, sizes: dict[str, int]) -> set[str]:
-    sizes.setdefault("l", call.shape("hx[0]" if call.has("hx[0]") else "hx")[0])
-    return set(sizes)
 
 
 def _flops(call: Call) -> float:

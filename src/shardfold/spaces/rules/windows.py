@@ -98,7 +98,7 @@ def halos(
                 words *= other.stride
             elif other is not dim:
                 words *= other.before
-        points = tuple(f for f in over if f in sizes)
+        points = tuple(f for f in over if sizes.get(f, 1) > 1)
         found += [
             Exchange("halo", dim.factor, points, words, item_bytes, phase=phase) for phase in phases
         ]

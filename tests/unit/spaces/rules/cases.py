@@ -472,8 +472,29 @@ def recurrent() -> list[Case]:
         label = " ".join([f"{layers} layers", *["both ways"] * both, *["batch first"] * first])
         return case(f"{name}.input", arguments, label=label)
 
+    packed = {
+        "data": normal(7, 3),
+        "batch_sizes": torch.tensor([3, 2, 1, 1]),
+        "hx": normal(1, 3, 4),
+        "params": parameters(3, 1),
+        "num_layers": 1,
+        "bidirectional": False,
+        **flags,
+    }
+    projected = {
+        "input": normal(5, 2, 3),
+        "hx": [normal(1, 2, 2), normal(1, 2, 4)],
+        "params": [normal(16, 3), normal(16, 2), normal(16), normal(16), normal(2, 4)],
+        "num_layers": 1,
+        "bidirectional": False,
+        "batch_first": False,
+        **flags,
+    }
     return [
         network(name, gates, layers, both, first)
         for name, gates in (("lstm", 4), ("gru", 3), ("rnn_tanh", 1), ("rnn_relu", 1))
         for layers, both, first in ((1, False, True), (2, False, False), (2, True, True))
+    ] + [
+        case("gru.data", packed, label="packed"),
+        case("lstm.input", projected, label="projected"),
     ]

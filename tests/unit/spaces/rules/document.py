@@ -73,11 +73,10 @@ def page(cases: Iterable[Case]) -> str:
 
 def _row(rule: Rule) -> str:
     exchanged = {e.factor for e in rule.exchanges}
-    free = [f for f in splittable(rule) if f not in exchanged]
-    summed = [f for f in free if f in rule.reduced]
+    summed = [f for f in splittable(rule) if f in rule.reduced - rule.resolved]
     columns = [
-        f"`{rule}`",
-        _list(f for f in free if f not in summed),
+        f"`{rule}`".replace(" `", "`").replace("` ", "`"),
+        _list(f for f in splittable(rule) if f not in {*summed, *exchanged}),
         _list(summed),
         _exchanges(rule),
     ]

@@ -216,7 +216,11 @@ def _step(name: str, gates: Tensor, inner: Tensor, h: Tensor, c: Tensor) -> tupl
     return o * torch.tanh(c), c
 
 
-@pytest.mark.parametrize("given", [g for g in cases.recurrent() if "both" not in g.label], ids=str)
+@pytest.mark.parametrize(
+    "given",
+    [g for g in cases.recurrent() if g.label in ("1 layers batch first", "2 layers")],
+    ids=str,
+)
 def test_hidden_units_are_split_with_a_gather_at_every_step(given: Case) -> None:
     call = call_of(given)
     rule = rule_for(call)
