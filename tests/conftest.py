@@ -1,0 +1,1 @@
+"""What tests share (the package `virtual`) is imported from this folder."""

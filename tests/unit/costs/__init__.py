@@ -1,0 +1,1 @@
+"""Tests of steps, prices and tables."""

@@ -1,0 +1,141 @@
+"""The listed steps, performed on arrays, give every device what the target layout says."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shardfold.costs.reshard import reshard
+from shardfold.costs.steps import Collective
+from shardfold.spaces.layout import PENDING, REPLICATED
+from shardfold.spaces.space import is_legal_split
+from virtual.movement import collect, larger_side_items, perform, place
+
+Layout = tuple[int, ...]
+
+
+def is_legal(layout: Layout, atoms: tuple[int, ...], shape: tuple[int, ...]) -> bool:
+    parts = [1] * len(atoms)
+    for size, state in zip(shape, layout, strict=True):
+        if state >= 0:
+            parts[state] *= size
+    return all(is_legal_split(n, p) for n, p in zip(atoms, parts, strict=True))
+
+
+def layouts(atoms: tuple[int, ...], shape: tuple[int, ...]) -> list[Layout]:
+    states = [REPLICATED, PENDING, *range(len(atoms))]
+    return [row for row in product(states, repeat=len(shape)) if is_legal(row, atoms, shape)]
+
+
+def steps_of(
+    source: Layout, target: Layout, shape: tuple[int, ...], atoms: tuple[int, ...]
+) -> list[Collective]:
+    rows = (np.array([layout], np.int8) for layout in (source, target))
+    return list(reshard(*rows, shape, atoms, 2, "forward").case(0))  # type: ignore[arg-type]
+
+
+def check(source: Layout, target: Layout, shape: tuple[int, ...], atoms: tuple[int, ...]) -> None:
+    """Perform the steps; after each, the shards must be what the step's own layout says."""
+    rng = np.random.default_rng(0)
+    value = rng.integers(-99, 99, atoms).astype(float)
+    shards = place(value, source, shape, rng)
+    now = source
+    for step in steps_of(source, target, shape, atoms):
+        assert tuple(step.before[0]) == now
+        moved = perform(step, shards, shape)
+        sent = 0 if step.kind == "slice" else 2 * larger_side_items(step, shards, moved)
+        assert step.bytes.tolist() == [sent]
+        shards, now = moved, tuple(int(s) for s in step.after[0])
+        assert np.array_equal(collect(shards, atoms, now, shape), value), (step.kind, now)
+    assert now == target
+    assert min(array.size for array in shards.values()) > 0
+
+
+@st.composite
+def moves(draw: st.DrawFn) -> tuple[Layout, Layout, tuple[int, ...], tuple[int, ...]]:
+    shape = tuple(draw(st.lists(st.integers(2, 4), min_size=1, max_size=3)))
+    atoms = tuple(draw(st.lists(st.sampled_from([2, 3, 4, 5, 7, 8, 10, 12, 15, 16]), max_size=3)))
+    known = layouts(atoms, shape)
+    return draw(st.sampled_from(known)), draw(st.sampled_from(known)), shape, atoms
+
+
+@given(moves())
+@settings(max_examples=400, deadline=None)
+def test_every_device_ends_with_what_the_target_says(
+    move: tuple[Layout, Layout, tuple[int, ...], tuple[int, ...]],
+) -> None:
+    check(*move)
+
+
+@pytest.mark.parametrize(("shape", "atoms"), [((2, 2), (4, 4)), ((2, 2), (10, 5)), ((3,), (7, 6))])
+def test_every_pair_of_layouts_of_a_small_tensor(
+    shape: tuple[int, ...], atoms: tuple[int, ...]
+) -> None:
+    known = layouts(atoms, shape)
+    for source, target in product(known, known):
+        check(source, target, shape, atoms)
+
+
+def test_rows_priced_together_are_rows_priced_alone() -> None:
+    shape, atoms = (2, 2, 2), (8, 8)
+    pairs = list(product(layouts(atoms, shape), repeat=2))
+    together = reshard(
+        np.array([a for a, _ in pairs], np.int8),
+        np.array([b for _, b in pairs], np.int8),
+        shape,
+        atoms,
+        2,
+        "forward",
+    )
+    for row in range(0, len(pairs), 7):
+        alone = steps_of(*pairs[row], shape, atoms)
+        found = together.case(row)
+        assert [(s.kind, s.axes, s.bytes.tolist()) for s in found] == [
+            (s.kind, s.axes, s.bytes.tolist()) for s in alone
+        ]
+
+
+W = REPLICATED
+FIXED = {
+    "nothing to do": ((0, W), (0, W), []),
+    "fully sharded weights are gathered": ((0, 0), (W, W), [("all_gather", (0, 1), 256)]),
+    "their gradient is scattered": ((PENDING, PENDING), (0, 0), None),
+    "data parallel's gradient": ((PENDING, PENDING), (W, W), [("all_reduce", (0, 1), 256)]),
+    "tensor parallel's activation": ((0, PENDING), (0, W), [("all_reduce", (1,), 128)]),
+    "sequence parallel's scatter": ((0, PENDING), (0, 1), [("reduce_scatter", (1,), 128)]),
+    "sequence parallel's gather": ((0, 1), (0, W), [("all_gather", (1,), 128)]),
+    "heads to sequence": ((W, 0), (W, 1), [("all_to_all", (1,), 128)]),
+    "a replicated tensor is cut for free": (
+        (W, W),
+        (1, 0),
+        [("slice", (0,), 0), ("slice", (1,), 0)],
+    ),
+    "a replicated tensor joins a sum for free": ((W, 0), (PENDING, 0), [("slice", (0,), 0)]),
+}
+
+
+@pytest.mark.parametrize("name", FIXED)
+def test_known_moves(name: str) -> None:
+    """A 16 x 8 tensor of 2-byte items on 2 x 2 devices: 256 bytes in all."""
+    source, target, expected = FIXED[name]
+    steps = steps_of(source, target, (2, 2), (16, 8))
+    if expected is not None:
+        assert [(s.kind, s.axes, int(s.bytes[0])) for s in steps] == expected
+    check(source, target, (2, 2), (16, 8))
+
+
+def test_scattering_over_two_axes_shrinks_what_the_second_carries() -> None:
+    steps = steps_of((PENDING, PENDING), (0, 0), (2, 2), (16, 8))
+    assert [(s.kind, s.axes, int(s.bytes[0])) for s in steps] == [
+        ("reduce_scatter", (0,), 256),
+        ("reduce_scatter", (1,), 128),
+    ]
+
+
+def test_a_scalar_has_no_atoms_to_split() -> None:
+    assert [s.kind for s in steps_of((PENDING,), (REPLICATED,), (4,), ())] == ["all_reduce"]
+    check((PENDING,), (REPLICATED,), (4,), ())
