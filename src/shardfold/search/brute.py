@@ -10,7 +10,6 @@ from shardfold.errors import InfeasibleError, InputError
 from shardfold.search.kinds import Array, Ints, Kinds
 from shardfold.search.problem import Problem
 from shardfold.search.solution import Answer
-from shardfold.search.watch import Watch, ignore
 
 LIMIT = 50_000_000
 """Combinations beyond which trying them all would take minutes."""
@@ -18,7 +17,7 @@ LIMIT = 50_000_000
 _BLOCK = 1 << 20
 
 
-def brute(problem: Problem, *, memory_limit: float | None = None, watch: Watch = ignore) -> Answer:
+def brute(problem: Problem, *, memory_limit: float | None = None) -> Answer:
     """Try every combination; the first cheapest that fits. Work: the product of the sizes."""
     count = math.prod(problem.sizes.tolist())
     if count > LIMIT:

@@ -91,10 +91,7 @@ class Dual:
         after = len(near) - before
         few, many = min(before, after), max(before, after)
         is_among_few = (other < vertex) == (before <= after)
-        if few and is_among_few:
-            weight = 1 / (2 * many)
-        else:
-            weight = (1 - few / (2 * many)) / many
+        weight = 1 / (2 * many) if few and is_among_few else (1 - few / (2 * many)) / many
         return np.asarray(vector * weight - self._messages[number, vertex])
 
     def rounded(self) -> list[int]:

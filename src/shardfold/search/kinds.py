@@ -14,6 +14,9 @@ Mask = NDArray[np.bool_]
 
 _SAMPLE = 64
 
+_FEW = 2_000
+"""Below this many entries, looking them up one by one beats laying all tables end to end."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Kinds:
@@ -46,6 +49,34 @@ class Kinds:
                 bucket.append(kind)
             kind_of_object[rank] = kind
         return Kinds(kind_of_object[inverse.reshape(-1)], tuple(tables), tuple(where))
+
+    def at(self, *indices: Ints) -> Array:
+        """The entry of each position's array at that position's indices."""
+        if len(self.of) < _FEW:
+            chosen = zip(self.of.tolist(), *(index.tolist() for index in indices), strict=True)
+            return np.array([self.tables[kind].item(*index) for kind, *index in chosen])
+        lengths = np.array([table.size for table in self.tables], dtype=np.int64)
+        flat = np.concatenate([table.reshape(-1) for table in self.tables])
+        place = (np.cumsum(lengths) - lengths).take(self.of)
+        if len(indices) == 2:
+            columns = np.array([table.shape[1] for table in self.tables], dtype=np.int64)
+            place += indices[0] * columns.take(self.of)
+        place += indices[-1]
+        return np.asarray(flat.take(place))
+
+    def blended(self, other: Kinds | None, weights: tuple[float, float]) -> Kinds:
+        """Position by position, a weighted sum of these arrays and the other's."""
+        if other is None:
+            return Kinds(self.of, tuple(weights[0] * table for table in self.tables), self.first)
+        base = max(len(other.tables), 1)
+        pairs, first, of = np.unique(
+            self.of * base + other.of, return_index=True, return_inverse=True
+        )
+        tables = tuple(
+            weights[0] * self.tables[pair // base] + weights[1] * other.tables[pair % base]
+            for pair in pairs.tolist()
+        )
+        return Kinds(of.reshape(-1), tables, tuple(first.tolist()))
 
 
 def _signature(table: Array) -> tuple[object, ...]:

@@ -10,9 +10,6 @@ import numpy as np
 from shardfold.errors import ProblemError
 from shardfold.search.kinds import Array, Ints, Kinds
 
-_FEW = 2_000
-"""Below this many entries, looking them up one by one beats laying all tables end to end."""
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Problem:
@@ -81,6 +78,22 @@ class Problem:
     def total_bytes(self, choice: Sequence[int] | Ints) -> float:
         """The bytes of one choice per vertex; 0 where the problem carries none."""
         return _total(self, choice, self.byte_kinds, self.edge_byte_kinds)
+
+    def blended(self, cost_weight: float, byte_weight: float) -> Problem:
+        """The same problem with `cost_weight` x cost + `byte_weight` x bytes as its cost."""
+        blend = object.__new__(Problem)
+        weights = cost_weight, byte_weight
+        vertices = self.vertex_kinds.blended(self.byte_kinds, weights)
+        edges = self.edge_kinds.blended(self.edge_byte_kinds, weights)
+        for name in ("edges", "names", "ends", "sizes"):
+            blend._set(name, getattr(self, name))
+        for name in ("bytes", "edge_bytes", "byte_kinds", "edge_byte_kinds"):
+            blend._set(name, None)
+        blend._set("vertex_kinds", vertices)
+        blend._set("edge_kinds", edges)
+        blend._set("costs", tuple(map(vertices.tables.__getitem__, vertices.of.tolist())))
+        blend._set("edge_costs", tuple(map(edges.tables.__getitem__, edges.of.tolist())))
+        return blend
 
 
 def _ends(problem: Problem) -> Ints:
@@ -202,23 +215,8 @@ def _total(
         )
     parts = 0.0
     if vertex is not None and len(problem):
-        parts += float(_gather(vertex, (x,)).sum())
+        parts += float(vertex.at(x).sum())
     if edge is not None and len(problem.ends):
         ends = problem.ends
-        parts += float(_gather(edge, (x.take(ends[:, 0]), x.take(ends[:, 1]))).sum())
+        parts += float(edge.at(x.take(ends[:, 0]), x.take(ends[:, 1])).sum())
     return parts
-
-
-def _gather(kinds: Kinds, at: tuple[Ints, ...]) -> Array:
-    """The entry of each position's table at that position's indices."""
-    if len(kinds.of) < _FEW:
-        chosen = zip(kinds.of.tolist(), *(index.tolist() for index in at), strict=True)
-        return np.array([kinds.tables[kind].item(*index) for kind, *index in chosen])
-    lengths = np.array([table.size for table in kinds.tables], dtype=np.int64)
-    flat = np.concatenate([table.reshape(-1) for table in kinds.tables])
-    index = (np.cumsum(lengths) - lengths).take(kinds.of)
-    if len(at) == 2:
-        columns = np.array([table.shape[1] for table in kinds.tables], dtype=np.int64)
-        index += at[0] * columns.take(kinds.of)
-    index += at[-1]
-    return np.asarray(flat.take(index))

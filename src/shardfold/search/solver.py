@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import time
-
-import numpy as np
+from collections.abc import Callable
 
 from shardfold.errors import InputError, nearest
+from shardfold.search.breadth import breadth
 from shardfold.search.brute import brute
+from shardfold.search.draws import draws
 from shardfold.search.exact import TABLE_BYTES, exact
+from shardfold.search.greedy import greedy
+from shardfold.search.ilp import ilp
+from shardfold.search.limited import limited
+from shardfold.search.mcmc import mcmc
+from shardfold.search.orders import ORDERS
 from shardfold.search.problem import Problem
 from shardfold.search.solution import Answer, Solution, Statistics, reaches
 from shardfold.search.watch import Watch, ignore
 
-METHODS = ("exact", "brute")
+METHODS = ("exact", "brute", "breadth-first", "ilp", "mcmc", "greedy", "random")
+
+_WITH_LIMIT = ("exact", "brute", "ilp")
 
 
 def solve(
@@ -27,24 +35,50 @@ def solve(
 ) -> Solution:
     """Find a cheapest choice whose bytes stay within `memory_limit`.
 
-    `method` names the search, `order` the elimination order of the exact one; `table_bytes` is
-    what its tables may hold together. The solution says whether it is proven optimal.
+    `method` names the search and `order` the elimination order of the exact one ("auto" folds and
+    takes the order with the least predicted work). `table_bytes` is what its tables may hold
+    together; with less it goes over to bounds. The solution says whether it is proven optimal.
     """
     begin = time.perf_counter()
-    if method == "exact":
-        answer = exact(problem, order=order, table_bytes=table_bytes, watch=watch)
-    elif method == "brute":
-        answer = brute(problem, memory_limit=memory_limit, watch=watch)
-    else:
+    if method not in METHODS:
         raise InputError(f"Unknown method {method!r}. {nearest(method, METHODS)}")
+    if order not in ORDERS:
+        raise InputError(f"Unknown order {order!r}. {nearest(order, ORDERS)}")
+    if memory_limit is not None and method not in _WITH_LIMIT:
+        raise InputError(
+            f"Method {method!r} knows no memory limit; use {' or '.join(_WITH_LIMIT)}."
+        )
+    answer = _run(problem, method, order, memory_limit, table_bytes, watch)
     return _solution(problem, answer, method, begin)
+
+
+def _run(
+    problem: Problem,
+    method: str,
+    order: str,
+    limit: float | None,
+    table_bytes: float,
+    watch: Watch,
+) -> Answer:
+    if method == "exact" and limit is not None:
+        return limited(problem, limit, table_bytes=table_bytes, watch=watch)
+    methods: dict[str, Callable[[], Answer]] = {
+        "exact": lambda: exact(problem, order=order, table_bytes=table_bytes, watch=watch),
+        "brute": lambda: brute(problem, memory_limit=limit),
+        "breadth-first": lambda: breadth(problem, table_bytes=table_bytes, watch=watch),
+        "ilp": lambda: ilp(problem, memory_limit=limit),
+        "mcmc": lambda: mcmc(problem, watch=watch),
+        "greedy": lambda: greedy(problem),
+        "random": lambda: draws(problem),
+    }
+    return methods[method]()
 
 
 def _solution(problem: Problem, answer: Answer, method: str, begin: float) -> Solution:
     cost = problem.total(answer.choice)
     bound = cost if answer.lower_bound is None else min(answer.lower_bound, cost)
     size = problem.total_bytes(answer.choice) if problem.has_bytes else None
-    choice = tuple(np.asarray(answer.choice).tolist())
+    choice = tuple(answer.choice.tolist())
     seconds = time.perf_counter() - begin
     statistics = Statistics(method, answer.order, seconds, answer.largest_table, answer.peak_bytes)
     return Solution(choice, cost, reaches(cost, bound), bound, size, statistics)

@@ -1,0 +1,180 @@
+"""Minimise cost within a memory limit: Lagrange weights, repair, then Pareto fronts to close in.
+
+For any weight w >= 0,
+
+    bound(w) = min over choices of (cost + w bytes) - w limit
+
+is at most the best cost that fits, and its minimum is an ordinary problem that the exact search
+solves. The best weight is found along the lower hull of (bytes, cost): from the fastest choice
+(too large) and the smallest (fits), the weight of the line between them is tried and one of the
+two replaced, until the line is the hull. Choices that fit are repaired into cheaper ones. What
+gap remains is closed where that is affordable: choices of a vertex whose own bound exceeds the
+best known are struck out, and the rest is searched with Pareto fronts.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from shardfold.errors import InfeasibleError, ProblemError
+from shardfold.search.exact import exact
+from shardfold.search.factors import factors_of
+from shardfold.search.kinds import Ints
+from shardfold.search.marginals import marginals
+from shardfold.search.orders import cost_of, forecast
+from shardfold.search.pairwise import Pairwise
+from shardfold.search.pareto import Bounds, pareto
+from shardfold.search.problem import Problem
+from shardfold.search.repair import descend, splice
+from shardfold.search.solution import Answer, reaches
+from shardfold.search.watch import Progress, Watch, ignore
+
+_WEIGHTS = 40
+_WIDTHS = (16, 256, 4096)
+_CLOSABLE = 3_000
+_MARGINAL_WORK = 3e8
+_FRONT_CELLS = 300_000
+
+
+@dataclass(slots=True, eq=False)
+class _Limited:
+    """The state of the search: the best that fits, the bound, and the two ends of the hull."""
+
+    problem: Problem
+    limit: float
+    table_bytes: float
+    best: Ints
+    cost: float
+    bound: float = -math.inf
+    weight: float = 0.0
+    answer: Answer = field(default_factory=lambda: Answer(np.zeros(0, np.int64)))
+
+    def offer(self, choice: Ints | None) -> None:
+        """Keep a choice if it fits and is the cheapest so far."""
+        if choice is None or self.problem.total_bytes(choice) > self.limit:
+            return
+        cost = self.problem.total(choice)
+        if cost < self.cost:
+            self.best, self.cost = choice, cost
+
+    def is_closed(self) -> bool:
+        return reaches(self.cost, self.bound)
+
+
+def limited(problem: Problem, limit: float, *, table_bytes: float, watch: Watch = ignore) -> Answer:
+    """The cheapest choice whose bytes are within `limit`, and a bound on any such choice."""
+    if not problem.has_bytes:
+        raise ProblemError("A memory limit needs a problem whose choices carry bytes.")
+    fastest = exact(problem, table_bytes=table_bytes, watch=watch)
+    if problem.total_bytes(fastest.choice) <= limit:
+        return fastest
+    smallest = exact(problem.blended(0.0, 1.0), table_bytes=table_bytes, watch=watch)
+    needed = problem.total_bytes(smallest.choice)
+    if needed > limit:
+        bound = needed if smallest.lower_bound is None else smallest.lower_bound
+        raise InfeasibleError(
+            needed_bytes=bound if bound > limit else needed,
+            limit_bytes=limit,
+            hint="Raise the limit, or give vertices choices that need less.",
+        )
+    state = _Limited(problem, limit, table_bytes, smallest.choice, problem.total(smallest.choice))
+    state.bound = fastest.lower_bound or problem.total(fastest.choice)
+    over, under = _hull(state, fastest.choice, smallest.choice, watch)
+    _repair(state, over, under)
+    if not state.is_closed():
+        _close(state)
+    proven = None if state.is_closed() else state.bound
+    return Answer(state.best, proven, "lagrange", fastest.largest_table, fastest.peak_bytes)
+
+
+def _hull(state: _Limited, over: Ints, under: Ints, watch: Watch) -> tuple[Ints, Ints]:
+    """Walk the lower hull to the line that crosses the limit; the choices at its two ends."""
+    problem = state.problem
+    for step in range(_WEIGHTS):
+        high, low = problem.total_bytes(over), problem.total_bytes(under)
+        costs = problem.total(over), problem.total(under)
+        weight = (costs[1] - costs[0]) / (high - low)
+        if weight <= 0:
+            break
+        blend = problem.blended(1.0, weight)
+        answer = exact(blend, table_bytes=state.table_bytes)
+        value = blend.total(answer.choice)
+        bound = value if answer.lower_bound is None else answer.lower_bound
+        if bound - weight * state.limit > state.bound:
+            state.bound, state.weight = bound - weight * state.limit, weight
+        watch(Progress("limited", step + 1, _WEIGHTS, best_cost=state.cost))
+        state.offer(answer.choice)
+        line = costs[0] + weight * high
+        if value >= line - 1e-12 * abs(line) or state.is_closed():
+            break
+        if problem.total_bytes(answer.choice) > state.limit:
+            over = answer.choice
+        else:
+            under = answer.choice
+    return over, under
+
+
+def _repair(state: _Limited, over: Ints, under: Ints) -> None:
+    """Cut the two ends of the hull together, then improve vertex by vertex."""
+    problem, limit = state.problem, state.limit
+    for first, second in ((over, under), (under, over)):
+        state.offer(splice(problem, first, second, limit))
+    if len(problem) <= 10 * _CLOSABLE:
+        state.offer(descend(problem, state.best, limit))
+        state.offer(descend(problem, under, limit))
+
+
+def _close(state: _Limited) -> None:
+    """Strike out what cannot beat the best, then search the rest with Pareto fronts."""
+    problem = state.problem
+    if len(problem) > _CLOSABLE:
+        return
+    kept = [np.arange(size) for size in problem.sizes.tolist()]
+    cost = Pairwise.of(factors_of(problem))
+    size = Pairwise.of(factors_of(problem.blended(0.0, 1.0)))
+    for width in _WIDTHS:
+        small_cost, small_size = cost.restricted(kept), size.restricted(kept)
+        bounds, order, left = _bounds(state, small_cost, small_size)
+        if bounds is None or not all(len(k) for k in left):
+            if bounds is not None:
+                state.bound = state.cost
+            return
+        kept = [k[mine] for k, mine in zip(kept, left, strict=True)]
+        small_cost, small_size = cost.restricted(kept), size.restricted(kept)
+        bounds, order, left = _bounds(state, small_cost, small_size)
+        if bounds is None or cost_of(small_cost.factors(), order, "").work > _FRONT_CELLS:
+            return
+        found, is_complete = pareto(small_cost, small_size, order, bounds, width)
+        if found is not None:
+            state.offer(np.array([k[x] for k, x in zip(kept, found, strict=True)]))
+        if is_complete:
+            state.bound = state.cost
+            return
+
+
+def _bounds(
+    state: _Limited, cost: Pairwise, size: Pairwise
+) -> tuple[Bounds | None, tuple[int, ...], list[Ints]]:
+    """What prunes the fronts, an order, and the choices of each vertex that can still matter."""
+    factors = _blend(cost, size, state.weight).factors()
+    plan = forecast(factors, "auto")
+    if plan.work > _MARGINAL_WORK or 24 * plan.work > 4 * state.table_bytes:
+        return None, plan.order, []
+    blend = marginals(factors, plan.order)
+    smallest = marginals(size.factors(), plan.order)
+    bounds = Bounds(state.limit, state.cost, state.weight, blend, smallest)
+    top = state.cost + state.weight * state.limit
+    left = [
+        np.flatnonzero((value < top - 1e-12 * abs(top)) & (least <= state.limit * (1 + 1e-12)))
+        for value, least in zip(blend.best, smallest.best, strict=True)
+    ]
+    return bounds, plan.order, left
+
+
+def _blend(cost: Pairwise, size: Pairwise, weight: float) -> Pairwise:
+    unary = tuple(c + weight * s for c, s in zip(cost.unary, size.unary, strict=True))
+    tables = tuple(c + weight * s for c, s in zip(cost.tables, size.tables, strict=True))
+    return Pairwise(unary, cost.pairs, tables)
