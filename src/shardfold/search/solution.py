@@ -63,4 +63,4 @@ class Solution:
 
 def reaches(cost: float, bound: float) -> bool:
     """Whether a bound proves a cost optimal, rounding aside."""
-    return bound >= cost - TOLERANCE * max(abs(cost), abs(bound))
+    return bound >= cost - TOLERANCE * abs(cost)
