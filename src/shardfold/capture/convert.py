@@ -36,7 +36,7 @@ ROLES = {
 }
 
 
-class _WritesThroughAlias(Exception):
+class _AliasWriteError(Exception):
     """An in-place operator changes memory that another name still reads."""
 
 
@@ -44,7 +44,7 @@ def convert(program: ExportedProgram) -> Graph:
     """The graph of everything that the loss depends on."""
     try:
         return _Converter(program).graph()
-    except _WritesThroughAlias as alias:
+    except _AliasWriteError as alias:
         if any(_target_name(node) in REGIONS for node in program.graph.nodes):
             raise ModelError(
                 f"{alias} writes in place into a tensor that is read elsewhere, in a model with "
@@ -185,7 +185,7 @@ class _Converter:
             if other in (written, node) or self._base(other) is not base:
                 continue
             if any(self.order.get(user, 0) > self.order[node] for user in other.users):
-                raise _WritesThroughAlias(f"{node.name} ({origin_of(node)})")
+                raise _AliasWriteError(f"{node.name} ({origin_of(node)})")
 
     def _base(self, node: fx.Node) -> fx.Node:
         while node in self.aliases:

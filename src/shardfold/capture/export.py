@@ -74,7 +74,8 @@ def _failing_module(model: nn.Module, error: BaseException) -> str:
             code = frame.tb_frame.f_code
             name = code.co_filename.rsplit("/", 1)[-1]
             if name != "module.py":
-                found = f"module {paths[id(owner)]!r} ({type(owner).__name__}, {name}:{frame.tb_lineno})"
+                line = f"{name}:{frame.tb_lineno}"
+                found = f"module {paths[id(owner)]!r} ({type(owner).__name__}, {line})"
     return found
 
 

@@ -53,7 +53,12 @@ class Paper:
 def _one_hot(call: Call) -> Rule:
     """A look-up as a product: every row of the table counts for every token."""
     rule = replace(
-        TABLE["aten.embedding"](call), engine="matrix", flops=2.0, over=None, sparse=(), backward=2.0
+        TABLE["aten.embedding"](call),
+        engine="matrix",
+        flops=2.0,
+        over=None,
+        sparse=(),
+        backward=2.0,
     )
     return _with_input_gradient(rule, "d", call)
 

@@ -9,11 +9,12 @@ The order keeps data small for as long as possible:
 4. slices that only now became possible (free).
 
 An atom split by several axes is cut by the outer axis first, so an axis may join only after all
-target axes outside it, and leave only together with those inside it. The function is one state
-machine over arrays: a row is a pair of layouts, and the runner reads the same steps row by row.
+target axes outside it, and leave only together with those inside it. The moves depend on the
+layouts alone, not on sizes: they are found once for all pairs of two sets of layouts, by one
+state machine over arrays, and kept; sizes enter when the moves become steps with bytes.
 
-    >>> steps = reshard(np.array([[0]], np.int8), np.array([[-1]], np.int8), (4,), (8,), 2, "forward")
-    >>> [(s.kind, s.axes, s.bytes.tolist()) for s in steps.steps]
+    >>> gather = reshard(np.int8([[0]]), np.int8([[-1]]), (4,), (8,), 2, "forward")
+    >>> [(s.kind, s.axes, s.bytes.tolist()) for s in gather.steps]
     [('all_gather', (0,), [16.0])]
 """
 
@@ -21,14 +22,33 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shardfold.costs.steps import Collective, Kind, Phase, Rows, Step, Steps, by_axes
-from shardfold.spaces.layout import PENDING, REPLICATED, Layouts, local_items
+from shardfold.costs.steps import Collective, Kind, Phase, Rows, Steps, by_axes
+from shardfold.spaces.layout import PENDING, REPLICATED, SHARED, Layouts, local_items
 
 Mask = NDArray[np.bool_]
+Column = NDArray[np.int8]
+LOWEST = SHARED
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A step of some pairs, before sizes are known: the layouts on either side of it."""
+
+    kind: Kind
+    axes: tuple[int, ...]
+    rows: Rows
+    before: Layouts
+    after: Layouts
+
+    @property
+    def larger(self) -> Layouts:
+        """The side on which a device holds more."""
+        return self.after if self.kind == "all_gather" else self.before
 
 
 def reshard(
@@ -44,109 +64,162 @@ def reshard(
     `shape` are the mesh's axis sizes, `atoms` the tensor's. States are those of values or of
     gradients: REPLICATED, PENDING, or an atom.
     """
-    machine = _Machine(source.copy(), target, tuple(shape), tuple(atoms), item_bytes, phase)
+    return Steps(
+        len(source),
+        tuple(_step(move, shape, atoms, item_bytes, phase) for move in _moves(source, target)),
+    )
+
+
+def reshard_all(
+    sources: Layouts,
+    targets: Layouts,
+    shape: Sequence[int],
+    atoms: Sequence[int],
+    item_bytes: int,
+    phase: Phase,
+) -> Steps:
+    """The steps of every pair of a source and a target, sources varying slowest."""
+    key = (sources.shape, sources.tobytes(), targets.shape, targets.tobytes())
+    return Steps(
+        len(sources) * len(targets),
+        tuple(_step(move, shape, atoms, item_bytes, phase) for move in _moves_of_pairs(*key)),
+    )
+
+
+@lru_cache(maxsize=512)
+def _moves_of_pairs(
+    source_shape: tuple[int, int], sources: bytes, target_shape: tuple[int, int], targets: bytes
+) -> tuple[Move, ...]:
+    left = np.frombuffer(sources, dtype=np.int8).reshape(source_shape)
+    right = np.frombuffer(targets, dtype=np.int8).reshape(target_shape)
+    return _moves(np.repeat(left, len(right), axis=0), np.tile(right, (len(left), 1)))
+
+
+def _moves(source: Layouts, target: Layouts) -> tuple[Move, ...]:
+    axes = source.shape[1]
+    machine = _Machine(
+        [source[:, a].copy() for a in range(axes)], [target[:, a].copy() for a in range(axes)]
+    )
     machine.run()
-    return Steps(len(source), tuple(machine.steps))
+    return tuple(machine.moves)
+
+
+def _step(
+    move: Move, shape: Sequence[int], atoms: Sequence[int], item_bytes: int, phase: Phase
+) -> Collective:
+    if move.kind == "slice":
+        sizes = np.zeros(len(move.rows))
+    else:
+        sizes = _items(move.larger, tuple(atoms), tuple(shape)) * item_bytes
+    return Collective(
+        phase, move.kind, move.axes, move.rows, sizes, before=move.before, after=move.after
+    )
+
+
+def _items(layouts: Layouts, atoms: tuple[int, ...], shape: tuple[int, ...]) -> NDArray[np.float64]:
+    """As `local_items`, by look-up: a layout is a number in base (states), all are precomputed."""
+    base = len(atoms) - LOWEST
+    if len(layouts) < base ** len(shape):
+        return local_items(layouts, atoms, shape)
+    code = np.zeros(len(layouts), dtype=np.int64)
+    for axis in range(len(shape)):
+        code *= base
+        code += layouts[:, axis] - np.int64(LOWEST)
+    return _items_by_code(atoms, shape)[code]
+
+
+@lru_cache(maxsize=256)
+def _items_by_code(atoms: tuple[int, ...], shape: tuple[int, ...]) -> NDArray[np.float64]:
+    base = len(atoms) - LOWEST
+    every = np.indices((base,) * len(shape)).reshape(len(shape), -1).T + LOWEST
+    return local_items(every.astype(np.int8), atoms, shape)
 
 
 @dataclass(slots=True)
 class _Machine:
-    """All rows at once: `now` moves towards `target`, and every move is noted as a step."""
+    """All rows at once: `now` moves towards `target`, a column an axis; every move is noted."""
 
-    now: Layouts
-    target: Layouts
-    shape: tuple[int, ...]
-    atoms: tuple[int, ...]
-    item_bytes: int
-    phase: Phase
-    steps: list[Step] = field(default_factory=list)
+    now: list[Column]
+    target: list[Column]
+    moves: list[Move] = field(default_factory=list)
 
     def run(self) -> None:
-        for _ in self.shape:
-            for axis in range(len(self.shape)):
+        axes = range(len(self.now))
+        for _ in axes:
+            for axis in axes:
                 self._join(axis)
         self._reduce()
-        for axis in range(len(self.shape)):
+        for axis in axes:
             self._gather(axis)
-        for axis in range(len(self.shape)):
-            self._slice(axis)
+        for axis in axes:
+            lacking = (self.now[axis] == REPLICATED) & (self.target[axis] != REPLICATED)
+            self._move(axis, lacking, "slice")
 
     def _join(self, axis: int) -> None:
         ready = self._may_join(axis)
         if not ready.any():
             return
-        now, target = self.now[:, axis], self.target[:, axis]
-        swap = ready & (now >= 0) & self._is_innermost(axis)
-        self._move(axis, ready & (now == REPLICATED), target, "slice")
-        self._move(axis, ready & (now == PENDING), target, "reduce_scatter")
-        self._move(axis, swap, target, "all_to_all")
+        now = self.now[axis]
+        swap = ready & (now >= 0)
+        for inner in self.now[axis + 1 :]:
+            swap &= inner != now
+        sliced, scattered = ready & (now == REPLICATED), ready & (now == PENDING)
+        self._move(axis, sliced, "slice")
+        self._move(axis, scattered, "reduce_scatter")
+        self._move(axis, swap, "all_to_all")
 
     def _may_join(self, axis: int) -> Mask:
         """The target splits an atom here, and that atom has just the target's outer axes now."""
-        atom = self.target[:, axis]
-        ready: Mask = (atom >= 0) & (self.now[:, axis] != atom)
-        for other in range(len(self.shape)):
-            if other == axis:
-                continue
-            wanted = (self.target[:, other] == atom) if other < axis else False
-            ready &= (self.now[:, other] == atom) == wanted
+        atom = self.target[axis]
+        ready: Mask = (atom >= 0) & (self.now[axis] != atom)
+        for other, now in enumerate(self.now):
+            if other < axis:
+                ready &= (now == atom) == (self.target[other] == atom)
+            elif other > axis:
+                ready &= now != atom
         return ready
 
-    def _is_innermost(self, axis: int) -> Mask:
-        inside = self.now[:, axis + 1 :] == self.now[:, axis : axis + 1]
-        free: Mask = ~inside.any(axis=1)
-        return free
-
-    def _move(self, axis: int, rows: Mask, states: NDArray[np.int8], kind: Kind) -> None:
+    def _move(self, axis: int, rows: Mask, kind: Kind) -> None:
         at = np.flatnonzero(rows)
         if len(at):
-            before = self.now[at]
-            self.now[at, axis] = states[at]
-            self._note(kind, (axis,), at, before)
+            before = self._layouts(at)
+            self.now[axis][at] = self.target[axis][at]
+            self.moves.append(Move(kind, (axis,), at, before, self._layouts(at)))
 
     def _reduce(self) -> None:
         """One all-reduce over every axis with a sum that the target does not keep pending."""
-        pending = (self.now == PENDING) & (self.target != PENDING)
-        before = self.now.copy()
-        self.now[pending] = REPLICATED
-        for axes, at in by_axes(_masks(pending), len(self.shape)):
-            self._note("all_reduce", axes, at, before[at])
+        pairs = zip(self.now, self.target, strict=True)
+        self._drop("all_reduce", [(now == PENDING) & (to != PENDING) for now, to in pairs])
 
     def _gather(self, first: int) -> None:
         """Gather the atoms whose outermost leaving axis is `first`, over all leaving axes."""
-        atom = self.now[:, first : first + 1]
-        leaving = (self.now == atom) & (atom >= 0) & ~self._kept()
-        leaving &= leaving[:, first : first + 1] & ~leaving[:, :first].any(axis=1, keepdims=True)
-        before = self.now.copy()
-        self.now[leaving] = REPLICATED
-        for axes, at in by_axes(_masks(leaving), len(self.shape)):
-            self._note("all_gather", axes, at, before[at])
+        atom = self.now[first]
+        leaving = [(now == atom) & (atom >= 0) & ~self._kept(a) for a, now in enumerate(self.now)]
+        starts = leaving[first]
+        for outer in leaving[:first]:
+            starts = starts & ~outer
+        self._drop("all_gather", [mask & starts for mask in leaving])
 
-    def _kept(self) -> Mask:
-        """Axes that already split what the target wants, with the same axes outside them."""
-        kept: Mask = (self.now == self.target) & (self.now >= 0)
-        for axis in range(len(self.shape)):
-            atom = self.now[:, axis : axis + 1]
-            outer = (self.now[:, :axis] == atom) == (self.target[:, :axis] == atom)
-            kept[:, axis] &= outer.all(axis=1)
+    def _kept(self, axis: int) -> Mask:
+        """The axis already splits what the target wants, with the same axes outside it."""
+        atom = self.now[axis]
+        kept: Mask = (atom == self.target[axis]) & (atom >= 0)
+        for now, target in zip(self.now[:axis], self.target[:axis], strict=True):
+            kept &= (now == atom) == (target == atom)
         return kept
 
-    def _slice(self, axis: int) -> None:
-        target = self.target[:, axis]
-        self._move(
-            axis, (self.now[:, axis] == REPLICATED) & (target != REPLICATED), target, "slice"
-        )
+    def _drop(self, kind: Kind, flags: list[Mask]) -> None:
+        """A collective over the flagged axes of each row, which leaves them replicated."""
+        if not any(mask.any() for mask in flags):
+            return
+        masks = np.zeros(len(flags[0]), dtype=np.int64)
+        for axis, mask in enumerate(flags):
+            masks |= mask.astype(np.int64) << axis
+        for axes, at in by_axes(masks, len(flags)):
+            before = self._layouts(at)
+            for axis in axes:
+                self.now[axis][at] = REPLICATED
+            self.moves.append(Move(kind, axes, at, before, self._layouts(at)))
 
-    def _note(self, kind: Kind, axes: tuple[int, ...], at: Rows, before: Layouts) -> None:
-        """Record a step; its bytes are those of the larger of the two layouts."""
-        after = self.now[at]
-        larger = after if kind == "all_gather" else before
-        items = 0.0 if kind == "slice" else local_items(larger, self.atoms, self.shape)
-        sizes = np.broadcast_to(items * float(self.item_bytes), (len(at),))
-        self.steps.append(Collective(self.phase, kind, axes, at, sizes, before=before, after=after))
-
-
-def _masks(flags: Mask) -> NDArray[np.int64]:
-    weights = 1 << np.arange(flags.shape[1], dtype=np.int64)
-    masks: NDArray[np.int64] = flags.astype(np.int64) @ weights
-    return masks
+    def _layouts(self, at: Rows) -> Layouts:
+        return np.stack([now[at] for now in self.now], axis=1)

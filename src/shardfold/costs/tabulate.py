@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from shardfold.cluster import Mesh
 from shardfold.costs.model import CostModel, price
-from shardfold.costs.reshard import reshard
-from shardfold.costs.steps import Steps, joined
+from shardfold.costs.reshard import reshard, reshard_all
+from shardfold.costs.steps import Phase, Steps, joined
 from shardfold.costs.storage import Optimizer, Storage, storages, update_steps
 from shardfold.costs.work import Tensors, operand_local_bytes, operator_steps, result_bytes
 from shardfold.graph import Graph
@@ -148,7 +148,7 @@ class _Tabulator:
     # Operators
 
     def _operator(self, index: int, constant: bool) -> int:
-        op, rule = self.graph.ops[index], self.atoms.rules[index]
+        rule = self.atoms.rules[index]
         tensors = operator_tensors(self.graph, self.atoms, index)
         kept = self._kept(index)
         key = ("op", constant, _rule_key(rule), tensors, kept)
@@ -356,33 +356,37 @@ class _Tabulator:
         self.edge_bytes.append(memory)
 
     def _price(self, edge: Edge) -> tuple[Array, Array]:
-        """Price each pair of distinct layouts once, and spread the prices over the choices."""
+        """Price values forward and gradients backward, each pair of distinct layouts once."""
         tensor = self.graph.tensors[edge.tensor]
-        atoms = self.atoms.tensors[edge.tensor]
-        again = edge.regathers if edge.regathers is not None else np.zeros(len(edge.left), bool)
-        rows, of_left = distinct(np.column_stack([edge.left, again.astype(np.int8)]))
-        left, gathers = rows[:, :-1], rows[:, -1].astype(bool)
-        needed, of_needed = distinct(edge.needed)
-        pairs = np.indices((len(left), len(needed))).reshape(2, -1)
-        steps = edge_steps(
-            left[pairs[0]],
-            needed[pairs[1]],
-            gathers[pairs[0]],
-            self.mesh,
-            atoms,
-            tensor.type.item_bytes,
-            tensor.requires_grad,
-        )
-        seconds = price(steps, self.model).reshape(len(left), len(needed))
-        memory = np.zeros_like(seconds)
-        if tensor.role == "parameter":
-            # A gathered copy that is kept through the step, beside the stored part.
-            stored = local_items(left, atoms, self.mesh.shape)[:, None]
-            used = local_items(forward_states(needed), atoms, self.mesh.shape)[None, :]
-            extra = np.where(gathers[:, None] | (used <= stored), 0.0, used)
-            memory = extra * tensor.type.item_bytes
-        spread = np.ix_(of_left, of_needed)
-        return np.ascontiguousarray(seconds[spread]), np.ascontiguousarray(memory[spread])
+        values = (forward_states(edge.left), forward_states(edge.needed))
+        seconds = self._table(edge.tensor, *values, "forward")
+        if edge.regathers is not None and edge.regathers.any():
+            again = self._table(edge.tensor, *values, "backward")
+            seconds = seconds + again * edge.regathers[:, None]
+        if tensor.requires_grad:
+            gradients = (gradient_states(edge.needed), gradient_states(edge.left))
+            seconds = seconds + self._table(edge.tensor, *gradients, "backward").T
+        if tensor.role != "parameter":
+            zero = self.cache.setdefault(("zeros", seconds.shape), np.zeros(seconds.shape))
+            return np.ascontiguousarray(seconds), zero
+        # A gathered copy that is kept through the step, beside the stored part.
+        assert edge.regathers is not None
+        stored = self._local_bytes(edge.tensor, edge.left)[:, None]
+        used = self._local_bytes(edge.tensor, edge.needed)[None, :]
+        extra = np.where(edge.regathers[:, None] | (used <= stored), 0.0, used)
+        return np.ascontiguousarray(seconds), extra
+
+    def _table(self, tensor: int, sources: Layouts, targets: Layouts, phase: Phase) -> Array:
+        """Seconds from every source to every target, priced on the distinct ones."""
+        atoms, kind = self.atoms.tensors[tensor], self.graph.tensors[tensor].type
+        rows, of_row = distinct(sources)
+        columns, of_column = distinct(targets)
+        key = ("reshard", atoms, kind.item_bytes, phase, rows.tobytes(), columns.tobytes())
+        if key not in self.cache:
+            steps = reshard_all(rows, columns, self.mesh.shape, atoms, kind.item_bytes, phase)
+            self.cache[key] = price(steps, self.model).reshape(len(rows), len(columns))
+        table: Array = self.cache[key]
+        return table[of_row][:, of_column]
 
     def _local_bytes(self, tensor: int, layouts: Layouts) -> Array:
         kind = self.graph.tensors[tensor].type
@@ -469,6 +473,7 @@ def _rule_key(rule: Any) -> tuple[Any, ...]:
         rule.factors,
         rule.sizes,
         rule.splittable,
+        rule.even,
         rule.operands,
         rule.results,
         inner.engine,
@@ -478,6 +483,7 @@ def _rule_key(rule: Any) -> tuple[Any, ...]:
         inner.resolved,
         inner.skewed,
         inner.linear,
+        tuple(sorted(inner.least.items())),
         inner.exchanges,
         inner.backward,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -119,13 +120,19 @@ def _exchanges(
 def _exchange(
     space: Space, exchange: Exchange, local: NDArray[np.int64], mesh: Mesh, phase: Phase
 ) -> list[Collective]:
-    """The collectives of one exchange, grouped by the axes that split its factor."""
+    """The collectives of one exchange, grouped by the axes that split its factor.
+
+    What is gathered, or reduced and scattered, is as large as all devices' parts together.
+    """
     members = [i for i in range(len(space.rule.factors)) if space.rule.base(i) == exchange.factor]
     splits = np.isin(space.configs, members)
     masks = splits.astype(np.int64) @ (1 << np.arange(len(mesh.axes), dtype=np.int64))
     over = [i for i in range(len(space.rule.factors)) if space.rule.base(i) in exchange.over]
     sizes = exchange.words * exchange.item_bytes * np.prod(local[:, over], axis=1, dtype=float)
-    return [
-        Collective(phase, exchange.kind, axes, rows, sizes[rows], exchange.repeats)
-        for axes, rows in by_axes(masks, len(mesh.axes))
-    ]
+    joins = exchange.kind in ("all_gather", "reduce_scatter")
+    found = []
+    for axes, rows in by_axes(masks, len(mesh.axes)):
+        together = math.prod(mesh.axes[a].size for a in axes) if joins else 1
+        size = sizes[rows] * together
+        found.append(Collective(phase, exchange.kind, axes, rows, size, exchange.repeats))
+    return found

@@ -58,7 +58,7 @@ class Assembly:
         cache: dict[object, list[Step]] = {}
         for v, vertex in enumerate(self.tabulated.vertices):
             if vertex.space is not None:
-                key = (id(self.tabulated.problem.costs[v]), self.choice[v])
+                key: object = (id(self.tabulated.problem.costs[v]), self.choice[v])
                 if key not in cache:
                     cache[key] = self._own(vertex.index, vertex.space, self.choice[v])
                 found[v].extend(cache[key])

@@ -110,7 +110,7 @@ def _as_used(vertex: Vertex) -> NDArray[np.bool_] | None:
     """Parameters replicated: data parallelism keeps a full copy on every device."""
     if vertex.storage is None:
         return None
-    mask: NDArray[np.bool_] = (vertex.storage.layouts < 0).all(axis=1)
+    mask = np.asarray((vertex.storage.layouts < 0).all(axis=1))
     return mask if mask.any() else None
 
 
@@ -120,5 +120,5 @@ def _most_sharded(vertex: Vertex) -> NDArray[np.bool_] | None:
         return None
     axes = (vertex.storage.layouts >= 0).sum(axis=1)
     again = vertex.storage.regathers
-    mask: NDArray[np.bool_] = axes == axes.max()
+    mask: NDArray[np.bool_] = np.equal(axes, axes.max())
     return mask & again if (mask & again).any() else mask

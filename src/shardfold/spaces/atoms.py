@@ -15,8 +15,9 @@ each be split by heads. A view whose cuts contradict (12 x 64 read as 8 x 96) ca
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from shardfold.graph import Graph
 from shardfold.spaces.rule import Rule
@@ -33,6 +34,7 @@ class AtomicRule:
     sizes: tuple[int, ...]
     classes: tuple[int, ...]  # the identity of each factor across the whole graph
     splittable: tuple[bool, ...]
+    even: tuple[bool, ...]  # a strided factor's parts must be equal, or its rows misalign
     operands: tuple[tuple[int, ...], ...]
     results: tuple[tuple[int, ...], ...]
 
@@ -154,7 +156,7 @@ def _propagate(classes: _Classes, views: list[_View]) -> tuple[dict[int, set[int
 
 def _is_chain(cuts: set[int], size: int) -> bool:
     ordered = [*sorted(cuts), size]
-    return all(b % a == 0 for a, b in zip(ordered, ordered[1:], strict=False))
+    return all(b % a == 0 for a, b in pairwise(ordered))
 
 
 def _without_merges(rule: Rule) -> Rule:
@@ -184,7 +186,7 @@ def _expand(
         if root not in pieces:
             size = classes.size[root]
             bounds = [size, *sorted(cuts.get(root, ()), reverse=True), 1]
-            found = tuple(a // b for a, b in zip(bounds, bounds[1:], strict=False))
+            found = tuple(a // b for a, b in pairwise(bounds))
             pieces[root] = found if size != 1 else (1,)
         return pieces[root]
 
@@ -246,10 +248,14 @@ def _expand_rule(
     classes: _Classes,
     tensor_nodes: list[list[int]],
     nodes: dict[str, int],
-    atoms_of,  # type: ignore[no-untyped-def]
+    atoms_of: Callable[[int], tuple[int, ...]],
 ) -> AtomicRule:
-    names, sizes, ids, splittable = [], [], [], []
+    names: list[str] = []
+    sizes: list[int] = []
+    ids: list[int] = []
+    splittable: list[bool] = []
     index: dict[str, list[int]] = {}
+    strided: set[int] = set()
     for factor in rule.factors:
         pieces = atoms_of(nodes[factor])
         index[factor] = list(range(len(names), len(names) + len(pieces)))
@@ -268,6 +274,7 @@ def _expand_rule(
                 # A strided factor: both sides must be one piece, or it cannot be split.
                 if len(pieces) == 1 and len(index[dim[0]]) == 1:
                     carried.append(index[dim[0]][0])
+                    strided.add(index[dim[0]][0])
                 else:
                     for i in index[dim[0]]:
                         splittable[i] = False
@@ -286,6 +293,7 @@ def _expand_rule(
         tuple(sizes),
         tuple(ids),
         tuple(splittable),
+        tuple(i in strided for i in range(len(names))),
         tuple(sides[:count]),
         tuple(sides[count:]),
     )

@@ -58,13 +58,14 @@ class Call:
         keeps all its dims undescribed. Sizes of single-factor dims are read off the shapes.
         """
         known = dict(sizes or {})
+        given = frozenset(known)
         left = tuple(
-            self._expand(operands.get(operand.name), kind.shape, known)
+            self._expand(operands.get(operand.name), kind.shape, known, given)
             for operand, kind in zip(self.op.operands, self.inputs, strict=True)
         )
         notations = results if len(results) > 1 else results * len(self.results)
         right = tuple(
-            self._expand(notation, kind.shape, known)
+            self._expand(notation, kind.shape, known, given)
             for notation, kind in zip(notations, self.results, strict=True)
         )
         kept = tuple(self.position(name) for name in saves if self.has(name))
@@ -78,7 +79,10 @@ class Call:
 
     @staticmethod
     def _expand(
-        notation: str | None, shape: tuple[int, ...], sizes: dict[str, int]
+        notation: str | None,
+        shape: tuple[int, ...],
+        sizes: dict[str, int],
+        given: frozenset[str],
     ) -> tuple[Dim, ...]:
         if notation is None:
             return tuple(() for _ in shape)
@@ -89,6 +93,7 @@ class Call:
             raise ValueError(f"The notation {notation!r} does not fit the shape {shape}.")
         dims = (*head, *((f"i{k}",) for k in range(middle)), *tail)
         for dim, size in zip(dims, shape, strict=True):
-            if len(dim) == 1:
-                sizes.setdefault(dim[0], size)
+            # A dim of size 1 may be broadcast: the factor's size is that of another operand.
+            if len(dim) == 1 and dim[0] not in given and sizes.get(dim[0], 1) == 1:
+                sizes[dim[0]] = size
         return tuple(() if size == 1 else dim for dim, size in zip(dims, shape, strict=True))

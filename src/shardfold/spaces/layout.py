@@ -29,8 +29,9 @@ def forward_states(layouts: Layouts) -> Layouts:
 
 
 def gradient_states(layouts: Layouts) -> Layouts:
-    """The layouts of the gradients: the parts of a sum all get the whole gradient, and the
-    gradient of a SHARED value is a pending sum.
+    """The layouts of the gradients.
+
+    The parts of a sum all get the whole gradient; that of a SHARED value is a pending sum.
     """
     swapped = np.where(layouts == PENDING, REPLICATED, layouts)
     return np.where(layouts == SHARED, PENDING, swapped).astype(np.int8)
@@ -53,7 +54,8 @@ def local_items(
         return np.ones(len(layouts))
     counts = split_counts(layouts, len(atoms), shape)
     sizes = np.asarray(atoms, dtype=np.int64)
-    return np.prod(-(-sizes // counts), axis=1, dtype=np.float64)
+    items: NDArray[np.float64] = np.prod(-(-sizes // counts), axis=1, dtype=np.float64)
+    return items
 
 
 def distinct(layouts: Layouts) -> tuple[Layouts, NDArray[np.intp]]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 Dim = tuple[str, ...]  # the factors of one tensor dim, major first; () if no factor describes it
@@ -25,8 +25,8 @@ TOKEN = re.compile(r"\(([^()]*)\)|(\S+)")
 class Exchange:
     """A collective inside an operator, needed only where `factor` is split.
 
-    Each of `repeats` collectives carries, per device, `words` items for every point of the local
-    part of `over`. A `halo` sends such a slab to each neighbour.
+    Each of `repeats` collectives takes from every device `words` items for each point of the
+    local part of `over`. A `halo` sends such a slab to each neighbour.
     """
 
     kind: Literal["all_reduce", "all_gather", "reduce_scatter", "halo"]
@@ -59,6 +59,7 @@ class Rule:
     whole: frozenset[str] = frozenset()  # factors that must not be split
     resolved: frozenset[str] = frozenset()  # absent from a result, but left complete there
     skewed: frozenset[str] = frozenset()  # causal: the last part holds most of the work
+    least: Mapping[str, int] = field(default_factory=dict)  # no part may have fewer points
     linear: tuple[int, ...] = ()  # operands through which a pending sum may pass, together
     exchanges: tuple[Exchange, ...] = ()
     saves: tuple[int, ...] = ()  # operands kept for backward

@@ -81,8 +81,7 @@ def space_of(rule: AtomicRule, mesh: Mesh) -> Space:
     options = [i for i, can in enumerate(rule.splittable) if can]
     passing = [PASS] if rule.rule.linear else []
     per_axis = [
-        [NONE, *passing, *(f for f in options if is_legal_split(rule.sizes[f], axis.size))]
-        for axis in mesh.axes
+        [NONE, *passing, *(f for f in options if _allows(rule, f, axis.size))] for axis in mesh.axes
     ]
     rows = [row for row in product(*per_axis) if _is_legal(row, rule, mesh)]
     return Space(rule, np.array(rows, dtype=np.int8).reshape(len(rows), len(mesh.axes)))
@@ -95,4 +94,17 @@ def _is_legal(row: tuple[int, ...], rule: AtomicRule, mesh: Mesh) -> bool:
     parts: dict[int, int] = {}
     for factor, axis in zip(row, mesh.axes, strict=True):
         parts[factor] = parts.get(factor, 1) * axis.size
-    return all(f < 0 or is_legal_split(rule.sizes[f], n) for f, n in parts.items())
+    return all(f < 0 or _allows(rule, f, n) for f, n in parts.items())
+
+
+def _allows(rule: AtomicRule, factor: int, parts: int) -> bool:
+    """Whether a factor can be split that many ways.
+
+    Evenly where its rows must align, and no part too thin for what its neighbours need of it.
+    """
+    size = rule.sizes[factor]
+    if rule.even[factor] and size % parts:
+        return False
+    chunk = -(-size // parts)
+    thinnest = size - chunk * (parts - 1)
+    return is_legal_split(size, parts) and thinnest >= rule.rule.least.get(rule.base(factor), 1)

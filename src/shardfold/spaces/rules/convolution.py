@@ -49,6 +49,7 @@ def _forward(call: Call) -> Rule:
         flops=2.0,
         whole=frozenset({*taps, *whole}),
         exchanges=exchanges,
+        least={dim.factor: dim.least for dim in dims},
         saves=("input", "weight"),
     )
 

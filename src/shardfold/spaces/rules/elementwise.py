@@ -12,8 +12,8 @@ from shardfold.spaces.rule import Dim, Rule
 
 KEEPS_OPERANDS = (
     "abs clamp clamp_min clamp_max cos erf gelu log log1p log2 mul div pow silu hardtanh "
-    "hardsigmoid hardswish leaky_relu log_sigmoid mish relu6 sin softplus softsign square "
-    "addcmul addcdiv atan2 prelu rsub true_divide float_power lerp fmod remainder xlogy"
+    "hardsigmoid hardswish leaky_relu log_sigmoid mish relu6 sin softplus square "
+    "addcmul addcdiv atan2 rsub true_divide float_power lerp fmod remainder xlogy"
 ).split()
 KEEPS_RESULT = "celu elu exp expm1 relu reciprocal rsqrt selu sigmoid sqrt tanh threshold".split()
 KEEPS_NOTHING = (
@@ -72,14 +72,33 @@ def _keeps_nothing(call: Call) -> Rule:
     return broadcast(call, linear=linear, backward=1.0)
 
 
+def _prelu(call: Call) -> Rule:
+    """The slopes belong to the channels, dim 1; a single slope is shared by all."""
+    names = [f"i{k}" for k in range(len(call.shape("self")))]
+    channel = names[1] if len(names) > 1 else "."
+    return call.rule(
+        {"self": " ".join(names), "weight": channel},
+        " ".join(names),
+        sizes=dict(zip(names, call.shape("self"), strict=True)),
+        saves=("self", "weight"),
+        backward=1.0,
+    )
+
+
 def _cast(call: Call) -> Rule:
+    """A second tensor is read for its dtype alone."""
     linear = (0,) if call.inputs[0].is_floating and call.results[0].is_floating else ()
-    if len(call.inputs) != 1:
-        linear = ()
-    return broadcast(call, linear=linear, backward=1.0)
+    names = " ".join(f"i{k}" for k in range(len(call.inputs[0].shape)))
+    return call.rule(
+        {call.op.operands[0].name: names},
+        names,
+        linear=linear if len(call.inputs) == 1 else (),
+        backward=1.0,
+    )
 
 
 TABLE: Mapping[str, Callable[[Call], Rule]] = {
+    "aten.prelu": _prelu,
     **{f"aten.{name}": _keeps_operands for name in KEEPS_OPERANDS},
     **{f"aten.{name}": _keeps_result for name in (*KEEPS_RESULT, *DROPOUTS)},
     **{f"aten.{name}": _keeps_nothing for name in KEEPS_NOTHING},

@@ -6,6 +6,7 @@ splitting it leaves a partial sum.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 
 from shardfold.spaces.call import Call
@@ -33,7 +34,7 @@ def _from_notation(kind: str) -> Callable[[Call], Rule]:
 
 
 def _addmm(call: Call) -> Rule:
-    """self (a bias, broadcast) + mat1 @ mat2, with or without a batch."""
+    """Add self (a bias, broadcast) to mat1 @ mat2, with or without a batch."""
     batched = "batch1" in {o.name for o in call.op.operands}
     left, right = ("batch1", "batch2") if batched else ("mat1", "mat2")
     full = ["g", "b", "n"] if batched else ["b", "n"]
@@ -56,7 +57,7 @@ def _matmul(call: Call) -> Rule:
     batch = [f"g{k}" for k in range(max(len(a), len(b)) - 2)]
     left = batch[len(batch) - max(len(a) - 2, 0) :] + left
     right = batch[len(batch) - max(len(b) - 2, 0) :] + right
-    kept = [f for f in ("b", "n") if f in left + right]
+    kept: list[str] = [f for f in ("b", "n") if f in left + right]
     sizes = {f: n for f, n in zip(left + right, a + b, strict=True) if n > 1}
     sizes |= {f: 1 for f in left + right if f not in sizes}
     return call.rule(
@@ -70,18 +71,29 @@ def _matmul(call: Call) -> Rule:
 
 
 def _einsum(call: Call) -> Rule:
-    """The notation is given: one letter a factor."""
-    equation = call.attribute("equation").replace(" ", "")
-    if "." in equation or "->" not in equation:
-        return call.undescribed(engine="matrix")
-    left, right = equation.split("->")
-    terms = left.split(",")
-    operands = {f"tensors[{i}]": " ".join(term) for i, term in enumerate(terms)}
-    if any(len(set(term)) < len(term) for term in [*terms, right]):
-        return call.undescribed(engine="matrix")
-    return call.rule(
-        operands, " ".join(right), engine="matrix", flops=2.0, saves=tuple(operands)
-    )
+    """The notation is given: one letter a factor, and one a dim that `...` stands for."""
+    left, arrow, right = call.attribute("equation").replace(" ", "").partition("->")
+    shapes = [kind.shape for kind in call.inputs]
+    terms = [_letters(term, len(s)) for term, s in zip(left.split(","), shapes, strict=True)]
+    letters = [f for term in terms for f in term]
+    if arrow:
+        result = _letters(right, len(call.results[0].shape))
+    else:
+        dots = sorted({f for f in letters if len(f) > 1}, reverse=True)
+        result = dots + sorted(f for f in set(letters) if letters.count(f) == len(f) == 1)
+    if any(len(set(term)) < len(term) for term in terms):
+        pairs = [zip(term, s, strict=True) for term, s in zip(terms, shapes, strict=True)]
+        sizes = {f: n for pair in pairs for f, n in pair}
+        return call.undescribed(engine="matrix", flops=2.0 * math.prod(sizes.values()))
+    operands = {o.name: " ".join(t) for o, t in zip(call.op.operands, terms, strict=True)}
+    return call.rule(operands, " ".join(result), engine="matrix", flops=2.0, saves=tuple(operands))
+
+
+def _letters(term: str, rank: int) -> list[str]:
+    """The factors of one term; the dims of `...` count from the right."""
+    before, dots, after = term.partition("...")
+    hidden = rank - len(before) - len(after) if dots else 0
+    return [*before, *(f"dot{k}" for k in reversed(range(hidden))), *after]
 
 
 def _grouped_mm(call: Call) -> Rule:
@@ -94,7 +106,6 @@ def _grouped_mm(call: Call) -> Rule:
     left, right = names[0], names[1]
     if len(call.shape(left)) != 2 or len(call.shape(right)) != 3:
         return call.undescribed(engine="matrix")
-    rows, inner = call.shape(left)
     return call.rule(
         {left: "t m", right: "e m n"},
         "t n",
@@ -107,9 +118,11 @@ def _grouped_mm(call: Call) -> Rule:
 
 
 def _expert_linear(call: Call) -> Rule:
-    """Each row times its own expert's matrix; a device with some of the experts gives zeros for
-    the rows of the others, so that splitting the experts leaves a partial sum. The rows that
-    meet a part of the experts are taken to be that part of all rows: balanced routing.
+    """Each row times its own expert's matrix.
+
+    A device with some of the experts gives zeros for the rows of the others, so that splitting
+    the experts leaves a partial sum. The rows that meet a part of the experts are taken to be
+    that part of all rows: balanced routing.
     """
     experts = call.shape("weight")[0]
     rows = " ".join(f"i{k}" for k in range(len(call.shape("expert"))))

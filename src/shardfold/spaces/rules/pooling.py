@@ -34,6 +34,7 @@ def _pool(call: Call, rank: int, *, space: bool, **properties: Any) -> Rule:
         flops=float(math.prod(kernel)),
         whole=frozenset(dim.factor for dim in dims if dim not in split),
         exchanges=halos(dims, lead, sizes, call.inputs[0].item_bytes) if space else (),
+        least={dim.factor: dim.least for dim in dims},
         saves=(call.op.operands[0].name,),
         backward=1.0,
         **properties,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 from shardfold.spaces.call import Call
@@ -67,9 +68,9 @@ def _refine(a: Sequence[int], b: Sequence[int]) -> list[int] | None:
     """The common refinement of two factorisations of one number, or None."""
     total = math.prod(a)
     bounds = [1, *sorted(_cuts(a) | _cuts(b)), total]
-    if any(y % x for x, y in zip(bounds, bounds[1:], strict=False)):
+    if any(y % x for x, y in pairwise(bounds)):
         return None
-    return [y // x for x, y in zip(bounds, bounds[1:], strict=False)][::-1]
+    return [y // x for x, y in pairwise(bounds)][::-1]
 
 
 def _deal(names: list[str], sizes: dict[str, int], shape: Sequence[int]) -> list[Dim]:
@@ -101,7 +102,8 @@ def _reshape(call: Call) -> Rule:
             left[k] = dim
         for k, dim in zip(theirs, _deal(names, sizes, b), strict=True):
             right[k] = dim
-    return _rule(call, [left], [right], sizes)
+    others: list[list[Dim]] = [[()] * len(kind.shape) for kind in call.inputs[1:]]
+    return _rule(call, [left, *others], [right], sizes)
 
 
 def _permuted(call: Call, order: Sequence[int]) -> Rule:
@@ -117,8 +119,9 @@ def _permute(call: Call) -> Rule:
 def _transpose(call: Call) -> Rule:
     rank = len(call.inputs[0].shape)
     order = list(range(rank))
+    names = ("axis0", "axis1") if call.op.kind == "aten.swapaxes" else ("dim0", "dim1")
     if rank > 1:
-        i, j = (call.attribute(name, k) % rank for k, name in enumerate(("dim0", "dim1")))
+        i, j = (call.attribute(name, k) % rank for k, name in enumerate(names))
         order[i], order[j] = order[j], order[i]
     return _permuted(call, order)
 
@@ -246,7 +249,9 @@ def _repeat(call: Call) -> Rule:
     return _rule(call, [before], [after], sizes, engine="vector")
 
 
-RESHAPES = "view reshape _unsafe_view flatten unflatten squeeze unsqueeze view_as reshape_as".split()
+RESHAPES = (
+    "view reshape _unsafe_view flatten unflatten squeeze unsqueeze view_as reshape_as".split()
+)
 
 TABLE: Mapping[str, Callable[[Call], Rule]] = {
     **{f"aten.{name}": _reshape for name in RESHAPES},

@@ -47,6 +47,11 @@ class Window:
         return self.padding, max(reach - self.stride - self.padding, 0)
 
     @property
+    def least(self) -> int:
+        """The fewest output rows of a part whose neighbours' halo comes from that part alone."""
+        return -(-max(self.halo) // self.stride)
+
+    @property
     def input_dim(self) -> str:
         """The notation of the input's dim: none where parts would not align."""
         return self.factor if self.aligned else "."
