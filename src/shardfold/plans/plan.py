@@ -103,6 +103,8 @@ class Estimate(Value, frozen=True):
     data_parallel_bytes: float
     fully_sharded_bytes: float
     device_bytes: int
+    limit_bytes: float
+    smallest_bytes: float | None = None  # what the smallest plan needs, where none fits
 
 
 class Provenance(Value, frozen=True):
@@ -137,8 +139,8 @@ class Plan(Value, frozen=True):
 
     @property
     def fits(self) -> bool:
-        """Whether the predicted peak is within the device's memory."""
-        return self.estimate.peak_bytes <= self.estimate.device_bytes
+        """Whether the predicted peak is within the memory limit."""
+        return self.estimate.peak_bytes <= self.estimate.limit_bytes
 
     def save(self, path: str | Path) -> None:
         """Write the plan as JSON; an existing file is replaced only by a complete one."""

@@ -1,0 +1,86 @@
+"""The command line: parse, call, print. A command is imported when it is used."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+import click
+
+from shardfold import __version__
+from shardfold.errors import ShardfoldError
+
+# Where each command lives, and its line in the help: listing them imports none of them.
+COMMANDS = {
+    "plan": ("shardfold.cli.plan", "Find the best way to train a model on a cluster."),
+    "show": ("shardfold.cli.show", "Print a saved plan, or check it against a model."),
+    "models": ("shardfold.cli.models", "List the models of the zoo."),
+    "clusters": ("shardfold.cli.clusters", "List the known hardware, or show one cluster."),
+    "solve": ("shardfold.cli.solve", "Solve a search problem from a file."),
+}
+INTERRUPTED = 130
+
+
+class Refused(click.ClickException):
+    """What the user gave cannot be used: one message, no traceback."""
+
+    exit_code = 2
+
+
+class Interrupted(click.ClickException):
+    """The user pressed Ctrl-C."""
+
+    exit_code = INTERRUPTED
+
+
+class LazyGroup(click.Group):
+    """Commands that are imported on use; the errors of shardfold end in one message."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """The commands, the most used first."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        """Import the command called `name`."""
+        if name not in COMMANDS:
+            return None
+        command: click.Command = getattr(import_module(COMMANDS[name][0]), name)
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command, or suggest the nearest."""
+        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+            from shardfold.errors import nearest
+
+            ctx.fail(f"No command is called {args[0]!r}. {nearest(args[0], COMMANDS)}")
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the commands without importing them."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, line) for name, (_, line) in COMMANDS.items()])
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run a command; turn shardfold's errors and Ctrl-C into a message and an exit code."""
+        try:
+            return super().invoke(ctx)
+        except ShardfoldError as error:
+            raise Refused(str(error)) from error
+        except KeyboardInterrupt as stop:
+            raise Interrupted("Interrupted; nothing was written.") from stop
+
+
+HELP = """Find the best way to split the training of a PyTorch model over many devices.
+
+\b
+shardfold plan alexnet --cluster 4x8x1080ti
+shardfold plan train.py:make --cluster 8xa100 --save plan.json
+"""
+
+
+@click.group(cls=LazyGroup, help=HELP, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="shardfold")
+def main() -> None:
+    """The command line."""

@@ -1,0 +1,192 @@
+"""MODEL on the command line: a zoo name, `file.py:function`, `package.module:function`, `hf:file`.
+
+A function returns `(module, args, kwargs)`: an `nn.Module` and an example batch for it. It may
+take any of `batch`, `seq`, `layers` and `hidden`, which the options of the same names set. The
+file may define `RULES`, a dict from operator names to rule makers.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import os
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from shardfold.errors import ModelError, nearest
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from shardfold.spaces import Maker
+
+CONFIG = "hf:"
+Sizes = Mapping[str, Any]
+"""The options that resize a model: `batch`, `seq`, `layers`, `hidden`; None where not given."""
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """A model, a batch for it, and the rules that came with it."""
+
+    module: nn.Module
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    rules: Mapping[str, Maker] = field(default_factory=dict)
+
+
+def load_model(text: str, sizes: Sizes) -> Example:
+    """The model that `text` names, at the sizes that were given."""
+    if text.startswith(CONFIG):
+        return _from_config(text.removeprefix(CONFIG), sizes)
+    source, colon, function = text.rpartition(":")
+    if colon:
+        return _from_function(source, function, sizes)
+    _refuse_bare_path(text)
+    from shardfold import zoo
+
+    return Example(*zoo.build(text, **sizes))
+
+
+def _from_config(path: str, sizes: Sizes) -> Example:
+    from shardfold import zoo
+
+    if sizes.get("hidden") is not None:
+        raise ModelError(f"--hidden does not go with {CONFIG}{path}: edit the configuration.")
+    kept = {name: size for name, size in sizes.items() if name != "hidden"}
+    return Example(*zoo.from_config(path, **kept))
+
+
+def _refuse_bare_path(text: str) -> None:
+    """A path alone names no model: say how to write it."""
+    suffix = Path(text).suffix
+    if suffix == ".py":
+        raise ModelError(f"{text} is a file: name the function that builds it, {text}:make.")
+    if suffix == ".json":
+        raise ModelError(
+            f"{text} is a file: for a Hugging Face configuration write {CONFIG}{text}."
+        )
+
+
+def _from_function(source: str, function: str, sizes: Sizes) -> Example:
+    is_file = source.endswith(".py") or os.sep in source
+    module = _import_file(source) if is_file else _import_module(source)
+    maker = _function(module, source, function)
+    name = f"{function}() of {source}"
+    given = {size: value for size, value in sizes.items() if value is not None}
+    _check_takes(maker, name, given)
+    try:
+        made = maker(**given)
+    except (Exception, SystemExit) as error:
+        raise ModelError(f"{name} raised {_last_line(error)}") from error
+    return Example(*_checked(made, name), rules=_rules(module, source))
+
+
+def _import_file(source: str) -> ModuleType:
+    path = Path(source)
+    if not path.is_file():
+        known = [str(file) for file in sorted(path.parent.glob("*.py"))]
+        raise ModelError(f"There is no file {source}. {nearest(source, known) if known else ''}")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise ModelError(f"{source} is no Python file: its name must end in .py.")
+    module = importlib.util.module_from_spec(spec)
+    # As python does for a script: its folder is searched, and it can be found by its name.
+    sys.path.insert(0, str(path.parent.resolve()))
+    sys.modules.setdefault(path.stem, module)
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        raise ModelError(f"{source} could not be imported: {_last_line(error)}") from error
+    return module
+
+
+def _import_module(name: str) -> ModuleType:
+    sys.path.insert(0, os.getcwd())
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name and (name == error.name or name.startswith(f"{error.name}.")):
+            raise ModelError(
+                f"There is no module {error.name}, searched here and in the environment. "
+                f"For a file write path/to/file.py:function."
+            ) from error
+        raise ModelError(f"{name} could not be imported: {_last_line(error)}") from error
+    except (Exception, SystemExit) as error:
+        raise ModelError(f"{name} could not be imported: {_last_line(error)}") from error
+
+
+def _function(module: ModuleType, source: str, name: str) -> Callable[..., Any]:
+    found = getattr(module, name, None)
+    if callable(found):
+        return found  # type: ignore[no-any-return]
+    own = [
+        key
+        for key, value in vars(module).items()
+        if inspect.isfunction(value) and value.__module__ == module.__name__
+    ]
+    hint = nearest(name, own) if own else "It defines no functions."
+    raise ModelError(f"{source} has no function {name!r}. {hint}")
+
+
+def _check_takes(maker: Callable[..., Any], name: str, given: Mapping[str, int]) -> None:
+    parameters = inspect.signature(maker).parameters
+    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        return
+    for size in given:
+        if size not in parameters:
+            raise ModelError(f"{name} takes no {size}: leave --{size} out, or add the parameter.")
+
+
+def _checked(made: Any, name: str) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """What a function returned, if it is a module, positional and keyword arguments."""
+    wanted = "(module, args, kwargs): an nn.Module, a tuple and a dict, such as (model, (x,), {})"
+    if not isinstance(made, tuple) or len(made) != 3:
+        raise ModelError(f"{name} must return {wanted}; it returned {_type(made)}.")
+    module, args, kwargs = made
+    from torch import nn
+
+    is_right = (
+        isinstance(module, nn.Module),
+        isinstance(args, tuple | list),
+        isinstance(kwargs, dict),
+    )
+    if not all(is_right):
+        got = ", ".join(map(_type, made))
+        raise ModelError(f"{name} must return {wanted}; it returned ({got}).")
+    return module, tuple(args), kwargs
+
+
+def _rules(module: ModuleType, source: str) -> Mapping[str, Maker]:
+    rules = getattr(module, "RULES", {})
+    if isinstance(rules, Mapping) and all(
+        isinstance(key, str) and callable(maker) for key, maker in rules.items()
+    ):
+        return rules
+    raise ModelError(f"RULES in {source} must map operator names to functions of a Call.")
+
+
+def _type(value: Any) -> str:
+    if isinstance(value, tuple):
+        return f"a tuple of {len(value)}"
+    return type(value).__name__
+
+
+def _last_line(error: BaseException) -> str:
+    """The error's own line, and where in the user's code it was raised."""
+    text = traceback.format_exception_only(error)[-1].strip()
+    frames = traceback.extract_tb(error.__traceback__)
+    here = [
+        frame
+        for frame in frames
+        if frame.filename != __file__ and "importlib" not in frame.filename
+    ]
+    if not here:
+        return text
+    return f"{text} ({Path(here[-1].filename).name}, line {here[-1].lineno})"

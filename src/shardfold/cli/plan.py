@@ -1,0 +1,83 @@
+"""`shardfold plan`: from a model and a cluster to the best plan."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import click
+
+from shardfold.cli.options import DTYPES, output_options, size_options
+from shardfold.errors import PlanError
+
+
+@click.command()
+@click.argument("model")
+@click.option("--cluster", required=True, help="Such as 8xa100, 4x8xh100 or lab.toml.")
+@size_options
+@click.option("--dtype", type=click.Choice(DTYPES), help="Of weights and activations.")
+@click.option("--optimizer", default="adamw", show_default=True, help="sgd, momentum, adam, adamw.")
+@click.option("--mesh", help="Such as 8x4. Every mesh is tried if left out.")
+@click.option("--cost", default="roofline", show_default=True, help="roofline or paper.")
+@click.option("--save", type=click.Path(dir_okay=False), help="Write the plan to this file.")
+@output_options
+def plan(
+    model: str,
+    cluster: str,
+    dtype: str | None,
+    optimizer: str,
+    mesh: str | None,
+    cost: str,
+    save: str | None,
+    as_json: bool,
+    everything: bool,
+    **sizes: int | None,
+) -> None:
+    """Find the best way to train MODEL on a cluster, and prove that it is.
+
+    MODEL is a name of the zoo (see shardfold models); file.py:function or
+    package.module:function, a function that returns (module, args, kwargs), an nn.Module and an
+    example batch for it; or hf:config.json, a Hugging Face configuration.
+    """
+    from shardfold.api import plan as find_plan
+    from shardfold.cli.model import load_model
+    from shardfold.cli.printing import emit, progress
+    from shardfold.cli.quiet import quiet
+    from shardfold.cluster import mesh_from_text, parse
+    from shardfold.costs import optimizer_named, pricing_named
+
+    # What is cheap to check is checked before the work begins.
+    if save is not None:
+        _check_writable(Path(save))
+    target = parse(cluster)
+    fixed = None if mesh is None else mesh_from_text(mesh, target)
+    pricing_named(cost)
+    optimizer_named(optimizer)
+    with quiet(), progress() as watch:
+        example = load_model(model, sizes)
+        found = find_plan(
+            example.module,
+            example.args,
+            example.kwargs,
+            cluster=target,
+            dtype=dtype,
+            optimizer=optimizer,
+            mesh=fixed,
+            cost=cost,
+            rules=example.rules,
+            watch=watch,
+        )
+    if save is not None:
+        found.save(save)
+    emit(found, as_json=as_json, everything=everything, model=model, saved=save)
+
+
+def _check_writable(target: Path) -> None:
+    """Refuse a file that could not be written after the work is done."""
+    folder = target.parent
+    if not folder.is_dir():
+        raise PlanError(f"Cannot write {target}: the folder {folder} does not exist.")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise PlanError(f"Cannot write {target}: no permission to write in {folder}.")
+    if target.is_dir():
+        raise PlanError(f"Cannot write {target}: it is a folder.")

@@ -1,0 +1,100 @@
+"""What `plan` and `show` print: a plan as a table or as one JSON object; progress on stderr."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import click
+
+from shardfold.plans import Plan
+
+
+def emit(
+    plan: Plan, *, as_json: bool, everything: bool, model: str | None, saved: str | None = None
+) -> None:
+    """Print a plan on stdout."""
+    if as_json:
+        click.echo(json.dumps(summary(plan, model, saved), indent=2))
+        return
+    from rich.console import Console
+
+    from shardfold.report import plan_view
+
+    console = Console(highlight=False)
+    console.print(plan_view(plan, model=model, everything=everything))
+    if saved is not None:
+        console.print(f"Saved to {saved}", markup=False)
+
+
+def summary(plan: Plan, model: str | None, saved: str | None = None) -> dict[str, Any]:
+    """A plan's figures; the plan itself, with every operator, is what `--save` writes."""
+    e, made = plan.estimate, plan.provenance
+    return {
+        "model": model,
+        "cluster": plan.cluster,
+        "mesh": "x".join(str(axis.size) for axis in plan.mesh) or "1",
+        "mesh_axes": [{"name": a.name, "size": a.size, "level": a.level} for a in plan.mesh],
+        "step_seconds": e.step_seconds,
+        "compute_seconds": e.compute_seconds,
+        "communication_seconds": e.communication_seconds,
+        "update_seconds": e.update_seconds,
+        "data_parallel_seconds": e.data_parallel_seconds,
+        "fully_sharded_seconds": e.fully_sharded_seconds,
+        "lower_bound_seconds": e.lower_bound_seconds,
+        "optimal": e.optimal,
+        "peak_bytes": e.peak_bytes,
+        "data_parallel_bytes": e.data_parallel_bytes,
+        "fully_sharded_bytes": e.fully_sharded_bytes,
+        "device_bytes": e.device_bytes,
+        "fits": plan.fits,
+        "unsplit_ops": [
+            {
+                "kind": u.kind,
+                "count": u.count,
+                "seconds": u.seconds,
+                "share": u.share,
+                "reason": u.reason,
+            }
+            for u in plan.unsplit
+        ],
+        "meshes": [
+            {
+                "mesh": tried.mesh,
+                "step_seconds": tried.step_seconds,
+                "lower_bound_seconds": tried.lower_bound_seconds,
+            }
+            for tried in plan.meshes
+        ],
+        "operators": made.operators,
+        "parameters": made.parameters,
+        "cost": made.cost,
+        "optimizer": made.optimizer,
+        "dtype": made.dtype,
+        "capture_seconds": made.capture_seconds,
+        "search_seconds": made.search_seconds,
+        "graph": made.graph,
+        "versions": made.versions,
+        "saved": saved,
+    }
+
+
+@contextmanager
+def progress() -> Iterator[Callable[[Any], None]]:
+    """A watch that draws on stderr where that is a terminal, and else looks away."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield _ignore
+        return
+    from shardfold.report import drawn
+
+    with drawn(console) as watch:
+        yield watch
+
+
+def _ignore(stage: object) -> None:
+    """Look away."""

@@ -1,0 +1,101 @@
+"""From the winning choice to a plan: decisions in words, the estimate, the baselines."""
+
+from __future__ import annotations
+
+import math
+import platform
+from importlib.metadata import PackageNotFoundError, version
+
+from shardfold.cluster import Cluster
+from shardfold.costs import Optimizer
+from shardfold.graph import Graph
+from shardfold.plans.assemble import Assembly
+from shardfold.plans.baselines import data_parallel, fully_sharded
+from shardfold.plans.choose import Chosen
+from shardfold.plans.plan import VERSION, AxisEntry, Estimate, MeshEntry, Plan, Provenance
+from shardfold.plans.store import FORMAT
+from shardfold.spaces import Atoms
+from shardfold.spaces.words import batch_classes
+
+
+def describe(
+    graph: Graph,
+    atoms: Atoms,
+    cluster: Cluster,
+    chosen: Chosen,
+    optimizer: Optimizer,
+    *,
+    cost: str,
+    dtype: str | None,
+    capture_seconds: float,
+    search_seconds: float,
+) -> Plan:
+    """Put the decisions, their estimate and where they came from into a plan."""
+    best = chosen.best
+    assembly = Assembly(
+        graph, atoms, best.tabulated, best.solution.choice, best.model, optimizer
+    )
+    return Plan(
+        format=FORMAT,
+        version=VERSION,
+        cluster=cluster.name,
+        mesh=tuple(
+            AxisEntry(axis.name, axis.size, cluster.levels[axis.level].name)
+            for axis in best.mesh.axes
+        ),
+        estimate=_estimate(assembly, chosen, cluster),
+        meshes=tuple(
+            MeshEntry(str(c.mesh), c.solution.cost, c.solution.lower_bound) for c in chosen.tried
+        ),
+        unsplit=assembly.unsplit(best.solution.cost),
+        operators=assembly.operators(),
+        tensors=assembly.tensors(),
+        parameters=assembly.parameters(),
+        provenance=Provenance(
+            graph=graph.digest(),
+            operators=len(graph.ops),
+            parameters=sum(math.prod(graph.tensors[i].type.shape) for i in graph.parameters()),
+            cluster=cluster.as_plain(),
+            cost=cost,
+            optimizer=optimizer.name,
+            dtype=dtype or "as in the model",
+            versions=_versions(),
+            capture_seconds=capture_seconds,
+            search_seconds=search_seconds,
+        ),
+    )
+
+
+def _estimate(assembly: Assembly, chosen: Chosen, cluster: Cluster) -> Estimate:
+    """The winner's figures, and those of the two strategies that everybody knows."""
+    tabulated = chosen.best.tabulated
+    problem = tabulated.problem
+    batch = batch_classes(assembly.graph, assembly.atoms)
+    plain, sharded = data_parallel(tabulated, batch), fully_sharded(tabulated, batch)
+    totals = assembly.totals()
+    return Estimate(
+        step_seconds=chosen.best.solution.cost,
+        compute_seconds=totals["compute"],
+        communication_seconds=totals["communication"],
+        update_seconds=totals["update"],
+        data_parallel_seconds=problem.total(plain),
+        fully_sharded_seconds=problem.total(sharded),
+        lower_bound_seconds=chosen.lower_bound,
+        optimal=chosen.is_optimal,
+        peak_bytes=problem.total_bytes(chosen.best.solution.choice),
+        data_parallel_bytes=problem.total_bytes(plain),
+        fully_sharded_bytes=problem.total_bytes(sharded),
+        device_bytes=cluster.device.memory_bytes,
+        limit_bytes=chosen.limit_bytes,
+        smallest_bytes=chosen.smallest_bytes,
+    )
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for name in ("shardfold", "torch", "numpy"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "unknown"
+    return found

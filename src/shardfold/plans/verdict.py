@@ -1,0 +1,117 @@
+"""A plan's totals in sentences: proof, memory, meshes, and what stayed unsplit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shardfold.plans.plan import MeshEntry, Plan
+from shardfold.plans.units import number, seconds, size
+
+MOST_MESHES = 6
+
+
+def heading(plan: Plan, model: str | None = None) -> list[str]:
+    """What was planned, on what, and under which assumptions."""
+    made = plan.provenance
+    axes = " x ".join(f"{axis.name}={axis.size}" for axis in plan.mesh) or "one device"
+    dtype = "" if made.dtype == "as in the model" else f", {made.dtype}"
+    return [
+        f"{model or 'Plan'} on {plan.cluster}, mesh {axes}",
+        f"{number(made.parameters)} parameters, {made.operators:,} operators, "
+        f"{made.optimizer}{dtype}, {made.cost} costs",
+    ]
+
+
+def proof(plan: Plan) -> str:
+    """How sure the search is that nothing is better."""
+    e = plan.estimate
+    if e.optimal:
+        return "proven optimal under this cost model"
+    gap = 1 - e.lower_bound_seconds / e.step_seconds
+    return f"at most {gap:.2%} above the best (lower bound {seconds(e.lower_bound_seconds)})"
+
+
+def parts(plan: Plan) -> str:
+    """Where the step's time goes."""
+    e = plan.estimate
+    named = {
+        "compute": e.compute_seconds,
+        "communication": e.communication_seconds,
+        "update": e.update_seconds,
+    }
+    return ", ".join(f"{name} {seconds(value)}" for name, value in named.items())
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """A way to split, as words: its step, how many times the plan's that is, its memory."""
+
+    name: str
+    step: str
+    ratio: str
+    memory: str
+    fits: bool
+
+
+def comparison(plan: Plan) -> list[Contender]:
+    """The plan itself, then the strategies that it is held against."""
+    e = plan.estimate
+    rivals = [
+        ("data parallel", e.data_parallel_seconds, e.data_parallel_bytes),
+        ("fully sharded", e.fully_sharded_seconds, e.fully_sharded_bytes),
+    ]
+    this = Contender("this plan", seconds(e.step_seconds), "", size(e.peak_bytes), plan.fits)
+    return [this] + [
+        Contender(
+            name,
+            seconds(time),
+            f"{time / e.step_seconds:.2f}x",
+            size(peak),
+            peak <= e.device_bytes,
+        )
+        for name, time, peak in rivals
+    ]
+
+
+def meshes(plan: Plan) -> str:
+    """Which meshes were tried, and by how much the winner won."""
+    tried = sorted(plan.meshes, key=lambda entry: entry.step_seconds)
+    if len(tried) == 1:
+        return f"One mesh was tried: {tried[0].mesh}."
+    best, *others = tried
+    listed = ", ".join(_behind(entry, best) for entry in others[:MOST_MESHES])
+    more = f" and {len(others) - MOST_MESHES} more" if len(others) > MOST_MESHES else ""
+    return f"Meshes tried: {best.mesh} is best; {listed}{more}."
+
+
+def _behind(entry: MeshEntry, best: MeshEntry) -> str:
+    behind = entry.step_seconds / best.step_seconds - 1
+    return f"{entry.mesh} +{behind:.1%}" if behind > 5e-5 else f"{entry.mesh} as good"
+
+
+def unsplit(plan: Plan) -> list[str]:
+    """The operators that every device computes in full, and why."""
+    lines = [
+        f"No rule for {entry.kind} ({entry.count} of them): planned unsplit, "
+        f"{entry.share:.2%} of the step. See docs/how-to/add-a-rule.md."
+        for entry in plan.unsplit
+        if entry.reason == "no rule"
+    ]
+    rest = [entry for entry in plan.unsplit if entry.reason != "no rule"]
+    if rest:
+        count, share = sum(u.count for u in rest), sum(u.share for u in rest)
+        kinds = ", ".join(dict.fromkeys(u.kind.rpartition(".")[2] for u in rest))
+        what = "operator has" if count == 1 else "operators have"
+        lines.append(
+            f"{count} {what} nothing to split ({kinds}): computed on every device, "
+            f"{share:.2%} of the step."
+        )
+    return lines or ["Every operator could be split."]
+
+
+def effort(plan: Plan) -> str:
+    """How long the planning took."""
+    made = plan.provenance
+    return (
+        f"Captured in {seconds(made.capture_seconds)}, searched in {seconds(made.search_seconds)}."
+    )

@@ -1,0 +1,138 @@
+"""A plan as a table for the terminal: colours, and columns that fit its width."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shardfold.plans import Plan, verdict
+from shardfold.plans.rows import (
+    Block,
+    Row,
+    kind_words,
+    label,
+    main_traffic,
+    shown,
+    times,
+    traffic_words,
+)
+from shardfold.plans.units import size
+
+if TYPE_CHECKING:
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+HOT = 0.1  # rows of at least this share of the step stand out
+LEGEND = (
+    "fwd, bwd: in the forward or backward pass, with bytes per operator and device. "
+    "reduce: all-reduce; gather: all-gather; scatter: reduce-scatter; swap: all-to-all."
+)
+LEFT_OUT = " Collectives of under 5% of their row are left out (--all shows them)."
+
+
+def plan_view(plan: Plan, *, model: str | None = None, everything: bool = False) -> Group:
+    """The whole plan, ready to print."""
+    from rich.console import Group
+    from rich.text import Text
+
+    title, facts = verdict.heading(plan, model)
+    legend = "" if everything else LEFT_OUT
+    return Group(
+        Text(title, style="bold"),
+        Text(facts),
+        "",
+        _operators(plan, everything),
+        Text(LEGEND + legend, style="dim"),
+        "",
+        _rivals(plan),
+        "",
+        Text(f"Step: {verdict.parts(plan)}; {verdict.proof(plan)}."),
+        Text(verdict.meshes(plan)),
+        *(Text(line, style=_alarm(line)) for line in verdict.unsplit(plan)),
+        Text(verdict.effort(plan), style="dim"),
+    )
+
+
+def _alarm(line: str) -> str:
+    return "yellow" if line.startswith("No rule") else ""
+
+
+def _operators(plan: Plan, everything: bool) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
+    table.add_column("operator", min_width=18)
+    table.add_column("split", min_width=12)
+    table.add_column("collectives", no_wrap=True)
+    table.add_column("step", justify="right", no_wrap=True)
+    view = shown(plan, everything)
+    for block in view.blocks:
+        _add_block(table, block, plan, everything)
+    if view.left_out:
+        table.add_row(
+            f"{view.left_out} small operators", "", "", _share(view.left_out_seconds, plan)
+        )
+    return table
+
+
+def _add_block(table: Table, block: Block, plan: Plan, everything: bool) -> None:
+    """A block's heading and rows; a block with one row needs no heading."""
+    from rich.padding import Padding
+    from rich.text import Text
+
+    is_alone = block.repeats == 1 or len(block.rows) == 1
+    if not is_alone:
+        title = Text.assemble((block.name, "bold"), f" ({block.repeats} times)")
+        table.add_row(title, "", "", _share(block.seconds, plan))
+    prefix = f"{block.name}." if is_alone and block.name else ""
+    for row in block.rows:
+        often = times(row, block.repeats)
+        if is_alone and block.repeats > 1:
+            often = f"x{row.count}"
+        name = _name(row, prefix, often)
+        cells = (row.split, _traffic(row, plan, everything), _share(row.seconds, plan))
+        table.add_row(name if is_alone else Padding(name, (0, 0, 0, 2)), *cells)
+
+
+def _name(row: Row, prefix: str, often: str) -> Text:
+    from rich.text import Text
+
+    place = label(row)
+    pieces = [(f"{prefix}{place}" if place else prefix.rstrip("."), ""), (kind_words(row), "cyan")]
+    pieces.append((often, "dim"))
+    return Text(" ").join(Text(text, style=style) for text, style in pieces if text)
+
+
+def _traffic(row: Row, plan: Plan, everything: bool) -> Text:
+    from rich.text import Text
+
+    found, small = main_traffic(row, everything)
+    lines = [Text(traffic_words(each, plan.mesh)) for each in found]
+    if small and not found:
+        lines.append(Text(f"({small} small)", style="dim"))
+    return Text("\n").join(lines)
+
+
+def _share(seconds: float, plan: Plan) -> Text:
+    from rich.text import Text
+
+    share = seconds / plan.estimate.step_seconds
+    return Text(f"{share:.1%}", style="bold" if share >= HOT else "")
+
+
+def _rivals(plan: Plan) -> Table:
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    table.add_column("")
+    table.add_column("step", justify="right")
+    table.add_column("", justify="right")
+    table.add_column("memory", justify="right")
+    table.add_column(f"of {size(plan.estimate.device_bytes)} per device")
+    for rival in verdict.comparison(plan):
+        fits = Text("fits", style="green") if rival.fits else Text("DOES NOT FIT", style="red")
+        table.add_row(rival.name, rival.step, rival.ratio, rival.memory, fits)
+    return table
