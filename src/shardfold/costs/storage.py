@@ -61,7 +61,7 @@ def storages(needed: Iterable[Layouts], atoms: Sequence[int], mesh: Mesh) -> Sto
     For each needed layout: itself, and for every set of its unsplit axes one sharded variant,
     kept or regathered. The atom to shard is the largest that can be gathered by one all-gather.
     """
-    rows: dict[tuple[int, ...], None] = {}
+    rows: dict[tuple[int, ...], bool] = {}  # whether some reader has to gather it
     bases = {tuple(map(int, row)) for layouts in needed for row in forward_states(layouts)}
     for base in sorted(bases):
         free = [a for a, state in enumerate(base) if state == REPLICATED]
@@ -69,9 +69,9 @@ def storages(needed: Iterable[Layouts], atoms: Sequence[int], mesh: Mesh) -> Sto
             axes = [a for k, a in enumerate(free) if subset >> k & 1]
             sharded = _sharded(base, axes, atoms, mesh)
             if sharded is not None:
-                rows.setdefault(sharded)
+                rows[sharded] = rows.get(sharded, False) or bool(axes)
     plain = sorted(rows)
-    both = [(row, False) for row in plain] + [(row, True) for row in plain if row not in bases]
+    both = [(row, False) for row in plain] + [(row, True) for row in plain if rows[row]]
     layouts = np.array([row for row, _ in both], dtype=np.int8).reshape(len(both), len(mesh.axes))
     return Storage(layouts, np.array([again for _, again in both], dtype=bool))
 
