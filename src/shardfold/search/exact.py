@@ -31,6 +31,9 @@ MAX_WORK = 4e10
 _CHEAP = 2e6
 """Joint entries up to which eliminating at once beats looking for choices to strike out first."""
 
+_FEW = 24
+"""Vertices up to which folding has nothing to gain."""
+
 _LONG = 1_000
 _WIDE = 32
 _CONTEXT_ENTRIES = 64
@@ -43,8 +46,11 @@ def exact(
     table_bytes: float = TABLE_BYTES,
     watch: Watch = ignore,
 ) -> Answer:
-    """Find a cheapest choice and prove it cheapest; with tables too large, prove how near it is."""
-    if order != "auto":
+    """Find a cheapest choice and prove it cheapest; with tables too large, prove how near it is.
+
+    Orders other than "auto" are followed as they are, without folding first.
+    """
+    if order != "auto" or len(problem) <= _FEW:
         return _unfolded(problem, order, table_bytes, watch)
     folding = folded(problem)
     _condition_hubs(problem, folding)
@@ -99,7 +105,8 @@ def _unfolded(problem: Problem, order: str, table_bytes: float, watch: Watch) ->
     """Eliminate the problem as it stands, along the order asked for."""
     factors = factors_of(problem)
     plan = forecast(factors, order)
-    if not _fits(plan, table_bytes):
+    is_dear = order == "auto" and plan.work > _CHEAP
+    if is_dear or not _fits(plan, table_bytes):
         choice, bound = bounded(factors, table_bytes=table_bytes, watch=watch)
         return Answer(choice, bound, "bounded")
     choice = _eliminated(factors, plan, watch)

@@ -23,8 +23,14 @@ _TILE = 1 << 15
 _AT_ONCE = 1 << 17
 """Joint tables up to this many entries are built whole: fewer calls beat less memory."""
 
+_WORTH_MERGING = 1 << 17
 _WORTH_PRUNING = 1 << 18
-"""Joint entries from which looking for dominated values pays."""
+"""Joint entries from which looking for equal, and for dominated, values pays."""
+
+_FEWER = 0.8
+"""Merging equal rows pays when at most this part of them is distinct."""
+
+_WEIGHTS = np.random.default_rng(0).random(4096)
 
 _DOMINATORS = 8
 _PATIENCE = 3
@@ -46,15 +52,73 @@ def product(left: Array, right: Array) -> Array:
 
 def _product(left: Array, right: Array) -> Array:
     count, rows, columns = left.shape[0], left.shape[1], right.shape[1]
-    if count * rows * columns <= _AT_ONCE:
-        whole: Array = (left[:, :, None] + right[:, None, :]).min(axis=0)
-        return whole
-    if count * rows * columns > _WORTH_PRUNING:
+    if count * rows * columns <= _WORTH_MERGING:
+        return _multiply(left, right)
+    left, right = _merged(left, right)
+    row_classes, column_classes = equal_rows(left.T), equal_rows(right.T)
+    if row_classes is not None:
+        left = left[:, row_classes[0]]
+    if column_classes is not None:
+        right = right[:, column_classes[0]]
+    if left.size * right.shape[1] > _WORTH_PRUNING:
         keep = undominated(left, right)
         left, right = left[keep], right[keep]
-    if rows < columns:
+    out = _multiply(left, right)
+    if row_classes is not None:
+        out = out[row_classes[1]]
+    return out[:, column_classes[1]] if column_classes is not None else out
+
+
+def _multiply(left: Array, right: Array) -> Array:
+    if left.size * right.shape[1] <= _AT_ONCE:
+        whole: Array = (left[:, :, None] + right[:, None, :]).min(axis=0)
+        return whole
+    if left.shape[1] < right.shape[1]:
         return np.ascontiguousarray(_accumulate(right, left).T)
     return _accumulate(left, right)
+
+
+def _merged(left: Array, right: Array) -> tuple[Array, Array]:
+    """One value of the shared axis for all that have the same row on one side.
+
+    Many configurations leave a tensor in the same layout: their rows towards its reader are equal,
+    so only the minimum of their rows on the other side matters.
+    """
+    on_left, on_right = equal_rows(left), equal_rows(right)
+    if on_left is not None and (on_right is None or len(on_left[0]) < len(on_right[0])):
+        return left[on_left[0]], _least(right, on_left[1])
+    if on_right is not None:
+        return _least(left, on_right[1]), right[on_right[0]]
+    return left, right
+
+
+def _least(table: Array, label: Ints) -> Array:
+    """The minimum over the rows of each label."""
+    order = np.argsort(label, kind="stable")
+    labels = label[order]
+    starts = np.flatnonzero(np.concatenate([[True], labels[1:] != labels[:-1]]))
+    return np.asarray(np.minimum.reduceat(table[order], starts, axis=0))
+
+
+def equal_rows(table: Array) -> tuple[Ints, Ints] | None:
+    """One row number per distinct row and the label of every row; None where too few are equal.
+
+    Rows are sorted by a weighted sum, and then compared in full.
+    """
+    if table.shape[1] > len(_WEIGHTS):
+        return None
+    sums = table @ _WEIGHTS[: table.shape[1]]
+    order = sums.argsort(kind="stable")
+    ordered = sums[order]
+    new = np.empty(len(order), dtype=bool)
+    new[:1] = True
+    np.not_equal(ordered[1:], ordered[:-1], out=new[1:])
+    first = order[new]
+    if len(first) > _FEWER * len(order):
+        return None
+    label = np.empty(len(order), dtype=np.int64)
+    label[order] = np.cumsum(new) - 1
+    return (first, label) if np.array_equal(table[first[label]], table) else None
 
 
 def _accumulate(left: Array, right: Array) -> Array:

@@ -50,13 +50,19 @@ def _fill(vertex: int, near: Near, logs: Sequence[float]) -> float:
 
 _RANKS: dict[str, Rank] = {"generate-seq": _degree, "min-degree": _weight, "min-fill": _fill}
 
+_NO_MATTER = 1e6
+"""Joint entries that are added up sooner than another order is found."""
+
 ORDERS = ("auto", *_RANKS, "breadth-first")
 
 
 def forecast(factors: Factors, name: str) -> Forecast:
     """The order called `name`, or for "auto" the one with the least predicted work."""
     if name == "auto":
-        tried = [forecast(factors, rule) for rule in ("min-degree", "min-fill", "generate-seq")]
+        first = forecast(factors, "min-degree")
+        if first.work <= _NO_MATTER:
+            return first
+        tried = [first, forecast(factors, "min-fill"), forecast(factors, "generate-seq")]
         return min(tried, key=lambda f: (f.work, f.largest))
     if name == "breadth-first":
         return cost_of(factors, breadth_first(factors), name)
