@@ -32,9 +32,7 @@ def describe(
 ) -> Plan:
     """Put the decisions, their estimate and where they came from into a plan."""
     best = chosen.best
-    assembly = Assembly(
-        graph, atoms, best.tabulated, best.solution.choice, best.model, optimizer
-    )
+    assembly = Assembly(graph, atoms, best.tabulated, best.solution.choice, best.model, optimizer)
     return Plan(
         format=FORMAT,
         version=VERSION,
