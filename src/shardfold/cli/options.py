@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import click
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 DTYPES = ("fp32", "bf16", "fp16", "fp64")
 
 
@@ -31,3 +33,20 @@ def output_options(command: Function) -> Function:
         command
     )
     return click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")(command)
+
+
+def size_in_bytes(text: str) -> float:
+    """A size as the user writes it.
+
+    >>> size_in_bytes("1500"), size_in_bytes("64MiB"), size_in_bytes("2.5G")
+    (1500.0, 67108864.0, 2684354560.0)
+    """
+    spelled = text.strip().upper().removesuffix("IB").removesuffix("B")
+    unit = spelled[-1:] if spelled[-1:] in "KMGT" else ""
+    try:
+        found = float(spelled.removesuffix(unit)) * UNITS[unit]
+    except ValueError as error:
+        raise click.BadParameter(f"{text!r} is not a size; write 1500, 64MiB or 2.5G.") from error
+    if not 0 < found < math.inf:
+        raise click.BadParameter(f"A size must be positive and finite, got {text!r}.")
+    return found

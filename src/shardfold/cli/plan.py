@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from shardfold.cli.options import DTYPES, output_options, size_options
+from shardfold.cli.options import DTYPES, output_options, size_in_bytes, size_options
 from shardfold.errors import PlanError
 
 
@@ -19,6 +19,12 @@ from shardfold.errors import PlanError
 @click.option("--optimizer", default="adamw", show_default=True, help="sgd, momentum, adam, adamw.")
 @click.option("--mesh", help="Such as 8x4. Every mesh is tried if left out.")
 @click.option("--cost", default="roofline", show_default=True, help="roofline or paper.")
+@click.option(
+    "--memory-limit",
+    type=size_in_bytes,
+    metavar="SIZE",
+    help="Per device, such as 60GiB. The device's memory less a tenth if left out.",
+)
 @click.option("--save", type=click.Path(dir_okay=False), help="Write the plan to this file.")
 @output_options
 def plan(
@@ -28,6 +34,7 @@ def plan(
     optimizer: str,
     mesh: str | None,
     cost: str,
+    memory_limit: float | None,
     save: str | None,
     as_json: bool,
     everything: bool,
@@ -64,6 +71,7 @@ def plan(
             optimizer=optimizer,
             mesh=fixed,
             cost=cost,
+            memory_limit=memory_limit,
             rules=example.rules,
             watch=watch,
         )

@@ -11,6 +11,8 @@ import click
 
 from shardfold.plans import Plan
 
+WIDEST = 110  # columns: wider tables are harder to read, not easier
+
 
 def emit(
     plan: Plan, *, as_json: bool, everything: bool, model: str | None, saved: str | None = None
@@ -24,7 +26,8 @@ def emit(
     from shardfold.report import plan_view
 
     console = Console(highlight=False)
-    console.print(plan_view(plan, model=model, everything=everything))
+    width = min(console.width, WIDEST)
+    console.print(plan_view(plan, model=model, everything=everything, width=width), width=width)
     if saved is not None:
         console.print(f"Saved to {saved}", markup=False)
 
@@ -49,6 +52,8 @@ def summary(plan: Plan, model: str | None, saved: str | None = None) -> dict[str
         "data_parallel_bytes": e.data_parallel_bytes,
         "fully_sharded_bytes": e.fully_sharded_bytes,
         "device_bytes": e.device_bytes,
+        "limit_bytes": e.limit_bytes,
+        "smallest_bytes": e.smallest_bytes,
         "fits": plan.fits,
         "unsplit_ops": [
             {

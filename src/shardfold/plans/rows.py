@@ -7,8 +7,10 @@ Rows that differ in nothing but their last name (query, key, value) are joined, 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby
+from math import isclose, prod
 
 from shardfold.plans.plan import AxisEntry, OperatorEntry, Plan
 from shardfold.plans.units import size
@@ -21,6 +23,9 @@ SHORT = {
     "reduce_scatter": "scatter",
     "all_to_all": "swap",
 }
+SMALL_ROW = 0.005  # of the step: rows that are left out
+SMALL_KIND = 0.03  # of the step: rows that may be joined with their neighbours
+SMALL_TRAFFIC = 0.05  # of the row: collectives that are left out
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +45,7 @@ class Row:
     """Operators that are split alike, at `places` of a block (empty: in the block itself)."""
 
     places: tuple[str, ...]
-    kind: str
+    kinds: tuple[str, ...]
     split: str
     count: int
     seconds: float
@@ -81,10 +86,15 @@ def blocks_of(plan: Plan) -> list[Block]:
         traffic = frozenset((c.phase, c.kind, c.axes) for c in entry.collectives)
         key = (block, place, entry.kind, tuple(entry.split.items()), traffic)
         rows.setdefault(key, _Members(block, place)).entries.append(entry)
+    mesh = {axis.name: axis.size for axis in plan.mesh}
     blocks: list[tuple[str, list[Row]]] = []
     for members in rows.values():
-        _rows_for(blocks, members.block).append(_row(members))
-    return [Block(name, len(repeats[name]), tuple(_merged(found))) for name, found in blocks]
+        _rows_for(blocks, members.block).append(_row(members, mesh))
+    small = SMALL_KIND * plan.estimate.step_seconds
+    return [
+        Block(name, len(repeats[name]), tuple(_gathered(_merged(found), small)))
+        for name, found in blocks
+    ]
 
 
 def _rows_for(blocks: list[tuple[str, list[Row]]], name: str) -> list[Row]:
@@ -119,14 +129,14 @@ def _shared_prefix(paths: Iterable[str]) -> int:
         depth += 1
 
 
-def _row(members: _Members) -> Row:
+def _row(members: _Members, mesh: Mapping[str, int]) -> Row:
     first = members.entries[0]
     kind = first.kind.rpartition(".")[2]
     keys = dict.fromkeys((c.phase, c.kind, c.axes) for c in first.collectives)
-    traffic = [_traffic(members.entries, key) for key in keys]
+    traffic = _chained([_traffic(members.entries, key) for key in keys], mesh)
     return Row(
         places=(members.place,),
-        kind=KINDS.get(kind, kind),
+        kinds=(KINDS.get(kind, kind),),
         split=split_words(first),
         count=len(members.entries),
         seconds=sum(entry.seconds for entry in members.entries),
@@ -146,6 +156,31 @@ def _traffic(entries: Sequence[OperatorEntry], key: tuple[str, str, tuple[str, .
         sum(sizes) / len(sizes),
         sum(c.seconds for found in mine for c in found),
         is_mean=max(sizes) > 1.01 * min(sizes),
+    )
+
+
+def _chained(found: Sequence[Traffic], mesh: Mapping[str, int]) -> list[Traffic]:
+    """Join scatters that go on axis by axis, each with the part that the last one left."""
+    joined: list[Traffic] = []
+    for traffic in sorted(found, key=lambda each: -each.bytes):
+        at = next((i for i, other in enumerate(joined) if _goes_on(other, traffic, mesh)), None)
+        if at is None:
+            joined.append(traffic)
+            continue
+        first = joined[at]
+        axes = tuple(name for name in mesh if name in (*first.axes, *traffic.axes))
+        joined[at] = replace(first, axes=axes, seconds=first.seconds + traffic.seconds)
+    return joined
+
+
+def _goes_on(first: Traffic, then: Traffic, mesh: Mapping[str, int]) -> bool:
+    kinds = {(each.phase, each.kind) for each in (first, then)}
+    left = first.bytes / prod(mesh[name] for name in first.axes)
+    overlap = set(first.axes) & set(then.axes)
+    return (
+        kinds == {(first.phase, "scatter")}
+        and not overlap
+        and isclose(left, then.bytes, rel_tol=0.02)
     )
 
 
@@ -170,14 +205,48 @@ def _joined(a: Row, b: Row) -> Row:
         replace(mine, seconds=mine.seconds + other.seconds)
         for mine, other in zip(a.traffic, b.traffic, strict=True)
     )
-    return replace(a, places=(*a.places, *b.places), seconds=a.seconds + b.seconds, traffic=traffic)
+    return replace(
+        a,
+        places=(*a.places, *b.places),
+        count=a.count + b.count,
+        seconds=a.seconds + b.seconds,
+        traffic=traffic,
+    )
 
 
 def _is_alike(a: Row, b: Row) -> bool:
+    if not all(a.places) or not all(b.places):
+        return False
     parents = {place.rpartition(".")[0] for place in (*a.places, *b.places)}
-    same = (a.kind, a.split, a.count) == (b.kind, b.split, b.count) and all(b.places)
+    facts = [(row.kinds, row.split, row.count / len(row.places)) for row in (a, b)]
     moved = [[(t.phase, t.kind, t.axes, t.bytes) for t in row.traffic] for row in (a, b)]
-    return same and len(parents) == 1 and all(a.places) and moved[0] == moved[1]
+    return len(parents) == 1 and facts[0] == facts[1] and moved[0] == moved[1]
+
+
+def _gathered(rows: Iterable[Row], small: float) -> list[Row]:
+    """Join small neighbours at the same places into one row of several kinds (to, pow, mul)."""
+    gathered: list[Row] = []
+
+    def key(row: Row) -> tuple[tuple[str, ...], str, bool]:
+        return row.places, row.split, row.seconds < small and all(row.places)
+
+    for (_, _, is_small), group in groupby(rows, key):
+        found = list(group)
+        gathered.extend([_of_kinds(found)] if is_small else found)
+    return gathered
+
+
+def _of_kinds(rows: Sequence[Row]) -> Row:
+    """One row for several kinds; those that cost next to nothing (views) go unnamed."""
+    seconds = sum(row.seconds for row in rows)
+    named = [row for row in rows if row.seconds >= SMALL_TRAFFIC * seconds] or rows[:1]
+    return replace(
+        rows[0],
+        kinds=tuple(dict.fromkeys(kind for row in named for kind in row.kinds)),
+        count=sum(row.count for row in rows),
+        seconds=seconds,
+        traffic=tuple(sorted((each for row in rows for each in row.traffic), key=_order)),
+    )
 
 
 def split_words(entry: OperatorEntry) -> str:
@@ -192,16 +261,17 @@ def label(row: Row) -> str:
 
 
 def kind_words(row: Row) -> str:
-    """The operator's kind, unless the place says it already."""
-    return "" if row.places[0].rpartition(".")[2].lower() == row.kind else row.kind
+    """The operators' kinds, unless the place says it already."""
+    kinds = ", ".join(row.kinds)
+    return "" if row.places[0].rpartition(".")[2].lower() == kinds else kinds
 
 
 def times(row: Row, repeats: int) -> str:
     """How often a row occurs in its block: nothing for once, `x2`, or `5 in all`."""
-    if row.count == repeats:
+    if len(row.kinds) > 1:
         return ""
-    each, rest = divmod(row.count, repeats)
-    return f"x{each}" if not rest else f"{row.count} in all"
+    each, rest = divmod(row.count // len(row.places), repeats)
+    return f"{row.count} in all" if rest else f"x{each}" if each > 1 else ""
 
 
 def traffic_words(traffic: Traffic, mesh: Sequence[AxisEntry]) -> str:
@@ -232,10 +302,6 @@ class Shown:
     left_out_seconds: float
 
 
-SMALL_ROW = 0.005  # of the step
-SMALL_TRAFFIC = 0.05  # of the row
-
-
 def shown(plan: Plan, everything: bool = False) -> Shown:
     """The blocks of a plan without rows of less than half a percent of the step."""
     least = 0.0 if everything else SMALL_ROW * plan.estimate.step_seconds
@@ -246,7 +312,7 @@ def shown(plan: Plan, everything: bool = False) -> Shown:
         left_out.extend(row for row in block.rows if row.seconds < least)
         if kept:
             blocks.append(replace(block, rows=kept))
-    operators = sum(row.count * len(row.places) for row in left_out)
+    operators = sum(row.count for row in left_out)
     return Shown(tuple(blocks), operators, sum(row.seconds for row in left_out))
 
 

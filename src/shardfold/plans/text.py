@@ -10,7 +10,6 @@ from shardfold.plans import verdict
 from shardfold.plans.plan import Plan
 from shardfold.plans.rows import Block, Row, kind_words, label, main_traffic, shown, times
 from shardfold.plans.rows import traffic_words as one_traffic
-from shardfold.plans.units import size
 
 WIDTH = 80
 COLUMNS = (26, 16, 30)  # operator, split, collectives; then the share of the step
@@ -21,6 +20,7 @@ def as_text(plan: Plan) -> str:
     """The whole plan as plain text."""
     wrapped = [
         *_filled(f"Step: {verdict.parts(plan)}; {verdict.proof(plan)}."),
+        *(line for text in verdict.too_large(plan) for line in _filled(text)),
         *_filled(verdict.meshes(plan)),
         *(line for text in verdict.unsplit(plan) for line in _filled(text)),
         verdict.effort(plan),
@@ -56,7 +56,7 @@ def _block(block: Block, plan: Plan) -> list[str]:
 
 def _row(row: Row, block: Block, plan: Plan, prefix: str) -> list[str]:
     alone = block.repeats > 1 and not prefix.isspace()
-    often = f"x{row.count}" if alone else times(row, block.repeats)
+    often = times(row, 1 if alone else block.repeats)
     name = " ".join(filter(None, (label(row), kind_words(row), often)))
     found, small = main_traffic(row)
     traffic = [one_traffic(each, plan.mesh) for each in found]
@@ -85,8 +85,7 @@ def _cell(text: str, width: int) -> list[str]:
 
 
 def _totals(plan: Plan) -> list[str]:
-    limit = f"of {size(plan.estimate.device_bytes)} per device"
-    lines = [f"{'':14}{'step':>9}{'':8}{'memory':>11}   {limit}"]
+    lines = [f"{'':14}{'step':>9}{'':8}{'memory':>11}   {verdict.memory(plan)}"]
     for c in verdict.comparison(plan):
         fits = "fits" if c.fits else "DOES NOT FIT"
         lines.append(f"{c.name:14}{c.step:>9}{c.ratio:>8}{c.memory:>11}   {fits}")

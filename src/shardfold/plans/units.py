@@ -10,8 +10,8 @@ def seconds(value: float) -> str:
     '1.23 ms'
     """
     for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6), ("ns", 1e-9)):
-        if value >= scale:
-            digits = max(0, 3 - len(str(int(value / scale))))
+        if value >= 0.9995 * scale:
+            digits = max(0, 3 - len(f"{value / scale:.0f}"))
             return f"{value / scale:,.{digits}f} {unit}"
     return "0 s"
 

@@ -8,6 +8,7 @@ from shardfold.plans.plan import MeshEntry, Plan
 from shardfold.plans.units import number, seconds, size
 
 MOST_MESHES = 6
+MOST_KINDS = 4
 
 
 def heading(plan: Plan, model: str | None = None) -> list[str]:
@@ -67,26 +68,45 @@ def comparison(plan: Plan) -> list[Contender]:
             seconds(time),
             f"{time / e.step_seconds:.2f}x",
             size(peak),
-            peak <= e.device_bytes,
+            peak <= e.limit_bytes,
         )
         for name, time, peak in rivals
     ]
 
 
+def memory(plan: Plan) -> str:
+    """The limit that memory is held against."""
+    return f"limit {size(plan.estimate.limit_bytes)}"
+
+
+def too_large(plan: Plan) -> list[str]:
+    """What to try where no plan fits."""
+    if plan.fits:
+        return []
+    smallest = plan.estimate.smallest_bytes
+    needs = "" if smallest is None else f"; the smallest plan needs {size(smallest)}"
+    return [f"No plan fits in memory{needs}. Try more devices, a smaller batch or bf16."]
+
+
 def meshes(plan: Plan) -> str:
     """Which meshes were tried, and by how much the winner won."""
-    tried = sorted(plan.meshes, key=lambda entry: entry.step_seconds)
-    if len(tried) == 1:
-        return f"One mesh was tried: {tried[0].mesh}."
-    best, *others = tried
-    listed = ", ".join(_behind(entry, best) for entry in others[:MOST_MESHES])
+    shape = "x".join(str(axis.size) for axis in plan.mesh) or "1"
+    others = sorted(
+        (entry for entry in plan.meshes if entry.mesh != shape), key=lambda e: e.step_seconds
+    )
+    if not others:
+        return f"One mesh was tried: {shape}."
+    won = plan.estimate.step_seconds
+    listed = ", ".join(_behind(entry, won) for entry in others[:MOST_MESHES])
     more = f" and {len(others) - MOST_MESHES} more" if len(others) > MOST_MESHES else ""
-    return f"Meshes tried: {best.mesh} is best; {listed}{more}."
+    return f"Meshes tried: {shape} is best; {listed}{more}."
 
 
-def _behind(entry: MeshEntry, best: MeshEntry) -> str:
-    behind = entry.step_seconds / best.step_seconds - 1
-    return f"{entry.mesh} +{behind:.1%}" if behind > 5e-5 else f"{entry.mesh} as good"
+def _behind(entry: MeshEntry, won: float) -> str:
+    behind = entry.step_seconds / won - 1
+    if abs(behind) < 5e-4:
+        return f"{entry.mesh} is as good"
+    return f"{entry.mesh} +{behind:.1%}" if behind > 0 else f"{entry.mesh} does not fit"
 
 
 def unsplit(plan: Plan) -> list[str]:
@@ -100,7 +120,8 @@ def unsplit(plan: Plan) -> list[str]:
     rest = [entry for entry in plan.unsplit if entry.reason != "no rule"]
     if rest:
         count, share = sum(u.count for u in rest), sum(u.share for u in rest)
-        kinds = ", ".join(dict.fromkeys(u.kind.rpartition(".")[2] for u in rest))
+        names = list(dict.fromkeys(u.kind.rpartition(".")[2] for u in rest))
+        kinds = ", ".join(names[:MOST_KINDS]) + (", ..." if len(names) > MOST_KINDS else "")
         what = "operator has" if count == 1 else "operators have"
         lines.append(
             f"{count} {what} nothing to split ({kinds}): computed on every device, "

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from rich.console import Console
 
-WORDS = {"capture": "capturing the model", "search": "searching meshes"}
+WORDS = {"capture": "capturing the model", "search": "searching", "describe": "writing the plan"}
 
 
 class Stage(Protocol):

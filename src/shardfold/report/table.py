@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from shardfold.plans import Plan, verdict
@@ -15,13 +16,14 @@ from shardfold.plans.rows import (
     times,
     traffic_words,
 )
-from shardfold.plans.units import size
 
 if TYPE_CHECKING:
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
 
+WIDTH = 80
+NAME, SPLIT, SHARE = 18, 17, 6  # the narrowest names, the widest split, the share
 HOT = 0.1  # rows of at least this share of the step stand out
 LEGEND = (
     "fwd, bwd: in the forward or backward pass, with bytes per operator and device. "
@@ -30,8 +32,10 @@ LEGEND = (
 LEFT_OUT = " Collectives of under 5% of their row are left out (--all shows them)."
 
 
-def plan_view(plan: Plan, *, model: str | None = None, everything: bool = False) -> Group:
-    """The whole plan, ready to print."""
+def plan_view(
+    plan: Plan, *, model: str | None = None, everything: bool = False, width: int = WIDTH
+) -> Group:
+    """The whole plan, ready to print on a terminal of that width."""
     from rich.console import Group
     from rich.text import Text
 
@@ -41,12 +45,13 @@ def plan_view(plan: Plan, *, model: str | None = None, everything: bool = False)
         Text(title, style="bold"),
         Text(facts),
         "",
-        _operators(plan, everything),
+        _operators(plan, everything, width),
         Text(LEGEND + legend, style="dim"),
         "",
         _rivals(plan),
         "",
         Text(f"Step: {verdict.parts(plan)}; {verdict.proof(plan)}."),
+        *(Text(line, style="red") for line in verdict.too_large(plan)),
         Text(verdict.meshes(plan)),
         *(Text(line, style=_alarm(line)) for line in verdict.unsplit(plan)),
         Text(verdict.effort(plan), style="dim"),
@@ -57,16 +62,23 @@ def _alarm(line: str) -> str:
     return "yellow" if line.startswith("No rule") else ""
 
 
-def _operators(plan: Plan, everything: bool) -> Table:
+def _operators(plan: Plan, everything: bool, width: int) -> Table:
     from rich import box
     from rich.table import Table
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
-    table.add_column("operator", min_width=18)
-    table.add_column("split", min_width=12)
-    table.add_column("collectives", no_wrap=True)
-    table.add_column("step", justify="right", no_wrap=True)
     view = shown(plan, everything)
+    rows = [row for block in view.blocks for row in block.rows]
+    traffic = _widest(
+        line for row in rows for line in _traffic(row, plan, everything).plain.split("\n")
+    )
+    split = min(_widest(row.split for row in rows), SPLIT)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
+    table.add_column(
+        "operator", width=max(width - traffic - split - SHARE - 3, NAME), overflow="fold"
+    )
+    table.add_column("split", width=split)
+    table.add_column("collectives", width=traffic)
+    table.add_column("step", justify="right", width=SHARE)
     for block in view.blocks:
         _add_block(table, block, plan, everything)
     if view.left_out:
@@ -74,6 +86,11 @@ def _operators(plan: Plan, everything: bool) -> Table:
             f"{view.left_out} small operators", "", "", _share(view.left_out_seconds, plan)
         )
     return table
+
+
+def _widest(cells: Iterable[str]) -> int:
+    """The widest cell of a column, or its heading."""
+    return max([len("collectives"), *map(len, cells)])
 
 
 def _add_block(table: Table, block: Block, plan: Plan, everything: bool) -> None:
@@ -87,9 +104,7 @@ def _add_block(table: Table, block: Block, plan: Plan, everything: bool) -> None
         table.add_row(title, "", "", _share(block.seconds, plan))
     prefix = f"{block.name}." if is_alone and block.name else ""
     for row in block.rows:
-        often = times(row, block.repeats)
-        if is_alone and block.repeats > 1:
-            often = f"x{row.count}"
+        often = times(row, 1 if is_alone else block.repeats)
         name = _name(row, prefix, often)
         cells = (row.split, _traffic(row, plan, everything), _share(row.seconds, plan))
         table.add_row(name if is_alone else Padding(name, (0, 0, 0, 2)), *cells)
@@ -131,7 +146,7 @@ def _rivals(plan: Plan) -> Table:
     table.add_column("step", justify="right")
     table.add_column("", justify="right")
     table.add_column("memory", justify="right")
-    table.add_column(f"of {size(plan.estimate.device_bytes)} per device")
+    table.add_column(verdict.memory(plan))
     for rival in verdict.comparison(plan):
         fits = Text("fits", style="green") if rival.fits else Text("DOES NOT FIT", style="red")
         table.add_row(rival.name, rival.step, rival.ratio, rival.memory, fits)
