@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from itertools import zip_longest
 
 from shardfold.plans import verdict
+from shardfold.plans.blocks import main_traffic, shown
 from shardfold.plans.plan import Plan
-from shardfold.plans.rows import Block, Row, kind_words, label, main_traffic, shown, times
-from shardfold.plans.rows import traffic_words as one_traffic
+from shardfold.plans.rows import Block, Row, kind_words, label, times, traffic_words
 
 WIDTH = 80
 COLUMNS = (26, 16, 30)  # operator, split, collectives; then the share of the step
@@ -59,7 +59,7 @@ def _row(row: Row, block: Block, plan: Plan, prefix: str) -> list[str]:
     often = times(row, 1 if alone else block.repeats)
     name = " ".join(filter(None, (label(row), kind_words(row), often)))
     found, small = main_traffic(row)
-    traffic = [one_traffic(each, plan.mesh) for each in found]
+    traffic = [traffic_words(each, plan.mesh) for each in found]
     if small and not found:
         traffic.append(f"({small} small)")
     share = f"{row.seconds / plan.estimate.step_seconds:.1%}"

@@ -6,16 +6,8 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from shardfold.plans import Plan, verdict
-from shardfold.plans.rows import (
-    Block,
-    Row,
-    kind_words,
-    label,
-    main_traffic,
-    shown,
-    times,
-    traffic_words,
-)
+from shardfold.plans.blocks import main_traffic, shown
+from shardfold.plans.rows import Block, Row, kind_words, label, times, traffic_words
 
 if TYPE_CHECKING:
     from rich.console import Group
