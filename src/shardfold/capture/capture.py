@@ -9,6 +9,7 @@ from torch import nn
 
 from shardfold.capture.convert import convert
 from shardfold.capture.export import export
+from shardfold.capture.program import Program
 from shardfold.capture.skeleton import WithLoss, on_meta, skeleton
 from shardfold.graph import Graph
 
@@ -27,6 +28,18 @@ def capture(
     (and have `dtype`, if one is given) is traced. `loss` turns the model's output into a scalar
     where the model does not return one itself.
     """
+    return capture_program(model, args, kwargs, dtype=dtype, loss=loss).graph
+
+
+def capture_program(
+    model: nn.Module,
+    args: tuple[Any, ...] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    dtype: str | None = None,
+    loss: Callable[[Any], Any] | None = None,
+) -> Program:
+    """As `capture`, with what is needed to run the graph's operators."""
     copied = skeleton(model, dtype)
     traced = copied if loss is None else WithLoss(copied, loss)
     meta_args, meta_kwargs = on_meta((tuple(args), dict(kwargs or {})), dtype)

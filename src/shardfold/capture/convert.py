@@ -20,6 +20,7 @@ from torch.export.graph_signature import InputKind, OutputKind
 from torch.utils import _pytree as pytree
 
 from shardfold.capture.origins import origin_of
+from shardfold.capture.program import Invocation, Program, Slot, Source
 from shardfold.errors import ModelError
 from shardfold.graph import Graph, Op, Operand, Tensor, TensorType
 
@@ -40,17 +41,17 @@ class _AliasWriteError(Exception):
     """An in-place operator changes memory that another name still reads."""
 
 
-def convert(program: ExportedProgram) -> Graph:
-    """The graph of everything that the loss depends on."""
+def convert(program: ExportedProgram) -> Program:
+    """The graph of everything that the loss depends on, and how to call its operators."""
     try:
-        return _Converter(program).graph()
+        return _Converter(program).convert()
     except _AliasWriteError as alias:
         if any(_target_name(node) in REGIONS for node in program.graph.nodes):
             raise ModelError(
                 f"{alias} writes in place into a tensor that is read elsewhere, in a model with "
                 "torch.no_grad() regions: write it without the in-place operation."
             ) from None
-        return _Converter(program.run_decompositions({})).graph()
+        return _Converter(program.run_decompositions({})).convert()
 
 
 @dataclass
@@ -60,14 +61,22 @@ class _Converter:
     program: ExportedProgram
     tensors: list[Tensor] = field(default_factory=list)
     ops: list[Op] = field(default_factory=list)
+    calls: list[Invocation] = field(default_factory=list)
+    sources: dict[int, Source] = field(default_factory=dict)
     aliases: dict[fx.Node, fx.Node] = field(default_factory=dict)
     order: dict[fx.Node, int] = field(default_factory=dict)
 
-    def graph(self) -> Graph:
+    def convert(self) -> Program:
         values = self._inputs()
         outputs = self._walk(self.program.graph_module, values, grad=True)
         loss = self._loss(outputs)
-        return _prune(self.tensors, self.ops, loss)
+        graph, number, kept = _prune(self.tensors, self.ops, loss)
+        return Program(
+            graph,
+            tuple(self.calls[i] for i in kept),
+            {number[i]: source for i, source in self.sources.items() if i in number},
+            self.program.call_spec.in_spec,
+        )
 
     def _inputs(self) -> dict[fx.Node, Any]:
         names: dict[str, list[str]] = {}
@@ -76,7 +85,9 @@ class _Converter:
         placeholders = [n for n in self.program.graph.nodes if n.op == "placeholder"]
         values: dict[fx.Node, Any] = {}
         by_target: dict[str, int] = {}
+        leaf = 0
         for node, spec in zip(placeholders, self.program.graph_signature.input_specs, strict=True):
+            leaf += spec.kind == InputKind.USER_INPUT
             if not isinstance(node.meta.get("val"), torch.Tensor):
                 values[node] = node.meta.get("val")
                 continue
@@ -85,9 +96,18 @@ class _Converter:
                 role = ROLES.get(spec.kind, "input")
                 all_names = (target, *names.get(target, ()))
                 grad = spec.kind == InputKind.PARAMETER and _wants_grad(self.program, target)
-                by_target[target] = self._add(all_names, node.meta["val"], role, grad)
+                index = self._add(all_names, node.meta["val"], role, grad)
+                by_target[target] = index
+                self.sources[index] = self._source(spec.kind, target, leaf - 1)
             values[node] = by_target[target]
         return values
+
+    def _source(self, kind: InputKind, target: str, leaf: int) -> Source:
+        if kind == InputKind.USER_INPUT:
+            return Source("input", leaf=leaf)
+        if kind == InputKind.CONSTANT_TENSOR:
+            return Source("constant", target, value=self.program.constants.get(target))
+        return Source("buffer" if kind == InputKind.BUFFER else "parameter", target)
 
     def _add(self, names: tuple[str, ...], value: torch.Tensor, role: Any, grad: bool) -> int:
         kind = TensorType(tuple(int(n) for n in value.shape), str(value.dtype).split(".")[-1])
@@ -108,7 +128,9 @@ class _Converter:
     def _attribute(self, module: fx.GraphModule, node: fx.Node) -> Any:
         value = operator.attrgetter(str(node.target))(module)
         if isinstance(value, torch.Tensor):
-            return self._add((str(node.target),), value, "buffer", False)
+            index = self._add((str(node.target),), value, "buffer", False)
+            self.sources[index] = Source("constant", str(node.target), value=value)
+            return index
         return value
 
     def _call(
@@ -146,6 +168,7 @@ class _Converter:
         grad: bool,
     ) -> Any:
         operands, attributes = _arguments(node, args, kwargs)
+        self.calls.append(_invocation(node, args, kwargs))
         flows = grad and kind != "aten.detach"
         flows = flows and any(self.tensors[o.tensor].requires_grad for o in operands)
         outputs, spec = pytree.tree_flatten(node.meta["val"])
@@ -224,15 +247,21 @@ class _Ref:
     node: fx.Node
 
 
-def _prune(tensors: list[Tensor], ops: list[Op], loss: int) -> Graph:
-    """Keep what the loss depends on, renumbered; parameters that are never used stay listed."""
+def _prune(
+    tensors: list[Tensor], ops: list[Op], loss: int
+) -> tuple[Graph, dict[int, int], list[int]]:
+    """Keep what the loss depends on, renumbered; parameters that are never used stay listed.
+
+    Returns the graph, the new number of each tensor that is kept, and the operators kept.
+    """
     needed = {loss}
-    kept: list[Op] = []
-    for op in reversed(ops):
+    kept: list[int] = []
+    for i, op in reversed(list(enumerate(ops))):
         if needed.intersection(op.results):
             needed.update(op.inputs)
-            kept.append(op)
-    needed.update(i for op in kept for i in op.results)
+            kept.append(i)
+    kept.reverse()
+    needed.update(r for i in kept for r in ops[i].results)
     needed.update(i for i, t in enumerate(tensors) if t.role == "parameter")
     number = {old: new for new, old in enumerate(sorted(needed))}
     renumbered = tuple(
@@ -244,24 +273,47 @@ def _prune(tensors: list[Tensor], ops: list[Op], loss: int) -> Graph:
             op.attributes,
             op.origin,
         )
-        for op in reversed(kept)
+        for op in (ops[i] for i in kept)
     )
-    return Graph(tuple(tensors[i] for i in sorted(needed)), renumbered, number[loss])
+    graph = Graph(tuple(tensors[i] for i in sorted(needed)), renumbered, number[loss])
+    return graph, number, kept
+
+
+def _named(node: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """All arguments by schema name, with defaults filled in."""
+    schema = getattr(node.target, "_schema", None)
+    if schema is None:
+        return {str(i): value for i, value in enumerate(args)} | kwargs
+    given = dict(zip((a.name for a in schema.arguments), args, strict=False)) | kwargs
+    return {a.name: given.get(a.name, a.default_value) for a in schema.arguments}
+
+
+def _invocation(node: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Invocation:
+    """The call itself; tensors are slots, numbered as `_arguments` numbers the operands."""
+    count = 0
+
+    def fill(value: Any) -> Any:
+        nonlocal count
+        if isinstance(value, list | tuple):
+            return [fill(v) for v in value]
+        if not isinstance(value, _Ref):
+            return value
+        if not (isinstance(value.value, int) and _is_tensor(value.node)):
+            return value.value
+        count += 1
+        return Slot(count - 1)
+
+    named = _named(node, args, kwargs)
+    return Invocation(node.target, {name: fill(value) for name, value in named.items()})
 
 
 def _arguments(
     node: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Operand, ...], dict[str, Any]]:
     """Tensor arguments as operands, all others as plain attributes with defaults filled in."""
-    schema = getattr(node.target, "_schema", None)
-    if schema is None:
-        named = {str(i): value for i, value in enumerate(args)} | kwargs
-    else:
-        given = dict(zip((a.name for a in schema.arguments), args, strict=False)) | kwargs
-        named = {a.name: given.get(a.name, a.default_value) for a in schema.arguments}
     operands: list[Operand] = []
     attributes: dict[str, Any] = {}
-    for name, value in named.items():
+    for name, value in _named(node, args, kwargs).items():
         if isinstance(value, _Ref) and isinstance(value.value, int) and _is_tensor(value.node):
             operands.append(Operand(name, value.value))
         elif isinstance(value, list | tuple) and any(isinstance(v, _Ref) for v in value):
