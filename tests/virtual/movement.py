@@ -95,11 +95,15 @@ def perform(step: Collective, shards: Shards, shape: Sequence[int]) -> Shards:
     moved: Shards = {}
     for group in groups(shape, step.axes):
         arrays = [shards[device] for device in group]
-        moved.update(zip(group, _exchange(step.kind, arrays, source, target), strict=True))
+        sizes = [shape[axis] for axis in step.axes]
+        after_step = _exchange(step.kind, arrays, source, target, sizes)
+        moved.update(zip(group, after_step, strict=True))
     return moved
 
 
-def _exchange(kind: str, arrays: list[Array], source: int, target: int) -> list[Array]:
+def _exchange(
+    kind: str, arrays: list[Array], source: int, target: int, sizes: Sequence[int]
+) -> list[Array]:
     """What the members of one group hold after a collective among them."""
     count = len(arrays)
     if kind == "all_reduce":
@@ -107,19 +111,26 @@ def _exchange(kind: str, arrays: list[Array], source: int, target: int) -> list[
     if kind == "all_gather":
         return [np.concatenate(arrays, axis=source)] * count
     if kind == "reduce_scatter":
-        return _cut(sum(arrays[1:], arrays[0]), target, count)
+        return _cut(sum(arrays[1:], arrays[0]), target, sizes)
     if kind == "all_to_all":
-        sent = [_cut(array, target, count) for array in arrays]
+        sent = [_cut(array, target, sizes) for array in arrays]
         return [np.concatenate([parts[k] for parts in sent], axis=source) for k in range(count)]
     assert kind == "slice", kind
     if target == PENDING:
         return [arrays[0], *(np.zeros_like(array) for array in arrays[1:])]
-    return [_cut(array, target, count)[k] for k, array in enumerate(arrays)]
+    return [_cut(array, target, sizes)[k] for k, array in enumerate(arrays)]
 
 
-def _cut(array: Array, dim: int, count: int) -> list[Array]:
-    bounds = chunks(array.shape[dim], count)
-    return [array.take(range(low, high), axis=dim) for low, high in bounds]
+def _cut(array: Array, dim: int, sizes: Sequence[int]) -> list[Array]:
+    """Parts for the members of a group, cut by the outer axis first."""
+    parts = [array]
+    for size in sizes:
+        parts = [
+            part.take(range(low, high), axis=dim)
+            for part in parts
+            for low, high in chunks(part.shape[dim], size)
+        ]
+    return parts
 
 
 def larger_side_items(step: Collective, before: Shards, after: Shards) -> int:
