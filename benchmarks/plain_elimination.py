@@ -42,9 +42,9 @@ def plain_elimination(problem: Problem) -> tuple[float, list[int]]:
             continue
         scope = (*sorted(near[v]), v)
         mine = [tables[number] for number in sorted(touching[v])]
-        joint = np.zeros([sizes[u] for u in scope])
-        for table_scope, table in mine:
-            joint = joint + spread(table_scope, table, scope)
+        joint = np.zeros([1] * len(scope))
+        for table in sorted((spread(*one, scope) for one in mine), key=lambda table: table.size):
+            joint = joint + table
         trail.append((v, mine))
         gone.add(v)
         for number in list(touching[v]):

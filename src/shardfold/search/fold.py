@@ -147,20 +147,23 @@ def _half_edges(folding: Folding, gone: Mask) -> tuple[Ints, Ints, Ints]:
 
 
 def _drop_lone(folding: Folding, lone: Ints) -> None:
-    for kind, members in _grouped(folding.kind[lone]):
-        folding.groups.append(Group(kind, (), folding.ids[lone[members]], ()))
-        folding.constants.append(folding.store.vertices[kind].min(axis=-1) * len(members))
+    order, runs = _grouped(folding.kind[lone])
+    who = folding.ids[lone[order]]
+    for kind, low, high in runs:
+        folding.groups.append(Group(kind, (), who[low:high], ()))
+        folding.constants.append(folding.store.vertices[kind].min(axis=-1) * (high - low))
 
 
 def _drop_leaves(folding: Folding, leaves: Ints, target: Ints, kind: Ints) -> Ints:
     """Eliminate vertices with one neighbour; the number of the table each leaves there."""
     messages = np.zeros(len(leaves), np.int64)
     base = len(folding.store.edges)
-    for code, members in _grouped(folding.kind[leaves] * base + kind):
+    order, runs = _grouped(folding.kind[leaves] * base + kind)
+    who, near = folding.ids[leaves[order]], folding.ids[target[order]]
+    for code, low, high in runs:
         vertex, edge = divmod(code, base)
-        messages[members] = folding.store.leaf(vertex, edge)
-        who, near = folding.ids[leaves[members]], folding.ids[target[members]]
-        folding.groups.append(Group(vertex, (edge,), who, (near,)))
+        messages[order[low:high]] = folding.store.leaf(vertex, edge)
+        folding.groups.append(Group(vertex, (edge,), who[low:high], (near[low:high],)))
     return messages
 
 
@@ -168,23 +171,25 @@ def _drop_inner(folding: Folding, inner: Ints, near: Ints, left: Ints, right: In
     """Eliminate vertices with two neighbours; the number of the table each leaves between them."""
     bridges = np.zeros(len(inner), np.int64)
     base = len(folding.store.edges)
-    for code, members in _grouped((folding.kind[inner] * base + left) * base + right):
+    order, runs = _grouped((folding.kind[inner] * base + left) * base + right)
+    who, near = folding.ids[inner[order]], folding.ids[near[order]]
+    for code, low, high in runs:
         rest, second = divmod(code, base)
         vertex, first = divmod(rest, base)
-        bridges[members] = folding.store.bridge(vertex, first, second)
-        who, around = folding.ids[inner[members]], folding.ids[near[members]]
-        folding.groups.append(Group(vertex, (first, second), who, (around[:, 0], around[:, 1])))
+        bridges[order[low:high]] = folding.store.bridge(vertex, first, second)
+        around = near[low:high, 0], near[low:high, 1]
+        folding.groups.append(Group(vertex, (first, second), who[low:high], around))
     return bridges
 
 
-def _grouped(codes: Ints) -> list[tuple[int, Ints]]:
-    """Positions of each distinct code, codes ascending."""
-    if not codes.size:
-        return []
+def _grouped(codes: Ints) -> tuple[Ints, list[tuple[int, int, int]]]:
+    """An order that puts equal codes together, and each code with the range of its positions."""
     order = np.argsort(codes, kind="stable")
     ordered = codes[order]
     cuts = np.flatnonzero(ordered[1:] != ordered[:-1]) + 1
-    return [(int(codes[part[0]]), part) for part in np.split(order, cuts)]
+    lows = [0, *cuts.tolist()] if codes.size else []
+    highs = [*lows[1:], codes.size]
+    return order, [(int(ordered[low]), low, high) for low, high in zip(lows, highs, strict=False)]
 
 
 def _receive(folding: Folding, targets: Ints, messages: Ints) -> None:
@@ -224,8 +229,9 @@ def _add_up(keys: Ints, kinds: Ints, add: Callable[[int, int], int]) -> tuple[In
         first = np.flatnonzero(second) - 1
         base = int(kinds.max()) + 1
         kinds = kinds.copy()
-        for code, members in _grouped(kinds[first] * base + kinds[first + 1]):
-            kinds[first[members]] = add(*divmod(code, base))
+        together, runs = _grouped(kinds[first] * base + kinds[first + 1])
+        for code, low, high in runs:
+            kinds[first[together[low:high]]] = add(*divmod(code, base))
         keys, kinds = keys[~second], kinds[~second]
     return keys, kinds
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +14,9 @@ Ints = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 
 _SAMPLE = 64
+
+_CHUNK = 1 << 13
+"""Positions added up at a time, so that the indices between stay in cache."""
 
 _FEW = 2_000
 """Below this many entries, looking them up one by one beats laying all tables end to end."""
@@ -28,6 +32,17 @@ class Kinds:
     of: Ints
     tables: tuple[Array, ...]
     first: tuple[int, ...]
+    _offset: Ints = field(init=False)
+    _stride: Ints = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Where each position's array begins when all are laid end to end, and its row length."""
+        if len(self.of) < _FEW:
+            return
+        lengths = np.array([table.size for table in self.tables], dtype=np.int64)
+        rows = np.array([table.shape[-1] if table.ndim else 1 for table in self.tables])
+        object.__setattr__(self, "_offset", (np.cumsum(lengths) - lengths).take(self.of))
+        object.__setattr__(self, "_stride", rows.take(self.of))
 
     @staticmethod
     def find(arrays: Sequence[Array]) -> Kinds:
@@ -55,14 +70,30 @@ class Kinds:
         if len(self.of) < _FEW:
             chosen = zip(self.of.tolist(), *(index.tolist() for index in indices), strict=True)
             return np.array([self.tables[kind].item(*index) for kind, *index in chosen])
-        lengths = np.array([table.size for table in self.tables], dtype=np.int64)
         flat = np.concatenate([table.reshape(-1) for table in self.tables])
-        place = (np.cumsum(lengths) - lengths).take(self.of)
+        place = indices[-1] + self._offset
         if len(indices) == 2:
-            columns = np.array([table.shape[1] for table in self.tables], dtype=np.int64)
-            place += indices[0] * columns.take(self.of)
-        place += indices[-1]
+            place += indices[0] * self._stride
         return np.asarray(flat.take(place))
+
+    def total(self, choice: Ints, ends: Ints | None = None) -> float:
+        """The sum of each position's entry at its own choice, or at the choices of its two ends."""
+        if len(self.of) < _FEW:
+            indices = (choice,) if ends is None else (choice[ends[:, 0]], choice[ends[:, 1]])
+            return float(self.at(*indices).sum())
+        flat = np.concatenate([table.reshape(-1) for table in self.tables])
+        sums = []
+        for low in range(0, len(self.of), _CHUNK):
+            part = slice(low, low + _CHUNK)
+            if ends is None:
+                place = choice[part] + self._offset[part]
+            else:
+                place = choice.take(ends[part, 0])
+                place *= self._stride[part]
+                place += choice.take(ends[part, 1])
+                place += self._offset[part]
+            sums.append(flat.take(place).sum())
+        return math.fsum(sums)
 
     def blended(self, other: Kinds | None, weights: tuple[float, float]) -> Kinds:
         """Position by position, a weighted sum of these arrays and the other's."""

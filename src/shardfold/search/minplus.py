@@ -4,37 +4,34 @@
 
     out[..., a, b] = min over v of left[..., v, a] + right[..., v, b],
 
-and `minimise` is the same for any number of tables of any rank. Both add one slice per value of
-the axis that goes away to a running minimum, so the joint table is never stored: memory is two
-tiles, work is the size of the joint table, and each tile stays in the second-level cache.
+and `minimise` is the same for any number of tables of any rank. Both build a small part of the
+joint table at a time, so memory is one tile, work is the size of the joint table, and the tile
+stays in the second-level cache.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 
 import numpy as np
 
 from shardfold.search.kinds import Array, Ints
 
-_TILE = 1 << 15
-"""Entries of a tile: 256 KiB, so that the minimum and its addend fit in cache together."""
+_TILE = 1 << 16
+"""Entries of the joint table built at a time: half a MiB, inside the second-level cache."""
 
-_AT_ONCE = 1 << 17
-"""Joint tables up to this many entries are built whole: fewer calls beat less memory."""
+_STRIP = 1 << 11
+"""Entries of the result that a tile works on: 16 KiB, inside the first-level cache."""
 
-_WORTH_MERGING = 1 << 17
 _WORTH_PRUNING = 1 << 18
-"""Joint entries from which looking for equal, and for dominated, values pays."""
-
-_FEWER = 0.8
-"""Merging equal rows pays when at most this part of them is distinct."""
-
-_WEIGHTS = np.random.default_rng(0).random(4096)
+"""Joint entries from which looking for dominated values pays."""
 
 _DOMINATORS = 8
 _PATIENCE = 3
 """How many dominators are tried, and how many in a row may find nothing before we stop."""
+
+_scratch = threading.local()
 
 
 def product(left: Array, right: Array) -> Array:
@@ -51,91 +48,40 @@ def product(left: Array, right: Array) -> Array:
 
 
 def _product(left: Array, right: Array) -> Array:
-    count, rows, columns = left.shape[0], left.shape[1], right.shape[1]
-    if count * rows * columns <= _WORTH_MERGING:
-        return _multiply(left, right)
-    left, right = _merged(left, right)
-    row_classes, column_classes = equal_rows(left.T), equal_rows(right.T)
-    if row_classes is not None:
-        left = left[:, row_classes[0]]
-    if column_classes is not None:
-        right = right[:, column_classes[0]]
     if left.size * right.shape[1] > _WORTH_PRUNING:
         keep = undominated(left, right)
         left, right = left[keep], right[keep]
-    out = _multiply(left, right)
-    if row_classes is not None:
-        out = out[row_classes[1]]
-    return out[:, column_classes[1]] if column_classes is not None else out
+    if left.shape[1] > right.shape[1]:
+        return np.ascontiguousarray(_multiply(right, left).T)
+    return _multiply(left, right)
 
 
 def _multiply(left: Array, right: Array) -> Array:
-    if left.size * right.shape[1] <= _AT_ONCE:
-        whole: Array = (left[:, :, None] + right[:, None, :]).min(axis=0)
-        return whole
-    if left.shape[1] < right.shape[1]:
-        return np.ascontiguousarray(_accumulate(right, left).T)
-    return _accumulate(left, right)
-
-
-def _merged(left: Array, right: Array) -> tuple[Array, Array]:
-    """One value of the shared axis for all that have the same row on one side.
-
-    Many configurations leave a tensor in the same layout: their rows towards its reader are equal,
-    so only the minimum of their rows on the other side matters.
-    """
-    on_left, on_right = equal_rows(left), equal_rows(right)
-    if on_left is not None and (on_right is None or len(on_left[0]) < len(on_right[0])):
-        return left[on_left[0]], _least(right, on_left[1])
-    if on_right is not None:
-        return _least(left, on_right[1]), right[on_right[0]]
-    return left, right
-
-
-def _least(table: Array, label: Ints) -> Array:
-    """The minimum over the rows of each label."""
-    order = np.argsort(label, kind="stable")
-    labels = label[order]
-    starts = np.flatnonzero(np.concatenate([[True], labels[1:] != labels[:-1]]))
-    return np.asarray(np.minimum.reduceat(table[order], starts, axis=0))
-
-
-def equal_rows(table: Array) -> tuple[Ints, Ints] | None:
-    """One row number per distinct row and the label of every row; None where too few are equal.
-
-    Rows are sorted by a weighted sum, and then compared in full.
-    """
-    if table.shape[1] > len(_WEIGHTS):
-        return None
-    sums = table @ _WEIGHTS[: table.shape[1]]
-    order = sums.argsort(kind="stable")
-    ordered = sums[order]
-    new = np.empty(len(order), dtype=bool)
-    new[:1] = True
-    np.not_equal(ordered[1:], ordered[:-1], out=new[1:])
-    first = order[new]
-    if len(first) > _FEWER * len(order):
-        return None
-    label = np.empty(len(order), dtype=np.int64)
-    label[order] = np.cumsum(new) - 1
-    return (first, label) if np.array_equal(table[first[label]], table) else None
-
-
-def _accumulate(left: Array, right: Array) -> Array:
-    """The product by a running minimum over the shared axis, one tile of rows at a time."""
-    rows, columns = left.shape[1], right.shape[1]
+    """The product strip by strip of its rows, some values of the shared axis at a time."""
+    count, rows, columns = left.shape[0], left.shape[1], right.shape[1]
     out = np.empty((rows, columns))
-    step = max(1, _TILE // columns)
-    addend = np.empty((min(step, rows), columns))
-    for top in range(0, rows, step):
-        tile = out[top : top + step]
-        scratch = addend[: len(tile)]
-        part = left[:, top : top + step, None]
-        np.add(part[0], right[0], out=tile)
-        for v in range(1, len(left)):
-            np.add(part[v], right[v], out=scratch)
-            np.minimum(tile, scratch, out=tile)
+    strip = max(1, min(rows, _STRIP // columns))
+    step = max(2, min(count, _TILE // (strip * columns)))
+    tile = _tile(max(step * strip * columns, _TILE))
+    for top in range(0, rows, strip):
+        part = out[top : top + strip]
+        for low in range(0, count, step):
+            some = left[low : low + step, top : top + strip, None]
+            joint = tile[: len(some) * part.size].reshape(len(some), *part.shape)
+            np.add(some, right[low : low + step, None, :], out=joint)
+            if low:
+                np.minimum(part, np.minimum.reduce(joint, axis=0), out=part)
+            else:
+                np.minimum.reduce(joint, axis=0, out=part)
     return out
+
+
+def _tile(entries: int) -> Array:
+    """Room for a joint tile, kept from call to call: fresh memory costs more than the sums."""
+    tile: Array | None = getattr(_scratch, "tile", None)
+    if tile is None or tile.size < entries:
+        tile = _scratch.tile = np.empty(entries)
+    return tile
 
 
 def undominated(left: Array, right: Array) -> Ints:
@@ -167,7 +113,7 @@ def minimise(tables: Sequence[Array], shape: tuple[int, ...]) -> Array:
     """
     out_shape, count = shape[:-1], shape[-1]
     tables = sorted(tables, key=lambda table: table.size)
-    if np.prod(shape) <= _AT_ONCE:
+    if np.prod(shape) <= _TILE:
         return np.asarray(np.broadcast_to(_sum(tables), shape).min(axis=-1))
     first = [np.moveaxis(table, -1, 0) for table in tables]
     out = np.empty(out_shape)
@@ -195,4 +141,4 @@ def _sum(tables: Sequence[Array]) -> Array:
 
 def _rows(shape: tuple[int, ...]) -> int:
     below = int(np.prod(shape[1:], dtype=np.int64))
-    return max(1, _TILE // max(below, 1))
+    return max(1, _TILE // (2 * max(below, 1)))

@@ -207,16 +207,10 @@ def _total(
     x = np.asarray(choice, dtype=np.int64)
     if x.shape != problem.sizes.shape:
         raise ProblemError(f"{x.size} choices for {len(problem)} vertices.")
-    wrong = np.flatnonzero((x < 0) | (x >= problem.sizes))
-    if wrong.size:
-        v = int(wrong[0])
+    if x.size and (x.min() < 0 or (x >= problem.sizes).any()):
+        v = int(np.flatnonzero((x < 0) | (x >= problem.sizes))[0])
         raise ProblemError(
             f"Choice {x[v]} of {problem.vertex_name(v)} is not among its {problem.sizes[v]}."
         )
-    parts = 0.0
-    if vertex is not None and len(problem):
-        parts += float(vertex.at(x).sum())
-    if edge is not None and len(problem.ends):
-        ends = problem.ends
-        parts += float(edge.at(x.take(ends[:, 0]), x.take(ends[:, 1])).sum())
-    return parts
+    cost = 0.0 if vertex is None else vertex.total(x)
+    return cost if edge is None else cost + edge.total(x, problem.ends)

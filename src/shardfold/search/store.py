@@ -11,8 +11,12 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
+from shardfold.search.alike import Alike
 from shardfold.search.kinds import Array
 from shardfold.search.minplus import product
+
+_WORTH_MERGING = 1 << 17
+"""Joint entries from which looking for choices that make no difference pays."""
 
 
 class Store:
@@ -24,6 +28,7 @@ class Store:
         for table in edges:
             self.edges += [table, table.swapaxes(-1, -2)]
         self._known: dict[tuple[object, ...], int] = {}
+        self._alike: dict[int, Alike | None] = {}
         self.largest = max((table.size for table in (*self.vertices, *self.edges)), default=0)
         self.new_entries = 0
         self.depth = 0
@@ -50,11 +55,45 @@ class Store:
         if swap:
             left, right = right, left
 
-        def compute() -> Array:
-            first = self.edges[left] + self.vertices[vertex][..., None]
-            return product(first, self.edges[right])
+        key = ("bridge", vertex, left, right)
+        if key not in self._known:
+            cost, first, second = self.vertices[vertex], self.edges[left], self.edges[right]
+            work = cost.shape[-1] * first.shape[-1] * second.shape[-1]
+            if work > _WORTH_MERGING and cost.ndim + first.ndim + second.ndim == 5:
+                self._merged_bridge(key, cost, left, right)
+            else:
+                self._edge(key, lambda: product(first + cost[..., None], second))
+        return self._known[key] ^ swap
 
-        return self._edge(("bridge", vertex, left, right), compute) ^ swap
+    def _merged_bridge(self, key: tuple[object, ...], cost: Array, left: int, right: int) -> None:
+        """A bridge computed once for all choices that make no difference to it."""
+        first, second = self.edges[left], self.edges[right]
+        a, b = self.alike(left ^ 1), self.alike(right ^ 1)
+        if a is not None:
+            first = first[:, a.first]
+        if b is not None:
+            second = second[:, b.first]
+        on_left, on_right = self.alike(left), self.alike(right)
+        if on_right is not None:
+            first, second = on_right.least(first + cost[:, None]), second[on_right.first]
+        elif on_left is not None:
+            first, second = first[on_left.first], on_left.least(second + cost[:, None])
+        else:
+            first = first + cost[:, None]
+
+        def compute() -> Array:
+            out = product(first, second)
+            out = out if a is None else out[a.kind]
+            return out if b is None else out[:, b.kind]
+
+        number = self._edge(key, compute)
+        self._alike[number], self._alike[number ^ 1] = a, b
+
+    def alike(self, edge: int) -> Alike | None:
+        """The equal rows of an edge table, looked for once."""
+        if edge not in self._alike:
+            self._alike[edge] = Alike.find(self.edges[edge])
+        return self._alike[edge]
 
     def add_vertices(self, first: int, second: int) -> int:
         """The sum of two vertex tables."""

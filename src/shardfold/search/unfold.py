@@ -20,25 +20,20 @@ def _decide(store: Store, group: Group, choice: Ints, at: tuple[int, ...]) -> In
     """The best choice of every member given its neighbours', each distinct case once."""
     cost = given(store.vertices[group.vertex], at, 1)
     if not group.edges:
-        return np.argmin(cost)
-    tables = [given(store.edges[edge], at, 2) for edge in group.edges]
-    near = [_at(choice, neighbour) for neighbour in group.neighbours]
-    if len(near[0]) == 1:
-        rows = [table[:, int(x[0])] for table, x in zip(tables, near, strict=True)]
-        return np.argmin(np.add(cost, sum(rows)))
-    if len(tables) == 1:
-        cases, which = _distinct(near[0], tables[0].shape[1])
-        best = (cost + tables[0].T[cases]).argmin(axis=1)
-        return np.take(best, which)
-    columns = tables[1].shape[1]
-    cases, which = _distinct(near[0] * columns + near[1], tables[0].shape[1] * columns)
+        return cost.argmin()
+    first, near = given(store.edges[group.edges[0]], at, 2), choice[group.neighbours[0]]
+    if len(group.edges) == 1:
+        if len(near) == 1:
+            return np.add(cost, first[:, near[0]]).argmin()
+        cases, which = _distinct(near, first.shape[1])
+        return np.take((cost + first.T[cases]).argmin(axis=1), which)
+    second, other = given(store.edges[group.edges[1]], at, 2), choice[group.neighbours[1]]
+    if len(near) == 1:
+        return np.add(cost, first[:, near[0]] + second[:, other[0]]).argmin()
+    columns = second.shape[1]
+    cases, which = _distinct(near * columns + other, first.shape[1] * columns)
     a, b = np.divmod(cases, columns)
-    best = (cost + tables[0].T[a] + tables[1].T[b]).argmin(axis=1)
-    return np.take(best, which)
-
-
-def _at(choice: Ints, where: Ints | slice) -> Ints:
-    return choice[where] if isinstance(where, slice) else choice.take(where)
+    return np.take((cost + first.T[a] + second.T[b]).argmin(axis=1), which)
 
 
 def _distinct(code: Ints, limit: int) -> tuple[Ints, Ints]:
