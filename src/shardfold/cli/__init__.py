@@ -69,7 +69,7 @@ class LazyGroup(click.Group):
         except ShardfoldError as error:
             raise Refused(str(error)) from error
         except KeyboardInterrupt as stop:
-            raise Interrupted("Interrupted; nothing was written.") from stop
+            raise Interrupted("Interrupted.") from stop
 
 
 HELP = """Find the best way to split the training of a PyTorch model over many devices.

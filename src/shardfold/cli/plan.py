@@ -60,21 +60,23 @@ def plan(
     fixed = None if mesh is None else mesh_from_text(mesh, target)
     pricing_named(cost)
     optimizer_named(optimizer)
-    with quiet(), progress() as watch:
-        example = load_model(model, sizes)
-        found = find_plan(
-            example.module,
-            example.args,
-            example.kwargs,
-            cluster=target,
-            dtype=dtype,
-            optimizer=optimizer,
-            mesh=fixed,
-            cost=cost,
-            memory_limit=memory_limit,
-            rules=example.rules,
-            watch=watch,
-        )
+    with progress() as watch:
+        with quiet():
+            example = load_model(model, sizes)
+        with quiet(mute=True):
+            found = find_plan(
+                example.module,
+                example.args,
+                example.kwargs,
+                cluster=target,
+                dtype=dtype,
+                optimizer=optimizer,
+                mesh=fixed,
+                cost=cost,
+                memory_limit=memory_limit,
+                rules=example.rules,
+                watch=watch,
+            )
     if save is not None:
         found.save(save)
     emit(found, as_json=as_json, everything=everything, model=model, saved=save)

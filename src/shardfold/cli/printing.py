@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -91,7 +92,7 @@ def progress() -> Iterator[Callable[[Any], None]]:
     """A watch that draws on stderr where that is a terminal, and else looks away."""
     from rich.console import Console
 
-    console = Console(stderr=True)
+    console = Console(file=sys.stderr)  # this stderr, whatever is redirected later
     if not console.is_terminal:
         yield _ignore
         return

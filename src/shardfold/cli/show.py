@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
 import click
 
 from shardfold.cli.options import output_options, size_options
+
+if TYPE_CHECKING:
+    from shardfold.plans import Plan
 
 AS_IN_MODEL = "as in the model"  # what a plan says whose dtype was not given
 
@@ -22,26 +28,29 @@ def show(
     The options --batch, --seq, --layers and --hidden go with --model: a plan is for one size.
     """
     from shardfold.cli.printing import emit, progress
-    from shardfold.plans import check, load
+    from shardfold.plans import load
 
     given = [name for name, size in sizes.items() if size is not None]
     if given and model is None:
         raise click.UsageError(f"--{given[0]} goes with --model.")
     plan = load(file)
     if model is not None:
-        from shardfold.cli.model import load_model
-        from shardfold.cli.quiet import quiet
-
-        with quiet(), progress():
-            from shardfold.capture import capture
-
-            example = load_model(model, sizes)
-            dtype = plan.provenance.dtype
-            graph = capture(
-                example.module,
-                example.args,
-                example.kwargs,
-                dtype=None if dtype == AS_IN_MODEL else dtype,
-            )
-        check(plan, graph)
+        with progress():
+            _check(plan, model, sizes)
     emit(plan, as_json=as_json, everything=everything, model=model)
+
+
+def _check(plan: Plan, model: str, sizes: Mapping[str, int | None]) -> None:
+    """Capture the model as it was for the plan, and compare."""
+    from shardfold.cli.model import load_model
+    from shardfold.cli.quiet import quiet
+    from shardfold.plans import check
+
+    with quiet():
+        from shardfold.capture import capture
+
+        example = load_model(model, sizes)
+    dtype = None if plan.provenance.dtype == AS_IN_MODEL else plan.provenance.dtype
+    with quiet(mute=True):
+        graph = capture(example.module, example.args, example.kwargs, dtype=dtype)
+    check(plan, graph)

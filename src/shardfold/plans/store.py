@@ -37,10 +37,17 @@ def save(plan: Plan, path: str | Path) -> None:
     target = Path(path)
     if not target.parent.is_dir():
         raise PlanError(f"Cannot write {target}: the folder {target.parent} does not exist.")
+    try:
+        _replace(target, dumps(plan))
+    except OSError as error:
+        raise PlanError(f"Cannot write {target}: {error.strerror}.") from error
+
+
+def _replace(target: Path, text: str) -> None:
     handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(dumps(plan))
+            file.write(text)
         os.chmod(name, 0o644)
         os.replace(name, target)
     except BaseException:
