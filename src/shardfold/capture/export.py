@@ -24,6 +24,11 @@ ADVICE = (
         "configuration, or use torch.where, torch.cond or masking instead",
     ),
     (
+        r"same device|DeviceMismatch",
+        "A tensor is made on a fixed device: make it on the device of the input (device=x.device) "
+        "or register it as a buffer",
+    ),
+    (
         r"Cache|past_key_values|use_cache",
         "The model returns or updates a cache: pass use_cache=False",
     ),
@@ -47,7 +52,8 @@ ADVICE = (
 def export(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ExportedProgram:
     """Trace `model` on meta tensors; whole operators stay whole."""
     try:
-        with _quiet():
+        # Tensors that forward makes without naming a device must meet the inputs where they are.
+        with _quiet(), torch.device("meta"):
             return torch.export.export(model, args, kwargs, strict=False)
     except Exception as error:
         raise ModelError(_explain(model, error)) from error
