@@ -65,7 +65,7 @@ def solve(
     show_all: bool,
     as_json: bool,
 ) -> None:
-    r"""Solve a search problem FILE (.npz): one choice per vertex at the least total cost.
+    """Solve a search problem FILE (.npz): one choice per vertex at the least total cost.
 
     A plan's problem is written by `shardfold plan ... --save-problem FILE`; the format is in the
     documentation under "search". The answer says whether it is proven optimal, and the lower bound
@@ -77,7 +77,7 @@ def solve(
       shardfold solve gpt2.npz --memory-limit 40GiB --json
       shardfold solve gpt2.npz --order generate-seq      # as in the PaSE paper
       shardfold solve gpt2.npz --method ilp              # the same by integer programming
-    """
+    """  # noqa: D301 (click reads the backspace as "do not rewrap")
     problem = read_problem(file)
     solution = search(
         problem, method=method, order=order, memory_limit=memory_limit, table_bytes=table_limit

@@ -73,7 +73,7 @@ class _Archive:
         if of.shape != (count,):
             raise ProblemError(
                 f"Array {index!r} of {self._path} has shape {of.shape}; expected one number for "
-                f"each of {count} {owner}s."
+                f"each {owner}, {count} in all."
             )
         read: dict[int, Array] = {}
         for position, number in enumerate(of.tolist()):

@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+
+from shardfold.search import Problem, solve
+from shardfold.search.bounded import bounded
+from shardfold.search.dual import Dual
+from shardfold.search.factors import factors_of
+from shardfold.search.pairwise import Pairwise
+
+
+def clique(vertices: int, choices: int, seed: int, layouts: int = 0) -> Problem:
+    """Every vertex reads every other, as in a dense block; few layouts, or any cost at all."""
+    random = np.random.default_rng(seed)
+    layout = [random.integers(0, max(layouts, 1), choices) for _ in range(vertices)]
+    costs = tuple(random.random(choices) * 3 for _ in range(vertices))
+    edges = tuple((u, v) for u in range(vertices) for v in range(u + 1, vertices))
+
+    def table(u: int, v: int) -> np.ndarray:
+        if not layouts:
+            return random.random((choices, choices))
+        moved = random.random((layouts, layouts))[layout[u]][:, layout[v]]
+        return moved * (layout[u][:, None] != layout[v])
+
+    return Problem(costs, edges, tuple(table(u, v) for u, v in edges))
+
+
+def test_a_dense_block_is_proven_without_its_table() -> None:
+    problem = clique(24, 40, seed=0, layouts=6)
+    solution = solve(problem)
+    assert solution.is_optimal
+    assert solution.lower_bound == pytest.approx(solution.cost)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_hard_small_cliques_agree_with_brute_force(seed: int) -> None:
+    problem = clique(7, 5, seed)
+    solution = solve(problem, table_bytes=100)
+    assert solution.cost == pytest.approx(solve(problem, method="brute").cost)
+    assert solution.is_optimal
+
+
+def test_running_out_of_time_states_the_gap() -> None:
+    problem = clique(16, 16, seed=0)
+    begin = time.perf_counter()
+    choice, bound = bounded(factors_of(problem), table_bytes=1e6, seconds=1.0)
+    assert time.perf_counter() - begin < 5
+    assert bound is not None
+    assert 0 < bound < problem.total(choice)
+
+
+def test_the_dual_bound_never_exceeds_the_optimum_and_strikes_no_optimal_choice() -> None:
+    for seed in range(20):
+        problem = clique(6, 4, seed)
+        best = solve(problem, method="brute")
+        dual = Dual(Pairwise.of(factors_of(problem)))
+        for _ in range(10):
+            dual.sweep()
+            bound, rises = dual.bound()
+            assert bound <= best.cost + 1e-9
+            for vertex, x in enumerate(best.choice):
+                assert bound + rises[vertex][x] <= best.cost + 1e-9
+            assert problem.total(dual.rounded()) >= best.cost - 1e-9
+
+
+def test_the_dual_bound_of_a_tree_is_its_optimum() -> None:
+    random = np.random.default_rng(0)
+    edges = tuple((int(random.integers(v)), v) for v in range(1, 30))
+    tables = tuple(random.random((6, 6)) for _ in edges)
+    problem = Problem(tuple(random.random(6) for _ in range(30)), edges, tables)
+    dual = Dual(Pairwise.of(factors_of(problem)))
+    for _ in range(40):
+        dual.sweep()
+    assert dual.bound()[0] == pytest.approx(solve(problem).cost, rel=1e-6)
+
+
+@pytest.mark.parametrize("order", ["auto", "min-fill"])
+def test_a_small_table_limit_changes_the_way_not_the_answer(order: str) -> None:
+    problem = clique(10, 8, seed=3, layouts=4)
+    large = solve(problem, order=order)
+    small = solve(problem, order=order, table_bytes=1_000)
+    assert small.cost == pytest.approx(large.cost)
+    assert small.is_optimal

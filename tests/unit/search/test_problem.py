@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from shardfold.errors import ProblemError
+from shardfold.search import Problem
+
+TWO, THREE = np.array([1.0, 2.0]), np.array([1.0, 2.0, 3.0])
+BETWEEN = np.arange(6.0).reshape(2, 3)
+
+
+def test_total_sums_vertices_and_edges() -> None:
+    problem = Problem((TWO, THREE), ((0, 1), (1, 0)), (BETWEEN, BETWEEN.T))
+    assert problem.total((1, 2)) == 2 + 3 + 5 + 5
+
+
+def test_total_is_the_same_for_few_and_for_many_vertices() -> None:
+    random = np.random.default_rng(0)
+    n = 3_000
+    costs = tuple(random.random(3) for _ in range(n))
+    edges = tuple((v, v + 1) for v in range(n - 1))
+    tables = tuple(random.random((3, 3)) for _ in edges)
+    choice = random.integers(0, 3, n)
+    by_hand = sum(c[x] for c, x in zip(costs, choice, strict=True))
+    by_hand += sum(t[choice[u], choice[v]] for t, (u, v) in zip(tables, edges, strict=True))
+    assert Problem(costs, edges, tables).total(choice) == pytest.approx(by_hand)
+
+
+def test_equal_arrays_are_one_kind_whether_shared_or_copied() -> None:
+    problem = Problem((TWO, TWO, TWO.copy(), THREE))
+    assert problem.vertex_kinds.of.tolist() == [0, 0, 0, 1]
+
+
+def test_an_empty_problem_costs_nothing() -> None:
+    assert Problem(()).total(()) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (((np.array([1.0, np.nan]),),), r"vertex 0 holds nan at choice 1"),
+        (((TWO, np.array([np.inf])),), r"vertex 1 holds inf at choice 0"),
+        (((TWO, np.zeros(0)),), r"Vertex 1 has no choices"),
+        (((TWO, np.zeros((2, 2))),), r"vertex 1 have shape \(2, 2\)"),
+        (((TWO, THREE), ((0, 2),), (BETWEEN,)), r"vertex 0 to vertex 2.*only vertices 0 to 1"),
+        (((TWO, THREE), ((0, -1),), (BETWEEN,)), r"vertex 0 to vertex -1"),
+        (((TWO, THREE), ((0, 0),), (BETWEEN,)), r"joins vertex 0 to itself"),
+        (((TWO, THREE), ((1, 0),), (BETWEEN,)), r"edge 0 from vertex 1 to vertex 0 has shape"),
+        (((TWO, THREE), ((0, 1),), (TWO,)), r"edge 0 .*expected two dimensions"),
+        (((TWO, THREE), ((0, 1),), ()), r"1 edges but 0 edge tables"),
+        (((TWO, THREE), ((0, 1, 1),), (BETWEEN,)), r"pair of vertex numbers"),
+        (((TWO, THREE), ((0, 1),), (BETWEEN + np.inf,)), r"edge 0 from vertex 0 to vertex 1 holds"),
+        (((TWO,), (), (), (THREE,)), r"byte table of vertex 0 has shape \(3,\) for 2 choices"),
+        (((TWO,), (), (), (TWO, TWO)), r"2 byte tables for 1 vertices"),
+        (((TWO,), (), (), (TWO * np.nan,)), r"byte table of vertex 0 holds nan"),
+        (((TWO, THREE), ((0, 1),), (BETWEEN,), None, (BETWEEN.T,)), r"byte table of edge 0"),
+        (((TWO,), (), (), None, None, ("a", "b")), r"2 names for 1 vertices"),
+    ],
+)
+def test_wrong_tables_are_refused_by_name(arguments: tuple, message: str) -> None:
+    with pytest.raises(ProblemError, match=message):
+        Problem(*arguments)
+
+
+def test_messages_use_the_names_of_vertices() -> None:
+    with pytest.raises(ProblemError, match=r"vertex 1 \(fc2\) holds nan"):
+        Problem((TWO, np.array([np.nan])), names=("fc1", "fc2"))
+
+
+def test_a_wrong_choice_is_refused_by_name() -> None:
+    problem = Problem((TWO, THREE))
+    with pytest.raises(ProblemError, match="Choice 3 of vertex 1 is not among its 3"):
+        problem.total((0, 3))
+    with pytest.raises(ProblemError, match="1 choices for 2 vertices"):
+        problem.total((0,))
+
+
+def test_blended_weighs_cost_and_bytes() -> None:
+    problem = Problem((TWO, THREE), ((0, 1),), (BETWEEN,), (TWO * 10, THREE * 10), (BETWEEN * 7,))
+    choice = (1, 2)
+    blend = problem.blended(2.0, 3.0)
+    expected = 2 * problem.total(choice) + 3 * problem.total_bytes(choice)
+    assert blend.total(choice) == pytest.approx(expected)
