@@ -10,7 +10,7 @@ drop the `no_grad` regions, so a program with both is refused.
 from __future__ import annotations
 
 import operator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -19,8 +19,10 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.utils import _pytree as pytree
 
+from shardfold.capture.folding import Block, Folded, UnfoldableError
 from shardfold.capture.origins import origin_of
 from shardfold.capture.program import Invocation, Program, Slot, Source
+from shardfold.capture.templates import Template
 from shardfold.errors import ModelError
 from shardfold.graph import Graph, Op, Operand, Tensor, TensorType
 
@@ -54,6 +56,14 @@ def convert(program: ExportedProgram) -> Program:
         return _Converter(program.run_decompositions({})).convert()
 
 
+def convert_folded(folded: Folded) -> Program:
+    """As `convert`, with each distinct block converted once and copied where it stands."""
+    try:
+        return _Converter(folded.outer, folded=folded).convert()
+    except _AliasWriteError as alias:
+        raise UnfoldableError(f"{alias} writes in place into a tensor read elsewhere") from None
+
+
 @dataclass
 class _Converter:
     """One walk over the program; `values` maps each node to a tensor index or a constant."""
@@ -65,6 +75,8 @@ class _Converter:
     sources: dict[int, Source] = field(default_factory=dict)
     aliases: dict[fx.Node, fx.Node] = field(default_factory=dict)
     order: dict[fx.Node, int] = field(default_factory=dict)
+    folded: Folded | None = None
+    templates: dict[Any, Template] = field(default_factory=dict)
 
     def convert(self) -> Program:
         values = self._inputs()
@@ -80,7 +92,8 @@ class _Converter:
 
     def _inputs(self) -> dict[fx.Node, Any]:
         names: dict[str, list[str]] = {}
-        for alias, target in _shared_names(self.program).items():
+        shared = _shared_names(self.program)
+        for alias, target in shared.items():
             names.setdefault(target, []).append(alias)
         placeholders = [n for n in self.program.graph.nodes if n.op == "placeholder"]
         values: dict[fx.Node, Any] = {}
@@ -92,6 +105,7 @@ class _Converter:
                 values[node] = node.meta.get("val")
                 continue
             target = spec.target or spec.arg.name
+            target = shared.get(target, target)
             if target not in by_target:
                 role = ROLES.get(spec.kind, "input")
                 all_names = (target, *names.get(target, ()))
@@ -143,6 +157,8 @@ class _Converter:
         if name in REGIONS:
             return self._region(name, args, grad)
         kind = _kind(node)
+        if kind == "shardfold.block":
+            return self._inline(node, [ref.value for ref in args[0]], args[1], grad)
         if kind in IGNORED:
             return None
         if kind in TRANSPARENT or _is_no_op(kind, node):
@@ -183,6 +199,48 @@ class _Converter:
         self.ops.append(Op(node.name, kind, operands, results, attributes, origin_of(node)))
         self._alias_and_write(node, values, results)
         return pytree.tree_unflatten(indices, spec)
+
+    def _inline(self, node: fx.Node, given: list[int], number: int, grad: bool) -> list[int]:
+        """Put a traced block in place of the opaque operator that stands for it."""
+        assert self.folded is not None
+        call = self.folded.calls[number]
+        flows = tuple(self.tensors[i].requires_grad for i in given)
+        key = (call.behaviour, flows, grad)
+        if key not in self.templates:
+            block = self.folded.blocks[call.behaviour]
+            self.templates[key] = _Converter(block.program).template(block, flows, grad)
+        lists = (self.tensors, self.ops, self.calls, self.sources)
+        return self.templates[key].copy(given, call.path, node.name, *lists)
+
+    def template(self, block: Block, flows: tuple[bool, ...], grad: bool) -> Template:
+        """The program as a block with open inputs; `flows` says which of them have gradients."""
+        values = self._inputs()
+        user = [
+            node
+            for node, spec in zip(
+                (n for n in self.program.graph.nodes if n.op == "placeholder"),
+                self.program.graph_signature.input_specs,
+                strict=True,
+            )
+            if spec.kind == InputKind.USER_INPUT and isinstance(values[node], int)
+            if isinstance(node.meta.get("val"), torch.Tensor)
+        ]
+        inputs = [values[node] for node in user]
+        for index, flow in zip(inputs, flows, strict=True):
+            self.tensors[index] = replace(self.tensors[index], requires_grad=flow)
+        outputs, _ = pytree.tree_flatten(self._walk(self.program.graph_module, values, grad))
+        if [values[node] for node in user] != inputs:
+            raise UnfoldableError(f"{block.path} writes into its input")
+        specs = self.program.graph_signature.output_specs
+        made = [v for v, s in zip(outputs, specs, strict=True) if s.kind == OutputKind.USER_OUTPUT]
+        return Template(
+            tuple(self.tensors),
+            tuple(self.ops),
+            tuple(self.calls),
+            self.sources,
+            tuple(inputs),
+            tuple(made[k] for k in block.made),
+        )
 
     def _alias_and_write(
         self, node: fx.Node, values: dict[fx.Node, Any], results: tuple[int, ...]
@@ -263,7 +321,8 @@ def _prune(
     kept.reverse()
     needed.update(r for i in kept for r in ops[i].results)
     needed.update(i for i, t in enumerate(tensors) if t.role == "parameter")
-    number = {old: new for new, old in enumerate(sorted(needed))}
+    order = _canonical(tensors, ops, kept, needed)
+    number = {old: new for new, old in enumerate(order)}
     renumbered = tuple(
         Op(
             op.name,
@@ -275,8 +334,23 @@ def _prune(
         )
         for op in (ops[i] for i in kept)
     )
-    graph = Graph(tuple(tensors[i] for i in sorted(needed)), renumbered, number[loss])
+    graph = Graph(tuple(tensors[i] for i in order), renumbered, number[loss])
     return graph, number, kept
+
+
+def _canonical(
+    tensors: list[Tensor], ops: list[Op], kept: list[int], needed: set[int]
+) -> list[int]:
+    """One order of tensors however the model was traced.
+
+    Parameters and inputs by name, then the others as they are first read or written.
+    """
+    named = [i for i in needed if tensors[i].role in ("parameter", "input")]
+    order = dict.fromkeys(sorted(named, key=lambda i: (tensors[i].role, tensors[i].names)))
+    for i in kept:
+        order.update(dict.fromkeys((*ops[i].inputs, *ops[i].results)))
+    order.update(dict.fromkeys(sorted(needed)))
+    return list(order)
 
 
 def _named(node: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:

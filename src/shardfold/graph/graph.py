@@ -17,6 +17,7 @@ class Graph:
     tensors: tuple[Tensor, ...]
     ops: tuple[Op, ...]
     loss: int
+    notes: tuple[str, ...] = ()  # what capture has to say; not part of what is computed
 
     def __post_init__(self) -> None:
         known = {i for i, t in enumerate(self.tensors) if t.role != "activation"}

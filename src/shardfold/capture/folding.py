@@ -1,0 +1,297 @@
+"""Trace each distinct block once: the model around its blocks, and every kind of block alone.
+
+Three passes over a meta copy of the model:
+
+1. The model is run on meta tensors. The first block of each behaviour runs for real while the
+   attributes it reads are noted; each later one that agrees on them, and is called with the same
+   kinds of arguments, is a replica and returns empty tensors of the known types.
+2. The model is exported with every block as one opaque operator, so whatever the surrounding
+   code does between and around blocks, at whatever index, is traced for real.
+3. Each behaviour's first block is exported alone, and put in place of the opaque operators.
+
+The result is the graph that a full trace gives, operator for operator. Where anything does not
+hold (other arguments in pass 2 than in pass 1, a block that writes into its input or reads more
+than it first did), `Unfoldable` says what, and the caller traces in full.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.export import ExportedProgram
+from torch.utils import _pytree as pytree
+
+from shardfold.capture.export import export
+from shardfold.capture.reads import PLAIN, Reads, agree, recording
+from shardfold.capture.repeats import repeated_blocks
+
+
+class UnfoldableError(Exception):
+    """The replicas cannot be proven to be what was traced; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """How a block is called: structure, types of tensors, values of everything else."""
+
+    spec: Any
+    leaves: tuple[Any, ...]
+
+
+@dataclass(slots=True)
+class Behaviour:
+    """Blocks that run the same code on the same kinds of arguments."""
+
+    block: nn.Module
+    path: str
+    signature: Signature
+    arguments: tuple[tuple[Any, ...], dict[str, Any]]
+    reads: Reads
+    outputs: list[Any]  # a meta tensor, a plain value, or a Passed
+    out_spec: Any
+    replicas: list[nn.Module] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Passed:
+    """An output that is the argument at `position` itself."""
+
+    position: int
+
+
+@dataclass(frozen=True, slots=True)
+class BlockCall:
+    """One opaque operator of the exported model: which behaviour, at which path."""
+
+    behaviour: int
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A distinct block, exported alone; `made` are the positions of the outputs that it makes."""
+
+    program: ExportedProgram
+    path: str
+    made: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Folded:
+    """The model around its blocks, each distinct block, and which block stands where."""
+
+    outer: ExportedProgram
+    blocks: tuple[Block, ...]
+    calls: tuple[BlockCall, ...]
+
+    def __str__(self) -> str:
+        return f"{len(self.blocks)} distinct of {len(self.calls)} repeated blocks traced"
+
+
+def fold(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Folded | None:
+    """Export `model` with repeated blocks traced once; None where nothing repeats."""
+    kinds = repeated_blocks(model)
+    if not kinds or _has_global_hooks():
+        return None
+    return _Folding(model, kinds).run(args, kwargs)
+
+
+# The outputs of each opaque call, while a model is being exported: fake implementations look here.
+_outputs: dict[int, list[torch.Tensor]] = {}
+
+
+@torch.library.custom_op("shardfold::block", mutates_args=())
+def _block(inputs: list[torch.Tensor], call: int) -> list[torch.Tensor]:
+    raise RuntimeError("shardfold::block stands for a traced block and cannot be run.")
+
+
+@_block.register_fake
+def _(inputs: list[torch.Tensor], call: int) -> list[torch.Tensor]:
+    return [
+        torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device)
+        for t in _outputs[call]
+    ]
+
+
+@dataclass(slots=True)
+class _Folding:
+    model: nn.Module
+    kinds: dict[str, Any]
+    behaviours: list[Behaviour] = field(default_factory=list)
+    by_kind: dict[Any, list[int]] = field(default_factory=dict)
+    calls: list[BlockCall] = field(default_factory=list)
+
+    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Folded | None:
+        with self._stubs(self._discover), _as_if_exporting():
+            try:
+                self.model(*args, **kwargs)
+            except UnfoldableError:
+                raise
+            except Exception as error:
+                raise UnfoldableError(f"the model does not run on meta tensors: {error}") from error
+        if sum(len(b.replicas) for b in self.behaviours) < FEWEST_REPLICAS:
+            return None
+        blocks = tuple(self._export(behaviour) for behaviour in self.behaviours)
+        self.calls.clear()
+        with self._stubs(self._emit):
+            try:
+                outer = export(self.model, args, kwargs)
+            finally:
+                _outputs.clear()
+        if any(isinstance(value, nn.Parameter) for value in outer.constants.values()):
+            raise UnfoldableError("a part of a block is used from outside the block")
+        return Folded(outer, blocks, tuple(self.calls))
+
+    @contextmanager
+    def _stubs(self, forward: Callable[[nn.Module, str, Any, Any], Any]) -> Iterator[None]:
+        """Put an empty shell with the given forward in place of every block."""
+        originals = {path: self.model.get_submodule(path) for path in self.kinds}
+        for path, block in originals.items():
+            _replace(self.model, path, _shell(block, path, forward))
+        try:
+            yield
+        finally:
+            for path, block in originals.items():
+                _replace(self.model, path, block)
+
+    def _discover(self, block: nn.Module, path: str, args: Any, kwargs: Any) -> Any:
+        """Pass 1: run the first block of each behaviour, answer for its replicas."""
+        leaves, spec = pytree.tree_flatten((args, kwargs))
+        signature = _signature(leaves, spec, path)
+        known = self._find(block, path, signature)
+        if known is None:
+            known = self._first(block, path, signature, leaves, (args, kwargs))
+        known.replicas.append(block)
+        made = [torch.empty_like(o) if isinstance(o, torch.Tensor) else o for o in known.outputs]
+        return _rebuild(made, known.out_spec, leaves)
+
+    def _first(
+        self, block: nn.Module, path: str, signature: Signature, leaves: list[Any], arguments: Any
+    ) -> Behaviour:
+        with recording(block) as reads:
+            result = block(*arguments[0], **arguments[1])
+        flat, out_spec = pytree.tree_flatten(result)
+        outputs = [_output(value, leaves, path) for value in flat]
+        empty = pytree.tree_map_only(torch.Tensor, _detached, arguments)
+        found = Behaviour(block, path, signature, empty, reads, outputs, out_spec)
+        self.by_kind.setdefault(self.kinds[path], []).append(len(self.behaviours))
+        self.behaviours.append(found)
+        return found
+
+    def _find(self, block: nn.Module, path: str, signature: Signature) -> Behaviour | None:
+        for index in self.by_kind.get(self.kinds[path], ()):
+            known = self.behaviours[index]
+            if known.signature == signature and agree(known.block, block, known.reads):
+                return known
+        return None
+
+    def _emit(self, block: nn.Module, path: str, args: Any, kwargs: Any) -> Any:
+        """Pass 2: one opaque operator a block."""
+        leaves, spec = pytree.tree_flatten((args, kwargs))
+        signature = _signature(leaves, spec, path)
+        known = self._find(block, path, signature)
+        if known is None:
+            raise UnfoldableError(f"{path} is called otherwise when it is exported")
+        call = len(self.calls)
+        self.calls.append(BlockCall(self.behaviours.index(known), path))
+        _outputs[call] = [o for o in known.outputs if isinstance(o, torch.Tensor)]
+        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        made = iter(torch.ops.shardfold.block(tensors, call))
+        filled = [next(made) if isinstance(o, torch.Tensor) else o for o in known.outputs]
+        return _rebuild(filled, known.out_spec, leaves)
+
+    def _export(self, behaviour: Behaviour) -> Block:
+        """Pass 3: one block alone; what it reads now must agree among its replicas, too."""
+        with recording(behaviour.block) as reads:
+            program = export(behaviour.block, *behaviour.arguments)
+        behaviour.reads |= reads
+        for replica in behaviour.replicas:
+            if not agree(behaviour.block, replica, behaviour.reads):
+                raise UnfoldableError(f"blocks like {behaviour.path} differ in what they read")
+        made = [k for k, o in enumerate(behaviour.outputs) if isinstance(o, torch.Tensor)]
+        return Block(program, behaviour.path, tuple(made))
+
+
+FEWEST_REPLICAS = 3
+
+
+def _signature(leaves: list[Any], spec: Any, path: str) -> Signature:
+    """How a block is called; an argument with a state of its own (a cache) forbids folding."""
+    seen: dict[int, int] = {}
+    found: list[Any] = []
+    for position, leaf in enumerate(leaves):
+        if isinstance(leaf, torch.Tensor):
+            first = seen.setdefault(id(leaf), position)
+            found.append((first, tuple(leaf.shape), leaf.stride(), leaf.dtype))
+        elif isinstance(leaf, PLAIN):
+            found.append((type(leaf), leaf))
+        else:
+            raise UnfoldableError(f"{path} is given a {type(leaf).__name__}")
+    return Signature(spec, tuple(found))
+
+
+def _output(value: Any, leaves: list[Any], path: str) -> Any:
+    for position, leaf in enumerate(leaves):
+        if isinstance(value, torch.Tensor) and value is leaf:
+            return Passed(position)
+    if isinstance(value, torch.Tensor):
+        return _detached(value)
+    if isinstance(value, PLAIN):
+        return value
+    raise UnfoldableError(f"{path} returns a {type(value).__name__}")
+
+
+def _detached(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(
+        tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device
+    )
+
+
+def _rebuild(outputs: list[Any], spec: Any, leaves: list[Any]) -> Any:
+    filled = [leaves[o.position] if isinstance(o, Passed) else o for o in outputs]
+    return pytree.tree_unflatten(filled, spec)
+
+
+def _shell(
+    block: nn.Module, path: str, forward: Callable[[nn.Module, str, Any, Any], Any]
+) -> nn.Module:
+    """An object that looks like `block` from outside but holds no parameters or children."""
+
+    def otherwise(self: nn.Module, name: str) -> Any:
+        return getattr(block, name)
+
+    cls = type(block)
+    shell: nn.Module = object.__new__(
+        type(cls.__name__, (cls,), {"__getattr__": otherwise, "__module__": cls.__module__})
+    )
+    empty: dict[str, Any] = {"_parameters": {}, "_buffers": {}, "_modules": {}}
+    vars(shell).update(vars(block) | empty)
+    vars(shell)["forward"] = lambda *args, **kwargs: forward(block, path, args, kwargs)
+    return shell
+
+
+def _replace(model: nn.Module, path: str, module: nn.Module) -> None:
+    parent, _, name = path.rpartition(".")
+    model.get_submodule(parent)._modules[name] = module
+
+
+def _has_global_hooks() -> bool:
+    from torch.nn.modules import module
+
+    return bool(module._global_forward_hooks or module._global_forward_pre_hooks)
+
+
+@contextmanager
+def _as_if_exporting() -> Iterator[None]:
+    """Models that ask whether they are exported must take the same way in pass 1 as in pass 2."""
+    before = torch.compiler._is_compiling_flag, torch.compiler._is_exporting_flag
+    torch.compiler._is_compiling_flag = torch.compiler._is_exporting_flag = True
+    try:
+        yield
+    finally:
+        torch.compiler._is_compiling_flag, torch.compiler._is_exporting_flag = before
