@@ -64,7 +64,7 @@ def _operators(plan: Plan, everything: bool, width: int) -> Table:
         line for row in rows for line in _traffic(row, plan, everything).plain.split("\n")
     )
     split = min(_widest(row.split for row in rows), SPLIT)
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, padding=0, show_edge=False)
     table.add_column(
         "operator", width=max(width - traffic - split - SHARE - 3, NAME), overflow="fold"
     )

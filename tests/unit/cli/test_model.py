@@ -82,11 +82,11 @@ def test_a_size_that_the_function_does_not_take(model_file) -> None:
 
 
 def test_a_file_that_is_not_there_or_not_named_in_full(model_file) -> None:
-    with pytest.raises(ModelError, match="There is no file .*of_mien.py. Did you mean .*of_mine"):
+    with pytest.raises(ModelError, match=r"There is no file .*of_mien.py. Did you mean .*of_mine"):
         load_model(f"{model_file.parent / 'of_mien.py'}:make", NONE)
     with pytest.raises(ModelError, match="name the function that builds it"):
         load_model(str(model_file), NONE)
-    with pytest.raises(ModelError, match="write hf:config.json"):
+    with pytest.raises(ModelError, match=r"write hf:config\.json"):
         load_model("config.json", NONE)
     with pytest.raises(ModelError, match="There is no module no_such_package"):
         load_model("no_such_package.models:make", NONE)
@@ -110,5 +110,5 @@ def test_a_file_that_cannot_be_used(tmp_path: Path, text: str, message: str) -> 
 
 def test_rules_of_the_wrong_type(model_file) -> None:
     model_file.write_text(model_file.read_text() + "\nRULES = ['mine.op']\n")
-    with pytest.raises(ModelError, match="RULES in .* must map operator names"):
+    with pytest.raises(ModelError, match=r"RULES in .* must map operator names"):
         load_model(f"{model_file}:make", NONE)
