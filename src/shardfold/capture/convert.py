@@ -19,6 +19,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.utils import _pytree as pytree
 
+from shardfold.capture.export import quiet
 from shardfold.capture.folding import Block, Folded, UnfoldableError
 from shardfold.capture.origins import origin_of
 from shardfold.capture.program import Invocation, Program, Slot, Source
@@ -53,7 +54,9 @@ def convert(program: ExportedProgram) -> Program:
                 f"{alias} writes in place into a tensor that is read elsewhere, in a model with "
                 "torch.no_grad() regions: write it without the in-place operation."
             ) from None
-        return _Converter(program.run_decompositions({})).convert()
+        with quiet():
+            functional = program.run_decompositions({})
+        return _Converter(functional).convert()
 
 
 def convert_folded(folded: Folded) -> Program:

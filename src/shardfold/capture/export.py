@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import re
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from types import TracebackType
 from typing import Any
 
@@ -38,7 +39,7 @@ ADVICE = (
         "(Hugging Face models: pass return_dict=False or use_cache=False)",
     ),
     (
-        r"missing .* required positional|unexpected keyword|takes .* positional",
+        r"missing .* required|unexpected keyword|takes .* positional|too many positional",
         "The example arguments do not match the signature of forward",
     ),
     (
@@ -53,7 +54,7 @@ def export(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> E
     """Trace `model` on meta tensors; whole operators stay whole."""
     try:
         # Tensors that forward makes without naming a device must meet the inputs where they are.
-        with _quiet(), torch.device("meta"):
+        with quiet(), torch.device("meta"):
             return torch.export.export(model, args, kwargs, strict=False)
     except Exception as error:
         raise ModelError(_explain(model, error)) from error
@@ -92,13 +93,16 @@ def _frames(traceback: TracebackType | None) -> Iterator[TracebackType]:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """No advice of torch's own on stderr: what fails is explained by our error."""
+def quiet() -> Iterator[None]:
+    """No advice of torch's own on stderr: what fails is explained by our error.
+
+    Where a branch depends on data, torch prints the program that it has so far.
+    """
     logger = logging.getLogger("torch")
     level = logger.level
     logger.setLevel(logging.CRITICAL)
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), redirect_stderr(io.StringIO()):
             warnings.simplefilter("ignore")
             yield
     finally:
