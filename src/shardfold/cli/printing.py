@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import click
@@ -87,20 +87,10 @@ def summary(plan: Plan, model: str | None, saved: str | None = None) -> dict[str
     }
 
 
-@contextmanager
-def progress() -> Iterator[Callable[[Any], None]]:
+def progress() -> AbstractContextManager[Callable[[Any], None]]:
     """A watch that draws on stderr where that is a terminal, and else looks away."""
     from rich.console import Console
 
-    console = Console(file=sys.stderr)  # this stderr, whatever is redirected later
-    if not console.is_terminal:
-        yield _ignore
-        return
     from shardfold.report import drawn
 
-    with drawn(console) as watch:
-        yield watch
-
-
-def _ignore(stage: object) -> None:
-    """Look away."""
+    return drawn(Console(file=sys.stderr))  # this stderr, whatever is redirected later

@@ -10,9 +10,10 @@ def seconds(value: float) -> str:
     '1.23 ms'
     """
     for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6), ("ns", 1e-9)):
-        if value >= 0.9995 * scale:
-            digits = max(0, 3 - len(f"{value / scale:.0f}"))
-            return f"{value / scale:,.{digits}f} {unit}"
+        found = value / scale
+        if found >= 0.9995:
+            digits = 2 if found < 9.995 else 1 if found < 99.95 else 0
+            return f"{found:,.{digits}f} {unit}"
     return "0 s"
 
 

@@ -112,8 +112,9 @@ def _behind(entry: MeshEntry, won: float) -> str:
 def unsplit(plan: Plan) -> list[str]:
     """The operators that every device computes in full, and why."""
     lines = [
-        f"No rule for {entry.kind} ({entry.count} of them): planned unsplit, "
-        f"{entry.share:.2%} of the step. See docs/how-to/add-a-rule.md."
+        f"No rule for {entry.kind} ({entry.count} of them): planned unsplit, at least "
+        f"{entry.share:.2%} of the step, as its arithmetic is unknown. "
+        "See docs/how-to/add-a-rule.md."
         for entry in plan.unsplit
         if entry.reason == "no rule"
     ]

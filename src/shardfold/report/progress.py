@@ -33,7 +33,13 @@ class Stage(Protocol):
 
 @contextmanager
 def drawn(console: Console) -> Iterator[Callable[[Stage], None]]:
-    """A watch that draws on `console`, and leaves no trace when the work ends."""
+    """A watch that draws on `console`, and leaves no trace when the work ends.
+
+    Where the console is no terminal, nothing is drawn.
+    """
+    if not console.is_terminal:
+        yield lambda stage: None
+        return
     from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     columns = (

@@ -27,8 +27,8 @@ fully sharded    1.50 s   1.50x   20.0 GiB   fits
 Step: compute 600 ms, communication 300 ms, update 100 ms; proven optimal under
   this cost model.
 Meshes tried: 4x2x4 is best; 2x2x8 +25.0%.
-No rule for mine.op (2 of them): planned unsplit, 2.00% of the step. See
-  docs/how-to/add-a-rule.md.
+No rule for mine.op (2 of them): planned unsplit, at least 2.00% of the step, as
+  its arithmetic is unknown. See docs/how-to/add-a-rule.md.
 1 operator has nothing to split (arange): computed on every device, 0.00% of the
   step.
 Captured in 1.50 s, searched in 250 ms."""

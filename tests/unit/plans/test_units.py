@@ -14,6 +14,8 @@ from shardfold.plans.units import number, seconds, size
         (0.25, "250 ms"),
         (3e-9, "3.00 ns"),
         (71, "71.0 s"),
+        (0.00973, "9.73 ms"),
+        (1234, "1,234 s"),
     ],
 )
 def test_seconds(value: float, words: str) -> None:

@@ -18,3 +18,10 @@ def test_stages_are_drawn_and_leave_no_line_behind() -> None:
     text = stream.getvalue()
     assert "building the model" in text or "something new" in text
     assert not console.file.getvalue().endswith("\n")
+
+
+def test_nothing_is_drawn_where_there_is_no_terminal() -> None:
+    stream = io.StringIO()
+    with drawn(Console(file=stream)) as watch:
+        watch(Stage("capture", 0, 1))
+    assert stream.getvalue() == ""
