@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from shardfold import collector
 from shardfold.cluster import Cluster, Mesh, mesh_from_text, parse
 from shardfold.costs import optimizer_named, pricing_named
 from shardfold.plans import Plan
@@ -34,6 +35,7 @@ def ignore(stage: Stage) -> None:
     """A watch that looks away."""
 
 
+@collector.paused()
 def plan(
     model: nn.Module,
     args: tuple[Any, ...] = (),
@@ -47,6 +49,7 @@ def plan(
     memory_limit: float | None = None,
     loss: Callable[[Any], Any] | None = None,
     rules: Mapping[str, Maker] | None = None,
+    fold: bool = True,
     watch: Watch = ignore,
 ) -> Plan:
     """Find the fastest way to train `model` on `cluster` that fits in its memory.
@@ -56,6 +59,7 @@ def plan(
     `mesh` (such as `4x8`) fixes what is otherwise tried. `memory_limit` is in bytes per device; by
     default it is the device's memory less a tenth. `loss` turns the model's output into a scalar
     where the model does not. `rules` adds rules for operators that shardfold does not know.
+    Without `fold`, repeated blocks are traced one by one: slower, with the same result.
     """
     from shardfold.capture import capture
 
@@ -65,7 +69,7 @@ def plan(
 
     started = time.perf_counter()
     watch(Stage("capture", 0, 1))
-    graph = capture(model, args, kwargs, dtype=dtype, loss=loss)
+    graph = capture(model, args, kwargs, dtype=dtype, loss=loss, fold=fold)
     captured = time.perf_counter()
 
     atoms = atomise(graph, rules_of(graph, {**pricing.rules, **(rules or {})}))

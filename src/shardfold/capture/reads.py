@@ -46,9 +46,11 @@ def _recorder(cls: type[nn.Module], path: str, reads: Reads) -> type[nn.Module]:
     def noted(self: nn.Module, name: str) -> Any:
         if not name.startswith("__"):
             reads.add((path, name))
-        return super(recorder, self).__getattribute__(name)
+        return object.__getattribute__(self, name)
 
-    recorder = type(cls.__name__, (cls,), {"__getattribute__": noted, "__module__": cls.__module__})
+    recorder: type[nn.Module] = type(
+        cls.__name__, (cls,), {"__getattribute__": noted, "__module__": cls.__module__}
+    )
     return recorder
 
 

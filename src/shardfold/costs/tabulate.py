@@ -151,7 +151,7 @@ class _Tabulator:
         rule = self.atoms.rules[index]
         tensors = operator_tensors(self.graph, self.atoms, index)
         kept = self._kept(index)
-        key = ("op", constant, _rule_key(rule), tensors, kept)
+        key = ("op", constant, id(rule), tensors, kept)
         if key not in self.cache:
             space = space_of(rule, self.mesh)
             if constant:
@@ -159,8 +159,6 @@ class _Tabulator:
             costs = price(operator_steps(space, tensors, self.mesh), self.model)
             self.cache[key] = (space, costs, self._saved(space, tensors, kept))
         space, costs, memory = self.cache[key]
-        if space.rule is not rule:
-            space = self.cache.setdefault(("space", key, rule.classes), Space(rule, space.configs))
         return self._add(Vertex("op", index, space=space), costs, memory)
 
     def _kept(self, index: int) -> tuple[tuple[int, ...], bool]:
@@ -318,7 +316,7 @@ class _Tabulator:
         """A configuration's layouts, one object for all operators that agree on them."""
         space = self.vertices[vertex].space
         assert space is not None
-        key = ("layouts", side, position, _rule_key(space.rule), len(space.configs))
+        key = ("layouts", side, position, id(space))
         if key not in self.cache:
             take = space.result_layouts if side == "result" else space.operand_layouts
             found = take(position)
@@ -464,26 +462,3 @@ def constant_tensors(graph: Graph) -> set[int]:
         if all(graph.tensors[t].role in ("input", "buffer") or t in found for t in op.inputs):
             found.update(op.results)
     return found
-
-
-def _rule_key(rule: Any) -> tuple[Any, ...]:
-    """Everything about an atomic rule that its tables depend on."""
-    inner = rule.rule
-    return (
-        rule.factors,
-        rule.sizes,
-        rule.splittable,
-        rule.even,
-        rule.operands,
-        rule.results,
-        inner.engine,
-        inner.flops,
-        inner.over,
-        inner.sparse,
-        inner.resolved,
-        inner.skewed,
-        inner.linear,
-        tuple(sorted(inner.least.items())),
-        inner.exchanges,
-        inner.backward,
-    )

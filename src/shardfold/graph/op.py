@@ -41,8 +41,7 @@ class Op:
     results: tuple[int, ...]
     attributes: dict[str, Any] = field(default_factory=dict)
     origin: Origin = Origin()
+    inputs: tuple[int, ...] = field(init=False, compare=False, repr=False)  # operands' tensors
 
-    @property
-    def inputs(self) -> tuple[int, ...]:
-        """The operands' tensor indices, in order."""
-        return tuple(operand.tensor for operand in self.operands)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "inputs", tuple(operand.tensor for operand in self.operands))

@@ -74,7 +74,10 @@ class Assembly:
             found[at].extend(cache[key])
             if edge.regathers is not None and edge.source not in updated:
                 updated.add(edge.source)
-                found[at].extend(self._update(edge.source))
+                key = (id(self.tabulated.problem.costs[edge.source]), self.choice[edge.source])
+                if key not in cache:
+                    cache[key] = self._update(edge.source)
+                found[at].extend(cache[key])
         return found
 
     def _own(self, index: int, space: Space, choice: int) -> list[Step]:
@@ -112,7 +115,17 @@ class Assembly:
         ).case(self.choice[v])
 
     def seconds(self, step: Step) -> float:
-        """What one step of one case costs."""
+        """What one step of one case costs; operators that are alike share their steps."""
+        found = self._prices.get(id(step))
+        if found is None:
+            found = self._prices[id(step)] = self._price(step)
+        return found
+
+    @cached_property
+    def _prices(self) -> dict[int, float]:
+        return {}
+
+    def _price(self, step: Step) -> float:
         if isinstance(step, Compute):
             return float(self.model.compute_seconds(step)[0])
         if step.kind == "slice":
@@ -136,19 +149,20 @@ class Assembly:
                     op.origin.module,
                     op.origin.source,
                     tuple(_factor_name(vertex.space, int(f)) for f in row),
-                    self._split(vertex.space, row.tolist()),
+                    self._split(vertex.index, vertex.space, row.tolist()),
                     sum(self.seconds(step) for step in steps),
                     _collectives(steps, names, self.seconds),
                 )
             )
         return tuple(entries)
 
-    def _split(self, space: Space, row: Sequence[int]) -> dict[str, int]:
+    def _split(self, index: int, space: Space, row: Sequence[int]) -> dict[str, int]:
         """The split in words: `{"batch": 4, "heads": 8}`."""
         parts: dict[str, int] = {}
         for factor, axis in zip(row, self.tabulated.mesh.axes, strict=True):
             if factor >= 0:
-                name = word(space.rule, factor, self.words)
+                identity = self.atoms.factors[index][factor]
+                name = word(space.rule, factor, identity, self.words)
                 parts[name] = parts.get(name, 1) * axis.size
         return parts
 

@@ -6,7 +6,7 @@ the storage of parameters do not depend on one another, so each takes its cheape
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import combinations
 from typing import Any
 
@@ -14,24 +14,36 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardfold.costs import Tabulated, Vertex
-from shardfold.spaces import Space
+from shardfold.graph import Graph
+from shardfold.spaces import Atoms, Space
 from shardfold.spaces.space import NONE
+from shardfold.spaces.words import batch_classes
 
 Choice = tuple[int, ...]
 Allowed = Callable[[Vertex], NDArray[np.bool_] | None]
+BatchFactors = Sequence[int | None]  # per operator: the factor that is the batch
 
 
-def data_parallel(tabulated: Tabulated, batch: frozenset[int]) -> Choice:
+def batch_factors(graph: Graph, atoms: Atoms) -> BatchFactors:
+    """Which factor of each operator is the batch and can be split, if any."""
+    batch = batch_classes(graph, atoms)
+    return [
+        next((f for f, c in enumerate(factors) if c in batch and rule.splittable[f]), None)
+        for rule, factors in zip(atoms.rules, atoms.factors, strict=True)
+    ]
+
+
+def data_parallel(tabulated: Tabulated, batch: BatchFactors) -> Choice:
     """Every operator by batch, over as many devices as the batch allows; gradients all-reduced."""
     return _by_batch(tabulated, batch, _as_used)
 
 
-def fully_sharded(tabulated: Tabulated, batch: frozenset[int]) -> Choice:
+def fully_sharded(tabulated: Tabulated, batch: BatchFactors) -> Choice:
     """As data parallel, but parameters and their state are split over all devices (ZeRO-3)."""
     return _by_batch(tabulated, batch, _most_sharded)
 
 
-def _by_batch(tabulated: Tabulated, batch: frozenset[int], allowed: Allowed) -> Choice:
+def _by_batch(tabulated: Tabulated, batch: BatchFactors, allowed: Allowed) -> Choice:
     """The set of axes that the batch can be split over with the most devices, then the cheapest."""
     axes = range(len(tabulated.mesh.axes))
     best: tuple[float, float, Choice] | None = None
@@ -51,7 +63,7 @@ def _by_batch(tabulated: Tabulated, batch: frozenset[int], allowed: Allowed) -> 
 
 
 def _batch_configs(
-    tabulated: Tabulated, batch: frozenset[int], used: tuple[int, ...]
+    tabulated: Tabulated, batch: BatchFactors, used: tuple[int, ...]
 ) -> tuple[dict[int, int], bool]:
     """Per operator vertex, the configuration that splits the batch over `used`.
 
@@ -62,7 +74,7 @@ def _batch_configs(
     for v, vertex in enumerate(tabulated.vertices):
         if vertex.space is None:
             continue
-        factor = _batch_factor(vertex.space, batch)
+        factor = batch[vertex.index] if len(vertex.space.configs) > 1 else None
         key = (id(vertex.space.configs), factor)
         if key not in known:
             known[key] = _row(vertex.space, factor, used)
@@ -71,13 +83,6 @@ def _batch_configs(
             return fixed, False
         fixed[v] = row
     return fixed, True
-
-
-def _batch_factor(space: Space, batch: frozenset[int]) -> int | None:
-    if len(space.configs) == 1:
-        return None
-    splits = enumerate(zip(space.rule.classes, space.rule.splittable, strict=True))
-    return next((f for f, (c, can) in splits if c in batch and can), None)
 
 
 def _row(space: Space, factor: int | None, used: tuple[int, ...]) -> int | None:

@@ -10,12 +10,11 @@ from shardfold.cluster import Cluster
 from shardfold.costs import Optimizer
 from shardfold.graph import Graph
 from shardfold.plans.assemble import Assembly
-from shardfold.plans.baselines import data_parallel, fully_sharded
+from shardfold.plans.baselines import batch_factors, data_parallel, fully_sharded
 from shardfold.plans.choose import Chosen
 from shardfold.plans.plan import VERSION, AxisEntry, Estimate, MeshEntry, Plan, Provenance
 from shardfold.plans.store import FORMAT
 from shardfold.spaces import Atoms
-from shardfold.spaces.words import batch_classes
 
 
 def describe(
@@ -68,7 +67,7 @@ def _estimate(assembly: Assembly, chosen: Chosen, cluster: Cluster) -> Estimate:
     """The winner's figures, and those of the two strategies that everybody knows."""
     tabulated = chosen.best.tabulated
     problem = tabulated.problem
-    batch = batch_classes(assembly.graph, assembly.atoms)
+    batch = batch_factors(assembly.graph, assembly.atoms)
     plain, sharded = data_parallel(tabulated, batch), fully_sharded(tabulated, batch)
     totals = assembly.totals()
     return Estimate(

@@ -27,12 +27,14 @@ WHOLE = -1
 
 @dataclass(frozen=True, slots=True)
 class AtomicRule:
-    """A rule over atoms: per operand and result, the factor index that each atom carries."""
+    """A rule over atoms: per operand and result, the factor index that each atom carries.
+
+    Operators that are alike share one object.
+    """
 
     rule: Rule
     factors: tuple[str, ...]
     sizes: tuple[int, ...]
-    classes: tuple[int, ...]  # the identity of each factor across the whole graph
     splittable: tuple[bool, ...]
     even: tuple[bool, ...]  # a strided factor's parts must be equal, or its rows misalign
     operands: tuple[tuple[int, ...], ...]
@@ -51,6 +53,7 @@ class Atoms:
     dims: tuple[tuple[int, ...], ...]  # per tensor, per atom: the dim it belongs to
     classes: tuple[tuple[int, ...], ...]  # per tensor, per atom: its identity across the graph
     rules: tuple[AtomicRule, ...]
+    factors: tuple[tuple[int, ...], ...]  # per operator, per factor: its identity
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,11 +199,22 @@ def _expand(
         tensors.append(tuple(n for _, _, n in sized))
         dims.append(tuple(i for i, _, _ in sized))
         tensor_classes.append(tuple(_class_id(classes, nodes[i], k) for i, k, _ in sized))
-    atomic = [
-        _expand_rule(graph, i, rule, classes, tensor_nodes, factor_nodes[i], atoms_of)
-        for i, rule in enumerate(rules)
-    ]
-    return _identify(graph, tensors, dims, tensor_classes, atomic)
+    atomic, identities = [], []
+    shared: dict[object, AtomicRule] = {}
+    for i, rule in enumerate(rules):
+        identities.append(
+            tuple(
+                _class_id(classes, factor_nodes[i][f], k)
+                for f in rule.factors
+                for k in range(len(atoms_of(factor_nodes[i][f])))
+            )
+        )
+        sides = [tensors[t] for t in (*graph.ops[i].inputs, *graph.ops[i].results)]
+        key = (id(rule), *sides)
+        if key not in shared:
+            shared[key] = _expand_rule(graph, i, rule, tensor_nodes, factor_nodes[i], atoms_of)
+        atomic.append(shared[key])
+    return _identify(graph, tensors, dims, tensor_classes, atomic, identities)
 
 
 def _identify(
@@ -209,6 +223,7 @@ def _identify(
     dims: list[tuple[int, ...]],
     classes: list[tuple[int, ...]],
     rules: list[AtomicRule],
+    factors: list[tuple[int, ...]],
 ) -> Atoms:
     """Give atoms that some operator carries from tensor to tensor one identity."""
     same: dict[int, int] = {}
@@ -221,19 +236,19 @@ def _identify(
             same[atom], atom = root, same.get(atom, atom)
         return root
 
-    for op, rule in zip(graph.ops, rules, strict=True):
-        for tensor, carried in zip(
-            (*op.inputs, *op.results), (*rule.operands, *rule.results), strict=True
-        ):
+    for op, rule, identities in zip(graph.ops, rules, factors, strict=True):
+        sides = zip((*op.inputs, *op.results), (*rule.operands, *rule.results), strict=True)
+        for tensor, carried in sides:
             for atom, factor in zip(classes[tensor], carried, strict=True):
-                if factor != WHOLE:
-                    a, b = find(atom), find(rule.classes[factor])
+                if factor != WHOLE and atom != identities[factor]:
+                    a, b = find(atom), find(identities[factor])
                     same[max(a, b)] = min(a, b)
     return Atoms(
         tuple(tensors),
         tuple(dims),
         tuple(tuple(find(c) for c in found) for found in classes),
-        tuple(replace(rule, classes=tuple(find(c) for c in rule.classes)) for rule in rules),
+        tuple(rules),
+        tuple(tuple(find(c) for c in found) for found in factors),
     )
 
 
@@ -245,14 +260,12 @@ def _expand_rule(
     graph: Graph,
     op_index: int,
     rule: Rule,
-    classes: _Classes,
     tensor_nodes: list[list[int]],
     nodes: dict[str, int],
     atoms_of: Callable[[int], tuple[int, ...]],
 ) -> AtomicRule:
     names: list[str] = []
     sizes: list[int] = []
-    ids: list[int] = []
     splittable: list[bool] = []
     index: dict[str, list[int]] = {}
     strided: set[int] = set()
@@ -262,7 +275,6 @@ def _expand_rule(
         for k, size in enumerate(pieces):
             names.append(factor if len(pieces) == 1 else f"{factor}.{k}")
             sizes.append(size)
-            ids.append(_class_id(classes, nodes[factor], k))
             splittable.append(factor not in rule.whole and size > 1)
     sides = []
     for tensor, dims in _sides(graph, op_index, rule):
@@ -291,7 +303,6 @@ def _expand_rule(
         rule,
         tuple(names),
         tuple(sizes),
-        tuple(ids),
         tuple(splittable),
         tuple(i in strided for i in range(len(names))),
         tuple(sides[:count]),

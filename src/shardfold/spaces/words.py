@@ -48,9 +48,9 @@ def words_of(graph: Graph, atoms: Atoms) -> dict[int, str]:
     """A word for every atom that some operator or input can name."""
     words = dict.fromkeys(batch_classes(graph, atoms), "batch")
     for kind, names in TELLING:
-        for op, rule in zip(graph.ops, atoms.rules, strict=True):
+        for op, rule, factors in zip(graph.ops, atoms.rules, atoms.factors, strict=True):
             if op.kind == kind:
-                for factor, identity in enumerate(rule.classes):
+                for factor, identity in enumerate(factors):
                     word = names.get(rule.base(factor))
                     if word and _is_leading(rule, factor):
                         words.setdefault(identity, word)
@@ -65,10 +65,10 @@ def _is_leading(rule: AtomicRule, factor: int) -> bool:
     return "." not in rule.factors[factor] or rule.factors[factor].endswith(".0")
 
 
-def word(rule: AtomicRule, factor: int, words: Mapping[int, str]) -> str:
+def word(rule: AtomicRule, factor: int, identity: int, words: Mapping[int, str]) -> str:
     """The word for one factor of one operator."""
     base = rule.base(factor)
-    found = words.get(rule.classes[factor]) or LOCAL.get(base)
+    found = words.get(identity) or LOCAL.get(base)
     if found:
         return found
     return f"dim{base[1:]}" if base[0] == "i" and base[1:].isdigit() else base

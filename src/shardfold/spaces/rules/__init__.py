@@ -50,5 +50,14 @@ def rule_for(call: Call, extra: Mapping[str, Maker] | None = None) -> Rule:
 
 
 def rules_of(graph: Graph, extra: Mapping[str, Maker] | None = None) -> tuple[Rule, ...]:
-    """The rule of every operator of a graph."""
-    return tuple(rule_for(Call.of(graph, op), extra) for op in graph.ops)
+    """The rule of every operator of a graph; calls that are alike share one."""
+    known: dict[object, Rule] = {}
+    rules = []
+    for op in graph.ops:
+        call = Call.of(graph, op)
+        names = tuple(operand.name for operand in op.operands)
+        key = (op.kind, names, call.inputs, call.results, repr(op.attributes))
+        if key not in known:
+            known[key] = rule_for(call, extra)
+        rules.append(known[key])
+    return tuple(rules)
