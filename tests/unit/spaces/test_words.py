@@ -21,14 +21,22 @@ def attention() -> tuple[Graph, Atoms]:
     return graph, atomise(graph, rules_of(graph))
 
 
+def words_in(graph: Graph, atoms: Atoms, op: int) -> dict[str, str]:
+    """The word for every factor of one operator."""
+    rule, words = atoms.rules[op], words_of(graph, atoms)
+    return {name: word(rule, f, atoms.factors[op][f], words) for f, name in enumerate(rule.factors)}
+
+
 def test_heads_are_heads_in_the_projection_too() -> None:
     graph, atoms = attention()
-    words = words_of(graph, atoms)
-    linear = next(
-        r for op, r in zip(graph.ops, atoms.rules, strict=True) if op.kind == "aten.linear"
-    )
-    found = {linear.factors[f]: word(linear, f, words) for f in range(len(linear.factors))}
-    assert found == {"i0": "batch", "i1": "seq", "m": "in", "n.0": "heads", "n.1": "out"}
+    linear = [op.kind for op in graph.ops].index("aten.linear")
+    assert words_in(graph, atoms, linear) == {
+        "i0": "batch",
+        "i1": "seq",
+        "m": "in",
+        "n.0": "heads",
+        "n.1": "out",
+    }
 
 
 def test_the_batch_is_the_leading_dim_of_the_inputs() -> None:
@@ -38,12 +46,10 @@ def test_the_batch_is_the_leading_dim_of_the_inputs() -> None:
 
 def test_the_table_is_split_by_vocabulary() -> None:
     graph, atoms = attention()
-    rule = atoms.rules[0]
-    assert word(rule, rule.factors.index("v"), words_of(graph, atoms)) == "vocab"
+    assert words_in(graph, atoms, 0)["v"] == "vocab"
 
 
 def test_a_dim_that_nobody_names_is_numbered() -> None:
     sketch = Sketch()
     graph = sketch.graph(sketch.relu(sketch.parameter(4, 6)))
-    atoms = atomise(graph, rules_of(graph))
-    assert word(atoms.rules[0], 1, {}) == "dim1"
+    assert words_in(graph, atomise(graph, rules_of(graph)), 0) == {"i0": "dim0", "i1": "dim1"}
