@@ -6,7 +6,8 @@
     │   ├── ClusterError    the cluster: unknown, incomplete, without a legal mesh
     │   ├── PlanError       the plan file: truncated, newer, for another model
     │   └── ProblemError    the search problem: a table that is wrong, an edge to nowhere
-    └── InfeasibleError     choices exist, but none fits in memory
+    ├── InfeasibleError     choices exist, but none fits in memory
+    └── RunError            a plan cannot be run: a split, a process group, a batch
 """
 
 from __future__ import annotations
@@ -50,6 +51,10 @@ class InfeasibleError(ShardfoldError):
             f"({needed_bytes / 2**30:.2f} GiB), the limit is {limit_bytes:,.0f} "
             f"({limit_bytes / 2**30:.2f} GiB).{' ' + hint if hint else ''}"
         )
+
+
+class RunError(ShardfoldError):
+    """The plan cannot be run here; the message names the operator, the batch or the process."""
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
