@@ -113,9 +113,9 @@ def test_the_same_problem_gives_the_same_choice() -> None:
 def test_bounds_alone_prove_the_optimum_of_small_problems() -> None:
     for seed in range(200):
         problem = random_problem(seed)
-        choice, bound = bounded(factors_of(problem), table_bytes=0)
-        assert bound is None, seed
-        assert agree(problem.total(choice), solve(problem, method="brute").cost), seed
+        answer = bounded(factors_of(problem), table_bytes=0)
+        assert answer.lower_bound is None, seed
+        assert agree(problem.total(answer.choice), solve(problem, method="brute").cost), seed
 
 
 def test_marginals_are_the_best_costs_with_one_vertex_held() -> None:

@@ -25,7 +25,7 @@ from shardfold.search.factors import Factors
 from shardfold.search.kinds import Array, Ints, Mask
 from shardfold.search.orders import Forecast, forecast
 from shardfold.search.pairwise import Pairwise
-from shardfold.search.solution import reaches
+from shardfold.search.solution import Answer, reaches
 from shardfold.search.watch import Progress, Watch, ignore
 
 SECONDS = 60.0
@@ -52,6 +52,8 @@ class _Search:
     watch: Watch
     best: list[int] = field(default_factory=list)
     cost: float = math.inf
+    largest: float = 0.0
+    stored: float = 0.0
 
     def offer(self, part: _Part, choice: list[int]) -> None:
         cost = part.dual.problem.total(choice)
@@ -65,8 +67,8 @@ class _Search:
 
 def bounded(
     factors: Factors, *, table_bytes: float, seconds: float = SECONDS, watch: Watch = ignore
-) -> tuple[Ints, float | None]:
-    """A choice, and a lower bound, or None in its place when the choice is proven cheapest."""
+) -> Answer:
+    """A choice with a lower bound, or proven cheapest, using tables within `table_bytes` only."""
     whole = Pairwise.of(factors)
     search = _Search(table_bytes, time.perf_counter() + seconds, watch)
     root = _Part([np.arange(len(vector)) for vector in whole.unary], Dual(whole))
@@ -87,8 +89,9 @@ def bounded(
                 count += 1
                 heapq.heappush(heap, (child_bound, count, child))
     open_bound = min((bound for bound, _, _ in heap), default=math.inf)
-    proven = reaches(search.cost, open_bound)
-    return np.array(search.best, dtype=np.int64), None if proven else open_bound
+    gap = None if reaches(search.cost, open_bound) else open_bound
+    choice = np.array(search.best, dtype=np.int64)
+    return Answer(choice, gap, "bounds", int(search.largest), int(8 * search.stored))
 
 
 def _tighten(part: _Part, bound: float, search: _Search) -> tuple[float, _Part, int] | None:
@@ -114,6 +117,8 @@ def _tighten(part: _Part, bound: float, search: _Search) -> tuple[float, _Part, 
         is_last = is_stuck or search.is_late()
         if _can_finish(plan, search.table_bytes, is_last):
             search.offer(part, _eliminated(factors, plan))
+            search.largest = max(search.largest, plan.largest)
+            search.stored = max(search.stored, plan.stored)
             return None
         if is_last and step:
             break

@@ -13,7 +13,7 @@ from shardfold.search.bounded import bounded
 from shardfold.search.eliminate import eliminate, trace_back
 from shardfold.search.factors import Factor, Factors, factors_of
 from shardfold.search.fold import Folding, condition, fold, start, tidy
-from shardfold.search.kinds import Array, Ints
+from shardfold.search.kinds import Array
 from shardfold.search.orders import Forecast, forecast
 from shardfold.search.problem import Problem
 from shardfold.search.runs import find_run, without_run
@@ -60,20 +60,24 @@ def exact(
         folding = folded(problem)
         core = core_of(problem, folding)
         plan = forecast(core, order)
-    bound: float | None = None
     if _fits(plan, table_bytes) and (plan.work <= _CHEAP or folding.contexts):
-        chosen = _eliminated(core, plan, watch)
+        answer = _eliminated(core, plan, watch)
     else:
-        chosen, bound = bounded(core, table_bytes=table_bytes, watch=watch)
+        answer = bounded(core, table_bytes=table_bytes, watch=watch)
+    return _whole(problem, folding, answer)
+
+
+def _whole(problem: Problem, folding: Folding, core: Answer) -> Answer:
+    """The answer for what folding left, as one for the whole problem."""
     choice = np.zeros(len(problem), np.int64)
-    choice[np.concatenate([folding.ids, np.array(folding.contexts, np.int64)])] = chosen
+    choice[np.concatenate([folding.ids, np.array(folding.contexts, np.int64)])] = core.choice
     unfold(folding, choice)
+    bound = core.lower_bound
     if bound is not None:
         bound += float(sum(folding.constants))
-    stored = plan.stored if 8 * plan.stored <= table_bytes else table_bytes / 8
-    largest = max(folding.store.largest, int(min(plan.largest, stored)))
-    peak = 8 * (folding.store.new_entries + stored)
-    return Answer(choice, bound, plan.name, largest, int(peak))
+    largest = max(folding.store.largest, core.largest_table)
+    peak = 8 * folding.store.new_entries + core.peak_bytes
+    return Answer(choice, bound, core.order, largest, peak)
 
 
 def folded(problem: Problem) -> Folding:
@@ -105,22 +109,20 @@ def _unfolded(problem: Problem, order: str, table_bytes: float, watch: Watch) ->
     """Eliminate the problem as it stands, along the order asked for."""
     factors = factors_of(problem)
     plan = forecast(factors, order)
-    is_dear = order == "auto" and plan.work > _CHEAP
-    if is_dear or not _fits(plan, table_bytes):
-        choice, bound = bounded(factors, table_bytes=table_bytes, watch=watch)
-        return Answer(choice, bound, "bounded")
-    choice = _eliminated(factors, plan, watch)
-    return Answer(choice, None, plan.name, int(plan.largest), int(8 * plan.stored))
+    if (order == "auto" and plan.work > _CHEAP) or not _fits(plan, table_bytes):
+        return bounded(factors, table_bytes=table_bytes, watch=watch)
+    return _eliminated(factors, plan, watch)
 
 
 def _fits(plan: Forecast, table_bytes: float) -> bool:
     return 8 * plan.stored <= table_bytes and plan.work <= MAX_WORK
 
 
-def _eliminated(factors: Factors, plan: Forecast, watch: Watch) -> Ints:
+def _eliminated(factors: Factors, plan: Forecast, watch: Watch) -> Answer:
     chosen: dict[int, int] = {}
     trace_back(eliminate(factors, plan.order, watch), chosen)
-    return np.array([chosen[v] for v in range(len(factors.sizes))], dtype=np.int64)
+    choice = np.array([chosen[v] for v in range(len(factors.sizes))], dtype=np.int64)
+    return Answer(choice, None, plan.name, int(plan.largest), int(8 * plan.stored))
 
 
 def core_of(problem: Problem, folding: Folding) -> Factors:

@@ -46,10 +46,10 @@ def test_hard_small_cliques_agree_with_brute_force(seed: int) -> None:
 def test_running_out_of_time_states_the_gap() -> None:
     problem = clique(16, 16, seed=0)
     begin = time.perf_counter()
-    choice, bound = bounded(factors_of(problem), table_bytes=1e6, seconds=1.0)
+    answer = bounded(factors_of(problem), table_bytes=1e6, seconds=1.0)
     assert time.perf_counter() - begin < 5
-    assert bound is not None
-    assert 0 < bound < problem.total(choice)
+    assert answer.lower_bound is not None
+    assert 0 < answer.lower_bound < problem.total(answer.choice)
 
 
 def test_the_dual_bound_never_exceeds_the_optimum_and_strikes_no_optimal_choice() -> None:
