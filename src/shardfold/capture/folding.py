@@ -29,6 +29,7 @@ from torch.utils import _pytree as pytree
 from shardfold.capture.export import export
 from shardfold.capture.reads import PLAIN, Reads, agree, recording
 from shardfold.capture.repeats import repeated_blocks
+from shardfold.errors import ModelError
 
 
 class UnfoldableError(Exception):
@@ -141,10 +142,10 @@ class _Folding:
         with self._stubs(self._emit):
             try:
                 outer = export(self.model, args, kwargs)
+            except ModelError as error:
+                raise UnfoldableError(f"the model around its blocks: {error.__cause__}") from error
             finally:
                 _outputs.clear()
-        if any(isinstance(value, nn.Parameter) for value in outer.constants.values()):
-            raise UnfoldableError("a part of a block is used from outside the block")
         return Folded(outer, blocks, tuple(self.calls))
 
     @contextmanager
@@ -208,7 +209,10 @@ class _Folding:
     def _export(self, behaviour: Behaviour) -> Block:
         """Pass 3: one block alone; what it reads now must agree among its replicas, too."""
         with recording(behaviour.block) as reads:
-            program = export(behaviour.block, *behaviour.arguments)
+            try:
+                program = export(behaviour.block, *behaviour.arguments)
+            except ModelError as error:
+                raise UnfoldableError(f"{behaviour.path} alone: {error.__cause__}") from error
         behaviour.reads |= reads
         for replica in behaviour.replicas:
             if not agree(behaviour.block, replica, behaviour.reads):
@@ -263,7 +267,11 @@ def _shell(
     """An object that looks like `block` from outside but holds no parameters or children."""
 
     def otherwise(self: nn.Module, name: str) -> Any:
-        return getattr(block, name)
+        """Called for what the shell lacks; whoever wants a part of the block gets no shell."""
+        found = getattr(block, name)
+        if isinstance(found, nn.Module | torch.Tensor):
+            raise UnfoldableError(f"{path}.{name} is used from outside its block")
+        return found
 
     cls = type(block)
     shell: nn.Module = object.__new__(

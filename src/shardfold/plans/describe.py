@@ -59,6 +59,7 @@ def describe(
             versions=_versions(),
             capture_seconds=capture_seconds,
             search_seconds=search_seconds,
+            notes=graph.notes,
         ),
     )
 

@@ -120,6 +120,7 @@ class Provenance(Value, frozen=True):
     versions: dict[str, str]
     capture_seconds: float
     search_seconds: float
+    notes: tuple[str, ...] = ()
 
 
 class Plan(Value, frozen=True):
