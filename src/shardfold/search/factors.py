@@ -58,6 +58,10 @@ def factors_of(problem: Problem) -> Factors:
 
 def spread(factor: Factor, scope: tuple[int, ...]) -> Array:
     """The table with its axes in the order of `scope`, of length 1 where it has none."""
+    if factor.scope == scope:
+        return factor.table
+    if len(factor.scope) == 1:
+        return factor.table.reshape([-1 if v == factor.scope[0] else 1 for v in scope])
     place = {variable: axis for axis, variable in enumerate(factor.scope)}
     axes = [place[v] for v in scope if v in place]
     shape = [factor.table.shape[place[v]] if v in place else 1 for v in scope]

@@ -23,7 +23,7 @@ _BETA = 200.0
 """Relative to the starting cost: a move that makes it 0.5% worse is accepted one time in e."""
 
 _CHECK = 1_000
-_LEAST = 20_000
+_LEAST = 50_000
 
 
 def mcmc(

@@ -11,6 +11,7 @@ stays in the second-level cache.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Sequence
 
@@ -113,8 +114,10 @@ def minimise(tables: Sequence[Array], shape: tuple[int, ...]) -> Array:
     """
     out_shape, count = shape[:-1], shape[-1]
     tables = sorted(tables, key=lambda table: table.size)
-    if np.prod(shape) <= _TILE:
-        return np.asarray(np.broadcast_to(_sum(tables), shape).min(axis=-1))
+    if math.prod(shape) <= _TILE:
+        joint = _sum(tables)
+        joint = joint if joint.shape == shape else np.broadcast_to(joint, shape)
+        return np.asarray(np.minimum.reduce(joint, axis=-1))
     first = [np.moveaxis(table, -1, 0) for table in tables]
     out = np.empty(out_shape)
     step = _rows(out_shape)

@@ -68,29 +68,30 @@ def forecast(factors: Factors, name: str) -> Forecast:
         return cost_of(factors, breadth_first(factors), name)
     if name not in _RANKS:
         raise InputError(f"Unknown order {name!r}. {nearest(name, ORDERS)}")
-    return cost_of(factors, greedy_order(factors, _RANKS[name]), name)
+    return greedy_order(factors, _RANKS[name], name)
 
 
-def greedy_order(factors: Factors, rank: Rank) -> tuple[int, ...]:
+def greedy_order(factors: Factors, rank: Rank, name: str) -> Forecast:
     """Repeatedly the vertex of lowest rank, lowest number first among equals."""
     near = factors.around()
     logs = [math.log(size) for size in factors.sizes]
     heap = [(rank(v, near, logs), v) for v in range(len(near))]
     heapq.heapify(heap)
     current = {v: value for value, v in heap}
-    order: list[int] = []
+    order, left = list[int](), list[float]()
     while heap:
         value, vertex = heapq.heappop(heap)
         if current.get(vertex) != value:
             continue
         order.append(vertex)
+        left.append(_weight(vertex, near, logs))
         del current[vertex]
         for u in _remove(vertex, near):
             new = rank(u, near, logs)
             if new != current[u]:
                 current[u] = new
                 heapq.heappush(heap, (new, u))
-    return tuple(order)
+    return _forecast(factors, order, left, name)
 
 
 def breadth_first(factors: Factors) -> tuple[int, ...]:
@@ -109,16 +110,22 @@ def breadth_first(factors: Factors) -> tuple[int, ...]:
     return tuple(order)
 
 
-def cost_of(factors: Factors, order: tuple[int, ...], name: str) -> Forecast:
+def cost_of(factors: Factors, order: Sequence[int], name: str) -> Forecast:
     """Run `order` on sizes only."""
     near = factors.around()
-    largest = stored = work = 0.0
+    logs = [math.log(size) for size in factors.sizes]
+    left = []
     for vertex in order:
-        left = math.exp(min(sum(math.log(factors.sizes[u]) for u in near[vertex]), 600.0))
-        largest, stored = max(largest, left), stored + left
-        work += left * factors.sizes[vertex]
+        left.append(_weight(vertex, near, logs))
         _remove(vertex, near)
-    return Forecast(order, name, largest, stored, work)
+    return _forecast(factors, order, left, name)
+
+
+def _forecast(factors: Factors, order: Sequence[int], left: Sequence[float], name: str) -> Forecast:
+    """The cost of an order, given the logarithm of the entries that each step leaves behind."""
+    entries = [math.exp(min(log, 600.0)) for log in left]
+    work = sum(e * factors.sizes[vertex] for e, vertex in zip(entries, order, strict=True))
+    return Forecast(tuple(order), name, max(entries, default=0.0), sum(entries), work)
 
 
 def _remove(vertex: int, near: Near) -> set[int]:

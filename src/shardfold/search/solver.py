@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from shardfold.errors import InputError, nearest
 from shardfold.search.breadth import breadth
@@ -31,13 +31,15 @@ def solve(
     order: str = "auto",
     memory_limit: float | None = None,
     table_bytes: float = TABLE_BYTES,
+    start: Sequence[int] | None = None,
     watch: Watch = ignore,
 ) -> Solution:
     """Find a cheapest choice whose bytes stay within `memory_limit`.
 
     `method` names the search and `order` the elimination order of the exact one ("auto" folds and
     takes the order with the least predicted work). `table_bytes` is what its tables may hold
-    together; with less it goes over to bounds. The solution says whether it is proven optimal.
+    together; with less it goes over to bounds. `start` is where random moves ("mcmc") begin. The
+    solution says whether it is proven optimal.
     """
     begin = time.perf_counter()
     if method not in METHODS:
@@ -48,26 +50,29 @@ def solve(
         raise InputError(
             f"Method {method!r} knows no memory limit; use {' or '.join(_WITH_LIMIT)}."
         )
-    answer = _run(problem, method, order, memory_limit, table_bytes, watch)
+    if method == "exact" and memory_limit is not None:
+        answer = limited(problem, memory_limit, table_bytes=table_bytes, watch=watch)
+    elif method == "exact":
+        answer = exact(problem, order=order, table_bytes=table_bytes, watch=watch)
+    else:
+        answer = _compared(problem, method, memory_limit, table_bytes, start, watch)
     return _solution(problem, answer, method, begin)
 
 
-def _run(
+def _compared(
     problem: Problem,
     method: str,
-    order: str,
     limit: float | None,
     table_bytes: float,
+    start: Sequence[int] | None,
     watch: Watch,
 ) -> Answer:
-    if method == "exact" and limit is not None:
-        return limited(problem, limit, table_bytes=table_bytes, watch=watch)
+    """What another method than the exact one finds."""
     methods: dict[str, Callable[[], Answer]] = {
-        "exact": lambda: exact(problem, order=order, table_bytes=table_bytes, watch=watch),
         "brute": lambda: brute(problem, memory_limit=limit),
         "breadth-first": lambda: breadth(problem, table_bytes=table_bytes, watch=watch),
         "ilp": lambda: ilp(problem, memory_limit=limit),
-        "mcmc": lambda: mcmc(problem, watch=watch),
+        "mcmc": lambda: mcmc(problem, start=start, watch=watch),
         "greedy": lambda: greedy(problem),
         "random": lambda: draws(problem),
     }
