@@ -1,0 +1,124 @@
+"""Random legal plans of small models, run on virtual devices, give one device's step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from shardfold.capture import capture
+from shardfold.graph import Graph
+from shardfold.search import solve
+from virtual.choosing import Desk
+from virtual.drawing import graphs
+from virtual.interpreter import leaves
+from virtual.machine import Machine
+from virtual.models import Language, tokens
+
+
+class Uneven(nn.Module):
+    """Sizes that few devices divide."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(7, 10), nn.Linear(10, 7)
+        self.norm = nn.LayerNorm(7)
+        self.head = nn.Linear(7, 9)
+
+    def forward(self, x: Tensor, labels: Tensor) -> Tensor:
+        y = self.norm(x + self.down(F.relu(self.up(x))))
+        return F.cross_entropy(self.head(y), labels)
+
+
+class Grouped(nn.Module):
+    """Attention with two key heads for four query heads, each projected on its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v = nn.Linear(16, 16), nn.Linear(16, 8), nn.Linear(16, 8)
+        self.out = nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q = self.q(x).unflatten(-1, (4, 4)).transpose(1, 2)
+        k, v = (w(x).unflatten(-1, (2, 4)).transpose(1, 2) for w in (self.k, self.v))
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        return (self.out(y.transpose(1, 2).flatten(2)) + x).pow(2).mean()
+
+
+class Pictures(nn.Module):
+    """Convolutions with padding, stride and bias, a norm, pooling, a linear head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.conv2 = nn.Conv2d(4, 8, 3, padding=1), nn.Conv2d(8, 8, 2, stride=2)
+        self.norm = nn.BatchNorm2d(8)
+        self.head = nn.Linear(32, 8)
+
+    def forward(self, x: Tensor, labels: Tensor) -> Tensor:
+        x = F.relu(self.norm(self.conv1(x)))
+        x = self.conv2(F.max_pool2d(x, 2)) + 1.0
+        return F.cross_entropy(self.head(x.flatten(1)), labels)
+
+
+def language(**options: Any) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
+    model = Language(layers=1, hidden=16, heads=4, vocabulary=16, **options)
+    given = tokens(4, 8, 16)
+    return model, (given,), {"labels": tokens(4, 8, 16)}
+
+
+def labels(count: int, classes: int) -> Tensor:
+    return torch.arange(count) * 3 % classes
+
+
+MODELS = {
+    "language": lambda: language(),
+    "tied": lambda: language(tied=True),
+    "uneven": lambda: (Uneven(), (torch.randn(10, 7),), {"labels": labels(10, 9)}),
+    "grouped": lambda: (Grouped(), (torch.randn(4, 8, 16),), {}),
+    "pictures": lambda: (Pictures(), (torch.randn(4, 4, 8, 8),), {"labels": labels(4, 8)}),
+}
+MESHES = {"2": "2xa100", "4": "4xa100", "2x2": "4xa100", "2x2x2": "8xa100"}
+
+
+def steps(name: str) -> tuple[Graph, dict[int, Tensor]]:
+    torch.manual_seed(0)
+    model, args, kwargs = MODELS[name]()
+    model = model.double()
+    args = tuple(a.double() if a.is_floating_point() else a for a in args)
+    graph = capture(model, args, kwargs)
+    known = leaves(graph, model, args, kwargs)
+    return graph, {t: v.detach().clone() for t, v in known.items()}
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+@pytest.mark.parametrize("name", MODELS)
+def test_random_plans_give_one_devices_step(name: str, mesh: str) -> None:
+    graph, known = steps(name)
+    desk = Desk.of(graph, MESHES[mesh], mesh)
+    rng = np.random.default_rng(len(name))
+    problem = desk.tables.problem
+    count = 4 if mesh == "2x2x2" else 10
+    choices = [solve(problem).choice, *(rng.integers(0, problem.sizes) for _ in range(count))]
+    for choice in choices:
+        Machine(desk.assembly(tuple(int(c) for c in choice)), dict(known)).check()
+
+
+@given(graphs(max_ops=7), st.sampled_from(["2", "2x2"]), st.integers(0, 1000))
+@settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
+def test_random_graphs_under_random_plans(graph: Graph, mesh: str, seed: int) -> None:
+    desk = Desk.of(graph, MESHES[mesh], mesh)
+    rng = np.random.default_rng(seed)
+    known = {
+        i: torch.from_numpy(rng.standard_normal(t.type.shape))
+        for i, t in enumerate(graph.tensors)
+        if t.role != "activation"
+    }
+    for _ in range(3):
+        choice = tuple(int(c) for c in rng.integers(0, desk.tables.problem.sizes))
+        Machine(desk.assembly(choice), dict(known)).check()
