@@ -1,0 +1,189 @@
+"""From a captured program and a plan to one device's instructions: no process group, no data.
+
+For every operator: the moves of each operand's edge (values forward, gradients backward), the
+local call, and the moves of results that are kept for several readers. The edges are those that
+the planner prices: from the writer's layout to the one reader's, or to the kept layout and from
+there to each reader's; from a parameter's storage to each reader's. Inputs, buffers and what is
+computed from them alone are whole on every device, and sliced for free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from shardfold.capture import Program
+from shardfold.cluster import Mesh
+from shardfold.costs.tabulate import constant_tensors
+from shardfold.run.decisions import Decisions
+from shardfold.run.groups import Axes
+from shardfold.run.operators import Local, Site, localise
+from shardfold.run.parts import Extent, Place, Row
+from shardfold.run.steps import Lie, Moves, gradients, values
+from shardfold.spaces import Atoms
+from shardfold.spaces.layout import REPLICATED
+
+
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """A tensor on its way from one layout to another."""
+
+    tensor: int
+    there: Moves
+    back: Moves | None  # None: no gradient flows
+    regathers: bool = False  # moved again for backward instead of being kept
+
+    @property
+    def moves(self) -> bool:
+        """Whether anything is to be done in either direction."""
+        return bool(self.there) or bool(self.back)
+
+
+@dataclass(frozen=True, slots=True)
+class Instruction:
+    """One operator on one device."""
+
+    site: Site
+    feeds: tuple[Feed, ...]
+    local: Local
+    results: tuple[int, ...]
+    left: tuple[Row, ...]  # the layout of each result, as the operator leaves it
+    kept: tuple[Feed | None, ...]  # for each result: to the layout in which it is kept
+    has_gradient: bool
+    drops: tuple[int, ...]  # tensors that nobody reads after this
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A parameter's storage: its layout, and the part that this device keeps."""
+
+    tensor: int
+    row: Row
+    extent: Extent
+    mesh: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Lowered:
+    """All that one device does in a step."""
+
+    mesh: Mesh
+    place: Place
+    instructions: tuple[Instruction, ...]
+    parameters: tuple[Stored, ...]
+
+    def axes(self) -> set[Axes]:
+        """Every set of axes on which some step or exchange needs a process group."""
+        found: set[Axes] = set()
+        for instruction in self.instructions:
+            for feed in (*instruction.feeds, *instruction.kept):
+                for moves in (feed.there, feed.back) if feed is not None else ():
+                    found.update(s.axes for s in moves.steps if s.kind != "slice") if moves else ()
+            site = instruction.site
+            found.update(site.axes(e.factor) for e in site.rule.rule.exchanges)
+        return found - {()}
+
+
+def lower(
+    program: Program,
+    atoms: Atoms,
+    decisions: Decisions,
+    place: Place,
+    trusted: Collection[str] = (),
+) -> Lowered:
+    """The instructions of the device at `place`; splits that cannot be run are refused here."""
+    return _Lowering(program, atoms, decisions, place, trusted).run()
+
+
+class _Lowering:
+    def __init__(
+        self,
+        program: Program,
+        atoms: Atoms,
+        decisions: Decisions,
+        place: Place,
+        trusted: Collection[str],
+    ) -> None:
+        self.program, self.graph, self.atoms = program, program.graph, atoms
+        self.decisions, self.place, self.trusted = decisions, place, trusted
+        self.constant = constant_tensors(self.graph)
+        self.whole: Row = (REPLICATED,) * len(place.shape)
+        self.left: dict[int, Row] = {}
+        self.cache: dict[tuple[object, ...], Moves] = {}
+
+    def run(self) -> Lowered:
+        last = {t: i for i, op in enumerate(self.graph.ops) for t in op.inputs}
+        drops: dict[int, list[int]] = {}
+        for tensor, reader in last.items():
+            if tensor != self.graph.loss:
+                drops.setdefault(reader, []).append(tensor)
+        instructions = tuple(
+            self._instruction(i, tuple(drops.get(i, ()))) for i in range(len(self.graph.ops))
+        )
+        parameters = tuple(
+            Stored(t, row, self._lie(t).extent(values(row)), self.place.shape)
+            for t, row in sorted(self.decisions.stored.items())
+        )
+        return Lowered(self.decisions.mesh, self.place, instructions, parameters)
+
+    def _instruction(self, index: int, drops: tuple[int, ...]) -> Instruction:
+        op, space = self.graph.ops[index], self.decisions.configs[index]
+        needed = [_first(space.operand_layouts(k)) for k in range(len(op.inputs))]
+        left = [_first(space.result_layouts(k)) for k in range(len(op.results))]
+        site = Site(
+            index,
+            op,
+            self.program.calls[index],
+            space.rule,
+            _first(space.configs),
+            self.place,
+            tuple(
+                self._lie(t).extent(values(row)) for t, row in zip(op.inputs, needed, strict=True)
+            ),
+            tuple(
+                self._lie(t).extent(values(row)) for t, row in zip(op.results, left, strict=True)
+            ),
+        )
+        feeds = tuple(self._feed(t, row) for t, row in zip(op.inputs, needed, strict=True))
+        kept = tuple(self._keep(t, row) for t, row in zip(op.results, left, strict=True))
+        has_gradient = any(self.graph.tensors[t].requires_grad for t in op.results)
+        local = localise(site, self.trusted)
+        return Instruction(site, feeds, local, op.results, tuple(left), kept, has_gradient, drops)
+
+    def _feed(self, tensor: int, needed: Row) -> Feed:
+        """From where the tensor lies to where its reader needs it."""
+        role = self.graph.tensors[tensor].role
+        if role == "parameter":
+            regathers = tensor in self.decisions.regathers
+            return self._edge(tensor, self.decisions.stored[tensor], needed, regathers)
+        if role != "activation" or tensor in self.constant:
+            return Feed(tensor, self._moves(tensor, self.whole, values(needed)), None)
+        return self._edge(tensor, self.left[tensor], needed)
+
+    def _keep(self, tensor: int, left: Row) -> Feed | None:
+        """From where an operator leaves its result to where it is kept, if that was decided."""
+        kept = self.decisions.kept.get(tensor)
+        self.left[tensor] = left if kept is None else kept
+        return None if kept is None else self._edge(tensor, left, kept)
+
+    def _edge(self, tensor: int, left: Row, needed: Row, regathers: bool = False) -> Feed:
+        there = self._moves(tensor, values(left), values(needed))
+        back = None
+        if self.graph.tensors[tensor].requires_grad:
+            back = self._moves(tensor, gradients(needed), gradients(left))
+        return Feed(tensor, there, back, regathers and bool(there))
+
+    def _moves(self, tensor: int, source: Row, target: Row) -> Moves:
+        lie = self._lie(tensor)
+        key = (lie, source, target)
+        if key not in self.cache:
+            self.cache[key] = lie.moves(source, target, "forward")
+        return self.cache[key]
+
+    def _lie(self, tensor: int) -> Lie:
+        kind = self.graph.tensors[tensor].type
+        return Lie(kind, self.atoms.tensors[tensor], self.atoms.dims[tensor], self.place)
+
+
+def _first(rows: object) -> Row:
+    return tuple(int(state) for state in rows[0])  # type: ignore[index]

@@ -1,0 +1,174 @@
+"""Normalisations and softmax whose statistics are reduced over the devices that share a row.
+
+Forward and backward each all-reduce a few sums a row (or channel); these are the rule's exchanges.
+With g = dy * w and x^ the normalised input, dx = r (g - mean(g) - x^ mean(g x^)).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shardfold.run.operators.plain import plain
+from shardfold.run.operators.site import Context, Local, Site, statistics_dtype, summed
+
+
+class _Normalise(torch.autograd.Function):
+    """Normalise over `dims`, of which other devices have parts; also gives mean and variance."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        dims: list[int],
+        count: int,
+        eps: float,
+        centred: bool,
+        reduce: Callable[[Tensor], Tensor],
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        wide = x.to(statistics_dtype(x.dtype))
+        squares = wide.square().sum(dims, keepdim=True)
+        if centred:
+            sums = reduce(torch.stack([wide.sum(dims, keepdim=True), squares])) / count
+            mean, variance = sums[0], (sums[1] - sums[0].square()).clamp_(min=0)
+            scale = (variance + eps).rsqrt()
+            normal = (wide - mean) * scale
+        else:
+            variance = reduce(squares) / count
+            mean, scale = variance, (variance + eps).rsqrt()
+            normal = wide * scale
+        ctx.save_for_backward(normal, scale)
+        ctx.dims, ctx.count, ctx.centred, ctx.reduce = dims, count, centred, reduce
+        ctx.mark_non_differentiable(mean, variance)
+        return normal.to(x.dtype), mean, variance
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor, *_: Any) -> tuple[Any, ...]:
+        normal, scale = ctx.saved_tensors
+        g = gradient.to(normal.dtype)
+        along = (g * normal).sum(ctx.dims, keepdim=True)
+        if ctx.centred:
+            sums = ctx.reduce(torch.stack([g.sum(ctx.dims, keepdim=True), along])) / ctx.count
+            found = scale * (g - sums[0] - normal * sums[1])
+        else:
+            found = scale * (g - normal * (ctx.reduce(along) / ctx.count))
+        return found.to(gradient.dtype), None, None, None, None, None
+
+
+def _reducer(site: Site, context: Context, factors: Sequence[str]) -> Callable[[Tensor], Tensor]:
+    return lambda tensor: summed(context, tensor, site, factors)
+
+
+def _layer_norm(site: Site) -> Local:
+    count = len(site.argument("normalized_shape"))
+    factors = [f"d{k}" for k in range(count)]
+    if not site.axes(*factors):
+        return site.invoke
+    if len(site.results) > 1:
+        raise site.unsupported("the statistics are results of their own")
+    dims = list(range(-count, 0))
+    points = math.prod(site.inputs[0].whole[-count:])
+    centred = site.op.kind == "aten.layer_norm"
+    weight, bias = site.position("weight"), site.position("bias")
+    eps = site.argument("eps")
+
+    def call(tensors: Sequence[Tensor], context: Context) -> Any:
+        x = tensors[0]
+        small = torch.finfo(x.dtype).eps if eps is None else eps
+        reduce = _reducer(site, context, factors)
+        y, _, _ = _Normalise.apply(x, dims, points, small, centred, reduce)
+        y = y if weight is None else y * tensors[weight]
+        return y if bias is None else y + tensors[bias]
+
+    return call
+
+
+def _batch_norm(site: Site) -> Local:
+    factors = ["b", *(f"i{k}" for k in range(2, site.inputs[0].rank))]
+    running = site.position("running_mean")
+    training = bool(site.argument("training", True)) or running is None
+    if not training or not site.axes(*factors):
+        return site.invoke
+    rank = site.inputs[0].rank
+    dims = [d for d in range(rank) if d != 1]
+    points = math.prod(site.inputs[0].whole[d] for d in dims)
+    weight, bias = site.position("weight"), site.position("bias")
+    variances = site.position("running_var")
+    eps, momentum = float(site.argument("eps", 1e-5)), float(site.argument("momentum", 0.1))
+    column = [1, -1, *[1] * (rank - 2)]
+
+    def call(tensors: Sequence[Tensor], context: Context) -> Any:
+        reduce = _reducer(site, context, factors)
+        y, mean, variance = _Normalise.apply(tensors[0], dims, points, eps, True, reduce)
+        if running is not None and variances is not None:
+            unbiased = variance.flatten() * (points / max(points - 1, 1))
+            for at, new in ((running, mean.flatten()), (variances, unbiased)):
+                tensors[at].lerp_(new.to(tensors[at].dtype), momentum)
+        y = y if weight is None else y * tensors[weight].view(column)
+        return y if bias is None else y + tensors[bias].view(column)
+
+    return call
+
+
+def _group_norm(site: Site) -> Local:
+    low, high = site.part("g") if site.axes("g") else (0, site.argument("num_groups"))
+    return lambda tensors, context: site.invoke(tensors, context, num_groups=high - low)
+
+
+class _Softmax(torch.autograd.Function):
+    """Softmax (or its logarithm) over `dim`, of which other devices have parts."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, dim: int, axes: tuple[int, ...], log: bool, context: Context
+    ) -> Tensor:
+        wide = x.to(statistics_dtype(x.dtype))
+        most = context.groups.all_reduce(wide.amax(dim, keepdim=True), axes, most=True)
+        exp = (wide - most).exp_()
+        total = context.groups.all_reduce(exp.sum(dim, keepdim=True), axes)
+        share = exp / total
+        ctx.save_for_backward(share)
+        ctx.dim, ctx.axes, ctx.log, ctx.context = dim, axes, log, context
+        return (wide - most - total.log() if log else share).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
+        (share,) = ctx.saved_tensors
+        g = gradient.to(share.dtype)
+        along = (g if ctx.log else g * share).sum(ctx.dim, keepdim=True)
+        along = ctx.context.groups.all_reduce(along, ctx.axes)
+        found = g - share * along if ctx.log else share * (g - along)
+        return found.to(gradient.dtype), None, None, None, None
+
+
+def _softmax(site: Site) -> Local:
+    rank = site.inputs[0].rank
+    dim = site.argument("dim") % rank if rank else 0
+    axes = site.axes(f"i{dim}")
+    if not axes:
+        return site.invoke
+    if site.op.kind == "aten._safe_softmax":
+        raise site.unsupported("rows without any finite value need the whole row")
+    log = "log" in site.op.kind
+    dtype = site.argument("dtype")
+
+    def call(tensors: Sequence[Tensor], context: Context) -> Any:
+        x = tensors[0] if dtype is None or context.double else tensors[0].to(dtype)
+        return _Softmax.apply(x, dim, axes, log, context)
+
+    return call
+
+
+TABLE: Mapping[str, Callable[[Site], Local]] = {
+    "aten.layer_norm": _layer_norm,
+    "aten.rms_norm": _layer_norm,
+    "aten.batch_norm": _batch_norm,
+    "aten.group_norm": _group_norm,
+    "aten.instance_norm": plain,
+    **{f"aten.{name}": _softmax for name in ("softmax", "_softmax", "log_softmax", "_log_softmax")},
+    "aten._safe_softmax": _softmax,
+}

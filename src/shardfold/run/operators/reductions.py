@@ -1,0 +1,55 @@
+"""Means: the sum of the local part, divided by the count of the whole."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shardfold.run.operators.site import Context, Local, Site
+from shardfold.spaces.rules.windows import SPATIAL
+
+
+def _mean(site: Site) -> Local:
+    rank = site.inputs[0].rank
+    given = site.argument("dim", ())
+    given = (given,) if isinstance(given, int) else tuple(given)
+    dims = [d % rank for d in given] or list(range(rank))
+    if not any(site.rule.base(f) in {f"i{d}" for d in dims} for f in site.config if f >= 0):
+        return site.invoke
+    count = math.prod(site.inputs[0].whole[d] for d in dims)
+    keep = bool(site.argument("keepdim", False))
+    dtype = site.argument("dtype")
+
+    def call(tensors: Sequence[Tensor], context: Context) -> Any:
+        wanted = torch.float64 if context.double else dtype
+        return torch.sum(tensors[0], dims, keepdim=keep, dtype=wanted) / count
+
+    return call
+
+
+def _adaptive(site: Site) -> Local:
+    """To size 1: a mean, of which a part of the rows gives a part; otherwise local windows."""
+    shape = site.results[0].shape
+    space = SPATIAL[-len(site.argument("output_size")) :]
+    lead = len(shape) - len(space)
+    share = 1.0
+    for k, factor in enumerate(space):
+        if site.axes(factor) and site.results[0].whole[lead + k] == 1:
+            share *= site.inputs[0].shape[lead + k] / site.inputs[0].whole[lead + k]
+    size = [max(n, 1) for n in shape[lead:]]
+
+    def call(tensors: Sequence[Tensor], context: Context) -> Any:
+        found = site.invoke(tensors, context, output_size=size)
+        return found if share == 1.0 else found * share
+
+    return call
+
+
+TABLE: Mapping[str, Callable[[Site], Local]] = {
+    "aten.mean": _mean,
+    **{f"aten.adaptive_avg_pool{k}d": _adaptive for k in (1, 2, 3)},
+}

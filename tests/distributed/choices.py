@@ -1,0 +1,80 @@
+"""Plans from any choice: the best, the baselines, and random legal ones."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+from shardfold.capture import capture
+from shardfold.cluster import mesh_from_text, parse
+from shardfold.costs import optimizer_named, pricing_named, tabulate
+from shardfold.plans import Plan
+from shardfold.plans.baselines import batch_factors, data_parallel, fully_sharded
+from shardfold.plans.choose import Candidate, Chosen
+from shardfold.plans.describe import describe
+from shardfold.search import Solution, solve
+from shardfold.search.solution import Statistics
+from shardfold.spaces import atomise, rules_of
+
+
+class Chooser:
+    """All choices of one model on one mesh, and a plan for any of them."""
+
+    def __init__(
+        self, model: Any, args: Any, kwargs: Any, cluster: str, mesh: str, **given: Any
+    ) -> None:
+        self.rules = given.pop("rules", {})
+        self.cluster = parse(cluster)
+        self.mesh = mesh_from_text(mesh, self.cluster)
+        self.graph = capture(model, args, kwargs, **given)
+        pricing = pricing_named("roofline")
+        self.atoms = atomise(self.graph, rules_of(self.graph, {**pricing.rules, **self.rules}))
+        self.prices = pricing.model(self.cluster, self.mesh)
+        self.optimizer = optimizer_named("adamw")
+        self.tables = tabulate(self.graph, self.atoms, self.mesh, self.prices, self.optimizer)
+
+    def plan(self, choice: tuple[int, ...]) -> Plan:
+        cost = self.tables.problem.total(choice)
+        solution = Solution(choice, cost, False, 0.0, None, Statistics("by hand"))
+        best = Candidate(self.mesh, self.prices, self.tables, solution)
+        return describe(
+            self.graph,
+            self.atoms,
+            self.cluster,
+            Chosen(best, (best,), 1e18),
+            self.optimizer,
+            cost="roofline",
+            dtype=None,
+            capture_seconds=0.0,
+            search_seconds=0.0,
+        )
+
+    def best(self) -> Plan:
+        return self.plan(solve(self.tables.problem).choice)
+
+    def baselines(self) -> Iterator[Plan]:
+        batch = batch_factors(self.graph, self.atoms)
+        for choose in (data_parallel, fully_sharded):
+            yield self.plan(choose(self.tables, batch))
+
+    def random(self, seed: int, avoid: tuple[str, ...] = ()) -> Plan:
+        """Any configuration for each operator, any layout and storage that goes with it.
+
+        `avoid` names splits, as `kind:factor`, that are not drawn.
+        """
+        rng = random.Random(seed)
+        choice = []
+        for vertex in self.tables.vertices:
+            allowed = list(range(vertex.choices))
+            if vertex.space is not None:
+                kind = self.graph.ops[vertex.index].kind
+                bad = {w.split(":")[1] for w in avoid if w.split(":")[0] == kind}
+                rule = vertex.space.rule
+                allowed = [
+                    k
+                    for k in allowed
+                    if not any(f >= 0 and rule.base(f) in bad for f in vertex.space.configs[k])
+                ]
+            choice.append(rng.choice(allowed))
+        return self.plan(tuple(choice))
