@@ -144,7 +144,8 @@ def _strike(part: _Part, bound: float, rises: list[Array], cost: float) -> _Part
 
 def _eliminated(factors: Factors, plan: Forecast) -> list[int]:
     chosen: dict[int, int] = {}
-    trace_back(eliminate(factors, plan.order), chosen)
+    trail, _ = eliminate(factors, plan.order)
+    trace_back(trail, chosen)
     return [chosen[v] for v in range(len(factors.sizes))]
 
 

@@ -27,6 +27,7 @@ def breadth(problem: Problem, *, table_bytes: float, watch: Watch = ignore) -> A
             f"{table_bytes:.3g} allowed. Use method 'exact', which chooses its own order."
         )
     chosen: dict[int, int] = {}
-    trace_back(eliminate(factors, plan.order, watch), chosen)
+    trail, optimum = eliminate(factors, plan.order, watch)
+    trace_back(trail, chosen)
     choice = np.array([chosen[v] for v in range(len(problem))], dtype=np.int64)
-    return Answer(choice, None, plan.name, int(plan.largest), int(8 * plan.stored))
+    return Answer(choice, optimum, plan.name, int(plan.largest), int(8 * plan.stored))

@@ -26,8 +26,8 @@ from shardfold.search.watch import Progress, Watch, ignore
 Trail = list[tuple[int, list[Factor]]]
 
 
-def eliminate(factors: Factors, order: Sequence[int], watch: Watch = ignore) -> Trail:
-    """Eliminate every variable; the tables that mentioned each when it went, in order."""
+def eliminate(factors: Factors, order: Sequence[int], watch: Watch = ignore) -> tuple[Trail, float]:
+    """Eliminate every variable; the tables that mentioned each when it went, and the optimum."""
     buckets: list[dict[int, Factor]] = [{} for _ in factors.sizes]
     for number, factor in enumerate(factors.factors):
         for variable in factor.scope:
@@ -36,6 +36,7 @@ def eliminate(factors: Factors, order: Sequence[int], watch: Watch = ignore) -> 
     next_kind = max((f.kind for f in factors.factors), default=0) + 1
     known: dict[tuple[object, ...], tuple[int, Array]] = {}
     trail: Trail = []
+    optimum = sum(float(factor.table) for factor in factors.factors if not factor.scope)
     for done, variable in enumerate(order):
         bucket = buckets[variable]
         mine = list(bucket.values())
@@ -49,12 +50,14 @@ def eliminate(factors: Factors, order: Sequence[int], watch: Watch = ignore) -> 
         for number, factor in list(bucket.items()):
             for u in factor.scope:
                 buckets[u].pop(number, None)
+        if not scope:
+            optimum += float(table)
         left = Factor(scope, table, kind)
         for u in scope:
             buckets[u][next_number] = left
         next_number += 1
         watch(Progress("exact", done + 1, len(order), table.size))
-    return trail
+    return trail, optimum
 
 
 def join(

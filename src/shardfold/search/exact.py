@@ -73,7 +73,7 @@ def _whole(problem: Problem, folding: Folding, core: Answer) -> Answer:
     choice[np.concatenate([folding.ids, np.array(folding.contexts, np.int64)])] = core.choice
     unfold(folding, choice)
     bound = core.lower_bound
-    if bound is not None:
+    if bound is not None and not folding.contexts:
         bound += float(sum(folding.constants))
     largest = max(folding.store.largest, core.largest_table)
     peak = 8 * folding.store.new_entries + core.peak_bytes
@@ -120,9 +120,10 @@ def _fits(plan: Forecast, table_bytes: float) -> bool:
 
 def _eliminated(factors: Factors, plan: Forecast, watch: Watch) -> Answer:
     chosen: dict[int, int] = {}
-    trace_back(eliminate(factors, plan.order, watch), chosen)
+    trail, optimum = eliminate(factors, plan.order, watch)
+    trace_back(trail, chosen)
     choice = np.array([chosen[v] for v in range(len(factors.sizes))], dtype=np.int64)
-    return Answer(choice, None, plan.name, int(plan.largest), int(8 * plan.stored))
+    return Answer(choice, optimum, plan.name, int(plan.largest), int(8 * plan.stored))
 
 
 def core_of(problem: Problem, folding: Folding) -> Factors:

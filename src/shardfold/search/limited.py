@@ -74,14 +74,16 @@ def limited(problem: Problem, limit: float, *, table_bytes: float, watch: Watch 
     smallest = exact(problem.blended(0.0, 1.0), table_bytes=table_bytes, watch=watch)
     needed = problem.total_bytes(smallest.choice)
     if needed > limit:
-        bound = needed if smallest.lower_bound is None else smallest.lower_bound
+        unproven = smallest.lower_bound is not None and smallest.lower_bound <= limit
         raise InfeasibleError(
-            needed_bytes=bound if bound > limit else needed,
+            needed_bytes=needed,
             limit_bytes=limit,
-            hint="Raise the limit, or give vertices choices that need less.",
+            hint="That is the smallest found, not the smallest there is." * unproven
+            or "Raise the limit, or give vertices choices that need less.",
         )
     state = _Limited(problem, limit, table_bytes, smallest.choice, problem.total(smallest.choice))
-    state.bound = fastest.lower_bound or problem.total(fastest.choice)
+    if fastest.lower_bound is not None:
+        state.bound = fastest.lower_bound
     over, under = _hull(state, fastest.choice, smallest.choice, watch)
     _repair(state, over, under)
     if not state.is_closed():

@@ -10,12 +10,15 @@ from shardfold.search.kinds import Ints
 TOLERANCE = 1e-9
 """Relative difference between cost and bound that rounding can explain."""
 
+_LEAST = 1e-15
+"""The same for costs that cancel to zero."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Answer:
-    """What one method found: a choice, and a bound where it proves less than the optimum.
+    """What one method found: a choice, and the bound that it proves.
 
-    `lower_bound` None means that the choice is proven cheapest.
+    `lower_bound` None means that the method proves the choice cheapest and has no figure for it.
     """
 
     choice: Ints
@@ -63,4 +66,4 @@ class Solution:
 
 def reaches(cost: float, bound: float) -> bool:
     """Whether a bound proves a cost optimal, rounding aside."""
-    return bound >= cost - TOLERANCE * abs(cost)
+    return bound >= cost - TOLERANCE * abs(cost) - _LEAST
