@@ -81,6 +81,7 @@ def summary(plan: Plan, model: str | None, saved: str | None = None) -> dict[str
         "dtype": made.dtype,
         "capture_seconds": made.capture_seconds,
         "search_seconds": made.search_seconds,
+        "notes": list(made.notes),
         "graph": made.graph,
         "versions": made.versions,
         "saved": saved,

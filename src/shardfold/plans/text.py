@@ -23,6 +23,7 @@ def as_text(plan: Plan) -> str:
         *(line for text in verdict.too_large(plan) for line in _filled(text)),
         *_filled(verdict.meshes(plan)),
         *(line for text in verdict.unsplit(plan) for line in _filled(text)),
+        *(line for note in plan.provenance.notes for line in _filled(note)),
         verdict.effort(plan),
     ]
     lines = [*verdict.heading(plan), "", *_table(plan), "", *_totals(plan), *wrapped]

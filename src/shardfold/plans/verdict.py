@@ -27,7 +27,8 @@ def proof(plan: Plan) -> str:
     """How sure the search is that nothing is better."""
     e = plan.estimate
     if e.optimal:
-        return "proven optimal under this cost model"
+        best = "optimal" if plan.fits else "the fastest if memory did not count,"
+        return f"proven {best} under this cost model"
     gap = 1 - e.lower_bound_seconds / e.step_seconds
     return f"at most {gap:.2%} above the best (lower bound {seconds(e.lower_bound_seconds)})"
 

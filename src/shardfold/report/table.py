@@ -46,6 +46,7 @@ def plan_view(
         *(Text(line, style="red") for line in verdict.too_large(plan)),
         Text(verdict.meshes(plan)),
         *(Text(line, style=_alarm(line)) for line in verdict.unsplit(plan)),
+        *(Text(note, style="dim") for note in plan.provenance.notes),
         Text(verdict.effort(plan), style="dim"),
     )
 
