@@ -88,7 +88,8 @@ def folded(problem: Problem) -> Folding:
     if folding is None:
         folding = start(problem, store, np.arange(len(problem)), slice(None), [])
     tidy(folding)
-    fold(folding)
+    if run is None or len(folding.ids) > _FEW:
+        fold(folding)
     return folding
 
 

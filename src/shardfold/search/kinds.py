@@ -15,7 +15,7 @@ Mask = NDArray[np.bool_]
 
 _SAMPLE = 64
 
-_CHUNK = 1 << 13
+_CHUNK = 1 << 14
 """Positions added up at a time, so that the indices between stay in cache."""
 
 _FEW = 2_000

@@ -22,6 +22,9 @@ from shardfold.search.kinds import Array, Ints
 _TILE = 1 << 16
 """Entries of the joint table built at a time: half a MiB, inside the second-level cache."""
 
+_AT_ONCE = 1 << 13
+"""Joint tables up to this many entries are built whole: fewer calls beat less memory."""
+
 _STRIP = 1 << 11
 """Entries of the result that a tile works on: 16 KiB, inside the first-level cache."""
 
@@ -49,7 +52,10 @@ def product(left: Array, right: Array) -> Array:
 
 
 def _product(left: Array, right: Array) -> Array:
-    if left.size * right.shape[1] > _WORTH_PRUNING:
+    entries = left.size * right.shape[1]
+    if entries <= _AT_ONCE:
+        return np.asarray(np.minimum.reduce(left[:, :, None] + right[:, None, :], axis=0))
+    if entries > _WORTH_PRUNING:
         keep = undominated(left, right)
         left, right = left[keep], right[keep]
     if left.shape[1] > right.shape[1]:

@@ -111,10 +111,10 @@ def _block(problem: Problem, sample: Ints, begin: int, period: int) -> _Block | 
     before, after = int(joints[0]) - period, int(joints[0])
     inside = np.arange(begin, begin + period)
     inside = inside[inside != after]
-    within = np.isin(ends, inside)
+    within = (ends >= begin) & (ends < begin + period) & (ends != after)
     direct = (lower == before) & (upper == after)
     mine = within.any(axis=1) | direct
-    if not (within | np.isin(ends, (before, after)))[mine].all():
+    if not (within | (ends == before) | (ends == after))[mine].all():
         return None
     return _Block(before, inside, sample[mine])
 
@@ -177,7 +177,7 @@ def _fold_block(problem: Problem, store: Store, run: Run) -> Folding | None:
     joints = run.joint, run.joint + run.period
     local = np.sort(np.concatenate([joints, run.inside]))
     block = start(problem, store, local, run.edges, [])
-    block.locked = np.isin(local, joints)
+    block.locked = (local == joints[0]) | (local == joints[1])
     block.kind[block.locked] = store.zero(int(problem.vertex_kinds.of[run.joint]))
     tidy(block)
     fold(block)

@@ -25,26 +25,35 @@ def _decide(store: Store, group: Group, choice: Ints, at: tuple[int, ...]) -> In
     if len(group.edges) == 1:
         if len(near) == 1:
             return np.add(cost, first[:, near[0]]).argmin()
-        cases, which = _distinct(near, first.shape[1])
-        return np.take((cost + first.T[cases]).argmin(axis=1), which)
+        cases = _distinct(near, first.shape[1])
+        return _looked_up(cases, (cost + first.T[cases]).argmin(axis=1), near)
     second, other = given(store.edges[group.edges[1]], at, 2), choice[group.neighbours[1]]
     if len(near) == 1:
         return np.add(cost, first[:, near[0]] + second[:, other[0]]).argmin()
     columns = second.shape[1]
-    cases, which = _distinct(near * columns + other, first.shape[1] * columns)
+    code = near * columns
+    code += other
+    cases = _distinct(code, first.shape[1] * columns)
     a, b = np.divmod(cases, columns)
-    return np.take((cost + first.T[a] + second.T[b]).argmin(axis=1), which)
+    return _looked_up(cases, (cost + first.T[a] + second.T[b]).argmin(axis=1), code)
 
 
-def _distinct(code: Ints, limit: int) -> tuple[Ints, Ints]:
-    """Distinct codes below `limit`, and which one each is; without sorting where there are many."""
+def _distinct(code: Ints, limit: int) -> Ints:
+    """Distinct codes below `limit`, ascending; without sorting where there are many."""
     if limit > 16 * len(code):
-        cases, which = np.unique(code, return_inverse=True)
-        return cases, which
+        return np.unique(code)
     seen = np.zeros(limit, dtype=bool)
     seen[code] = True
-    number = np.cumsum(seen) - 1
-    return np.flatnonzero(seen), number.take(code)
+    return np.flatnonzero(seen)
+
+
+def _looked_up(cases: Ints, best: Ints, code: Ints) -> Ints:
+    """The best choice of each code, given that of each case."""
+    if cases[-1] > 16 * len(code):
+        return best.take(np.searchsorted(cases, code))
+    of_case = np.empty(int(cases[-1]) + 1, dtype=np.int64)
+    of_case[cases] = best
+    return of_case.take(code)
 
 
 def given(table: Array, at: tuple[int, ...], own: int) -> Array:
