@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from click.testing import CliRunner
+
+from shardfold.cli import main
+
+EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
+
+
+def planned(model: str) -> dict:
+    result = CliRunner().invoke(main, ["plan", model, "--cluster", "8xa100", "--json"])
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def example(name: str, monkeypatch) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, name, module)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_a_model_of_ones_own() -> None:
+    figures = planned(f"{EXAMPLES / 'own_model.py'}:make")
+    assert figures["optimal"]
+    assert not [entry for entry in figures["unsplit_ops"] if entry["reason"] == "no rule"]
+
+
+def test_a_rule_of_ones_own(tmp_path: Path) -> None:
+    figures = planned(f"{EXAMPLES / 'own_rule.py'}:make")
+    assert figures["unsplit_ops"] == []
+
+
+def test_without_the_rule_the_operator_is_listed(monkeypatch) -> None:
+    module = example("own_rule", monkeypatch)
+    monkeypatch.delattr(module, "RULES")
+    figures = planned("own_rule:make")
+    (entry,) = figures["unsplit_ops"]
+    assert (entry["kind"], entry["reason"]) == ("mine.low_rank", "no rule")
+    assert entry["share"] > 0
+
+
+def test_the_demo_says_what_it_found_and_what_to_try(monkeypatch, capsys) -> None:
+    pytest.importorskip("transformers")
+    demo = example("demo", monkeypatch)
+    case = demo.Case("alexnet-tiny", "2x2x1080ti")
+    monkeypatch.setattr(demo, "SHOWN", case)
+    monkeypatch.setattr(
+        demo, "CASES", (case, demo.Case("gpt2-tiny", "2xa100", "bf16", {"layers": 1}))
+    )
+    demo.main()
+    output = capsys.readouterr().out
+    assert "Planned alexnet-tiny on 2x2x1080ti" in output
+    assert "gpt2-tiny (1 layers)" in " ".join(output.split())
+    assert "shardfold plan gpt2 --cluster 8xa100" in output
+
+
+def test_the_demo_plans_models_that_exist(monkeypatch) -> None:
+    from shardfold import zoo
+    from shardfold.cluster import parse
+
+    for case in example("demo", monkeypatch).CASES:
+        assert zoo.entry(case.model)
+        assert parse(case.cluster).size > 1
