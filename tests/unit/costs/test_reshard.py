@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from shardfold.cluster import mesh_from_text, parse
 from shardfold.costs import Roofline, price
-from shardfold.costs.reshard import reshard
+from shardfold.costs.reshard import reshard, reshard_all
 from shardfold.costs.steps import Collective
 from shardfold.spaces.layout import PENDING, REPLICATED
 from shardfold.spaces.space import is_legal_split
@@ -106,6 +106,27 @@ def test_rows_priced_together_are_rows_priced_alone() -> None:
         found = together.case(row)
         assert [(s.kind, s.axes, s.bytes.tolist()) for s in found] == [
             (s.kind, s.axes, s.bytes.tolist()) for s in alone
+        ]
+
+
+def test_all_pairs_are_the_pairs_one_by_one() -> None:
+    shape, atoms = (2, 2), (8, 4)
+    known = np.array(layouts(atoms, shape), np.int8)
+    sources, targets = known[::2], known[1::3]
+    together = reshard_all(sources, targets, shape, atoms, 2, "forward")
+    one_by_one = reshard(
+        np.repeat(sources, len(targets), axis=0),
+        np.tile(targets, (len(sources), 1)),
+        shape,
+        atoms,
+        2,
+        "forward",
+    )
+    assert together.cases == one_by_one.cases
+    for row in range(together.cases):
+        a, b = together.case(row), one_by_one.case(row)
+        assert [(s.kind, s.axes, s.bytes.tolist()) for s in a] == [
+            (s.kind, s.axes, s.bytes.tolist()) for s in b
         ]
 
 

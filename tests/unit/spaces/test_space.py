@@ -119,3 +119,22 @@ def test_uneven_sizes(size: int, parts: int, legal: bool) -> None:
     assert is_legal_split(size, parts) == legal
     (space,) = spaces(linear(b=1, m=1, n=size), mesh(parts))
     assert np.any(space.configs >= 0) == legal
+
+
+@pytest.mark.parametrize(("rows", "legal"), [(8, True), (10, False)])
+def test_a_strided_factor_is_split_only_evenly(rows: int, legal: bool) -> None:
+    """5 output rows in two parts are 3 and 2; 10 input rows would be 5 and 5, not 6 and 4."""
+    sketch = Sketch()
+    shape = (1, 4, rows // 2, 1)
+    y = sketch.op(
+        "conv2d",
+        {"input": sketch.input(1, 4, rows, 2), "weight": sketch.parameter(4, 4, 2, 2)},
+        shape,
+        stride=(2, 2),
+        padding=(0, 0),
+        dilation=(1, 1),
+        groups=1,
+    )
+    (space,) = spaces(sketch.graph(y), mesh(2))
+    factor = space.rule.factors.index("h")
+    assert (factor in space.configs) == legal
