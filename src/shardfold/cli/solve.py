@@ -7,21 +7,11 @@ from pathlib import Path
 
 import click
 
+from shardfold.cli.options import size_in_bytes
 from shardfold.search import METHODS, ORDERS, Problem, Solution, read_problem
 from shardfold.search import solve as search
 
 _SHOWN = 20
-_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
-
-
-def _bytes(text: str) -> float:
-    """A number of bytes: 1500, 64MiB, 2.5G."""
-    spelled = text.strip().upper().removesuffix("IB").removesuffix("B")
-    unit = spelled[-1:] if spelled[-1:] in "KMGT" else ""
-    try:
-        return float(spelled.removesuffix(unit)) * _UNITS[unit]
-    except ValueError as error:
-        raise click.BadParameter(f"{text!r} is not a size; write 1500, 64MiB or 2.5G.") from error
 
 
 @click.command()
@@ -42,13 +32,13 @@ def _bytes(text: str) -> float:
 )
 @click.option(
     "--memory-limit",
-    type=_bytes,
+    type=size_in_bytes,
     metavar="SIZE",
     help="Largest total of the choices' bytes, such as 64GiB.",
 )
 @click.option(
     "--table-limit",
-    type=_bytes,
+    type=size_in_bytes,
     metavar="SIZE",
     default="1GiB",
     show_default=True,
