@@ -14,6 +14,8 @@ from shardfold.errors import ShardfoldError
 COMMANDS = {
     "plan": ("shardfold.cli.plan", "Find the best way to train a model on a cluster."),
     "show": ("shardfold.cli.show", "Print a saved plan, or check it against a model."),
+    "check": ("shardfold.cli.check", "Run one step of a plan beside one device, and compare."),
+    "train": ("shardfold.cli.train", "Train a model under a plan."),
     "models": ("shardfold.cli.models", "List the models of the zoo."),
     "clusters": ("shardfold.cli.clusters", "List the known hardware, or show one cluster."),
     "solve": ("shardfold.cli.solve", "Solve a search problem from a file."),

@@ -41,26 +41,26 @@ class Example:
     rules: Mapping[str, Maker] = field(default_factory=dict)
 
 
-def load_model(text: str, sizes: Sizes) -> Example:
-    """The model that `text` names, at the sizes that were given."""
+def load_model(text: str, sizes: Sizes, device: str = "meta") -> Example:
+    """The model that `text` names, at the sizes that were given; a function picks its device."""
     if text.startswith(CONFIG):
-        return _from_config(text.removeprefix(CONFIG), sizes)
+        return _from_config(text.removeprefix(CONFIG), sizes, device)
     source, colon, function = text.rpartition(":")
     if colon:
         return _from_function(source, function, sizes)
     _refuse_bare_path(text)
     from shardfold import zoo
 
-    return Example(*zoo.build(text, **sizes))
+    return Example(*zoo.build(text, **sizes, device=device))
 
 
-def _from_config(path: str, sizes: Sizes) -> Example:
+def _from_config(path: str, sizes: Sizes, device: str) -> Example:
     from shardfold import zoo
 
     if sizes.get("hidden") is not None:
         raise ModelError(f"--hidden does not go with {CONFIG}{path}: edit the configuration.")
     kept = {name: size for name, size in sizes.items() if name != "hidden"}
-    return Example(*zoo.from_config(path, **kept))
+    return Example(*zoo.from_config(path, **kept, device=device))
 
 
 def _refuse_bare_path(text: str) -> None:

@@ -8,7 +8,7 @@ error is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -80,11 +80,14 @@ class _Watch:
     results: dict[int, Tensor] = field(default_factory=dict)
     gradients: dict[int, Tensor] = field(default_factory=dict)
 
-    def __call__(self, instruction: Instruction, results: Sequence[Tensor]) -> None:
-        for tensor, result in zip(instruction.results, results, strict=True):
+    def __call__(self, instruction: Instruction, results: list[Tensor]) -> list[Tensor]:
+        # An operator may return its operand itself: the gradients of the two are not the same.
+        own = [result.view_as(result) for result in results]
+        for tensor, result in zip(instruction.results, own, strict=True):
             self.results[tensor] = result.detach()
             if result.requires_grad:
                 result.register_hook(self._hook(tensor))
+        return own
 
     def _hook(self, tensor: int) -> Callable[[Tensor], None]:
         def keep(gradient: Tensor) -> None:

@@ -15,7 +15,7 @@ from shardfold.run.lower import Feed, Instruction, Lowered
 from shardfold.run.moves import Reshard, perform
 from shardfold.run.operators import Context
 
-Observer = Callable[[Instruction, Sequence[Tensor]], None]
+Observer = Callable[[Instruction, list[Tensor]], list[Tensor]]
 
 
 def execute(
@@ -31,7 +31,7 @@ def execute(
         operands = [_moved(feed, values[feed.tensor], context) for feed in instruction.feeds]
         results = _call(instruction, operands, values, context)
         if observe is not None:
-            observe(instruction, results)
+            results = observe(instruction, results)
         for tensor, result, kept in zip(
             instruction.results, results, instruction.kept, strict=True
         ):

@@ -148,10 +148,7 @@ def core_of(problem: Problem, folding: Folding) -> Factors:
 
 
 def _factor(table: Array, outer: tuple[int, ...], own: tuple[int, ...], kind: int) -> Factor:
-    """A table with leading axes as a factor; axes of length 1 that stand for nothing go."""
+    """A table with leading axes as a factor over conditioned vertices and its own."""
     table = np.asarray(table)
-    leading = table.ndim - len(own)
-    scope = outer[len(outer) - leading :] + own
-    kept = [i for i in range(table.ndim) if i >= leading or table.shape[i] > 1]
-    shape = [table.shape[i] for i in kept]
-    return Factor(tuple(scope[i] for i in kept), table.reshape(shape), kind)
+    scope = outer[len(outer) + len(own) - table.ndim :] + own
+    return Factor.of(scope, table, kind)

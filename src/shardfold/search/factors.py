@@ -19,6 +19,18 @@ class Factor:
     table: Array
     kind: int
 
+    @staticmethod
+    def of(scope: tuple[int, ...], table: Array, kind: int) -> Factor:
+        """A factor without the variables that have one choice only: they decide nothing.
+
+        A problem of which most has been struck out would else need more axes than arrays have.
+        """
+        if 1 not in table.shape:
+            return Factor(scope, table, kind)
+        many = [axis for axis, length in enumerate(table.shape) if length > 1]
+        shape = [table.shape[axis] for axis in many]
+        return Factor(tuple(scope[axis] for axis in many), table.reshape(shape), kind)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Factors:
@@ -45,12 +57,12 @@ class Factors:
 def factors_of(problem: Problem) -> Factors:
     """Every vertex and every edge as a factor."""
     vertices = [
-        Factor((v,), problem.vertex_kinds.tables[kind], kind)
+        Factor.of((v,), problem.vertex_kinds.tables[kind], kind)
         for v, kind in enumerate(problem.vertex_kinds.of.tolist())
     ]
     base = len(problem.vertex_kinds.tables)
     edges = [
-        Factor((u, v), problem.edge_kinds.tables[kind], base + kind)
+        Factor.of((u, v), problem.edge_kinds.tables[kind], base + kind)
         for (u, v), kind in zip(problem.ends.tolist(), problem.edge_kinds.of.tolist(), strict=True)
     ]
     return Factors(tuple(problem.sizes.tolist()), (*vertices, *edges))

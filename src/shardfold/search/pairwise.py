@@ -25,6 +25,9 @@ class Pairwise:
         unary = [np.zeros(size) for size in factors.sizes]
         tables: dict[tuple[int, int], Array] = {}
         for factor in factors.factors:
+            if not factor.scope:
+                unary[0] = unary[0] + factor.table
+                continue
             if len(factor.scope) == 1:
                 unary[factor.scope[0]] = unary[factor.scope[0]] + factor.table
                 continue
@@ -64,9 +67,9 @@ class Pairwise:
 
     def factors(self) -> Factors:
         """The same problem as factors, for elimination."""
-        vertices = [Factor((v,), vector, v) for v, vector in enumerate(self.unary)]
+        vertices = [Factor.of((v,), vector, v) for v, vector in enumerate(self.unary)]
         edges = [
-            Factor(pair, table, len(vertices) + number)
+            Factor.of(pair, table, len(vertices) + number)
             for number, (pair, table) in enumerate(zip(self.pairs, self.tables, strict=True))
         ]
         return Factors(tuple(len(vector) for vector in self.unary), (*vertices, *edges))

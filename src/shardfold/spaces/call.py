@@ -47,7 +47,7 @@ class Call:
     def rule(
         self,
         operands: Mapping[str, str],
-        *results: str,
+        *results: str | None,
         sizes: Mapping[str, int] | None = None,
         saves: tuple[str, ...] = (),
         **properties: Any,

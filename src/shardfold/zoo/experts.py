@@ -77,7 +77,7 @@ def routed_experts(module: Any, x: Tensor, chosen: Tensor, weights: Tensor) -> T
     else:
         y = module.act_fn(_project(module, "up_proj", spread, chosen))
     y = _project(module, "down_proj", y, chosen)
-    if module.has_post_expert_norm:
+    if getattr(module, "has_post_expert_norm", False):
         y = module.post_expert_norm(y)
     return (y * weights.unsqueeze(-1)).sum(1).to(x.dtype)
 

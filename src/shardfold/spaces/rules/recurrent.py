@@ -55,7 +55,8 @@ def _recurrent(call: Call, gates: int) -> Rule:
             **(weights if split else {}),
         },
         sequence.replace("d", unit),
-        *[f"l b {unit}"] * (len(call.results) - 1),
+        # Some versions of torch give the last states a further dim on meta: then undescribed.
+        *[f"l b {unit}" if len(kind.shape) == 3 else None for kind in call.results[1:]],
         sizes={**sizes, "l": call.results[-1].shape[0]},
         engine="matrix",
         flops=_flops(call) / (sizes["e"] if split else 1),
