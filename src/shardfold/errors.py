@@ -8,6 +8,8 @@
     │   └── ProblemError    the search problem: a table that is wrong, an edge to nowhere
     ├── InfeasibleError     choices exist, but none fits in memory
     └── RunError            a plan cannot be run: a split, a process group, a batch
+
+A message names what failed, the numbers, and what to try.
 """
 
 from __future__ import annotations

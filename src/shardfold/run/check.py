@@ -21,7 +21,7 @@ from shardfold.run.alone import alone
 from shardfold.run.lower import Instruction
 from shardfold.run.module import Parallel
 from shardfold.run.moves import perform
-from shardfold.run.parallelize import LOSS_PREFIX, Settings, assemble, parallelize, prepared
+from shardfold.run.parallelize import LOSS_PREFIX, Settings, assemble, lowered_here, prepared
 from shardfold.run.parts import Row
 from shardfold.run.steps import Lie, gradients, values
 from shardfold.spaces import Atoms, Maker
@@ -113,7 +113,7 @@ def compare(
     settings = Settings(seed=seed, double=True, prefix=prefix)
     single = assemble(model, program, alone(program, atoms), settings)
     expected, expected_loss = _step(single, args, given)
-    split = parallelize(model, plan, args, kwargs, loss=loss, rules=rules, seed=seed, double=True)
+    split = assemble(model, program, lowered_here(plan, program, atoms, rules), settings)
     found, found_loss = _step(split, args, given)
     operator = _first_operator(split, atoms, found, expected)
     differing, largest = _parameters(split, single)

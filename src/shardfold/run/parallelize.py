@@ -52,10 +52,7 @@ def parallelize(
     """
     _check_world(plan)
     program, atoms = prepared(model, plan, args, kwargs, loss, rules)
-    decisions = decisions_of(plan, program.graph, atoms)
-    rank = dist.get_rank() if decisions.mesh.axes else 0
-    place = Place.of_rank(rank, decisions.mesh.shape)
-    lowered = lower(program, atoms, decisions, place, frozenset(rules or ()))
+    lowered = lowered_here(plan, program, atoms, rules)
     settings = Settings(_dtype(plan), seed, double, "" if loss is None else LOSS_PREFIX)
     return assemble(model, program, lowered, settings)
 
@@ -73,6 +70,17 @@ def prepared(
     check(plan, program.graph)
     makers = {**pricing_named(plan.provenance.cost).rules, **(rules or {})}
     return program, atomise(program.graph, rules_of(program.graph, makers))
+
+
+def lowered_here(
+    plan: Plan, program: Program, atoms: Atoms, rules: Mapping[str, Maker] | None
+) -> Lowered:
+    """The instructions of this process."""
+    _check_world(plan)
+    decisions = decisions_of(plan, program.graph, atoms)
+    rank = dist.get_rank() if decisions.mesh.axes else 0
+    place = Place.of_rank(rank, decisions.mesh.shape)
+    return lower(program, atoms, decisions, place, frozenset(rules or ()))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,93 @@
+"""Starts a function on some local processes, in a process group, and collects what it returns.
+
+What torchrun has started already is used as it is. An error on any rank ends all of them, within
+seconds, with the first one's message.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+from shardfold.errors import RunError, ShardfoldError
+
+WAIT = timedelta(seconds=120)
+
+
+def is_started() -> bool:
+    """Whether torchrun started this process as one of several."""
+    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+
+
+def launch(function: Callable[..., Any], processes: int, *args: Any) -> list[Any]:
+    """Call `function(rank, *args)` on every process; what each returns, by rank."""
+    if processes == 1:
+        return [function(0, *args)]
+    # Each process takes an equal share of the cores, or they would fight for them.
+    threads = max(1, (os.cpu_count() or 1) // processes)
+    logging.getLogger("torch.multiprocessing.spawn").setLevel(logging.ERROR)
+    with tempfile.TemporaryDirectory(prefix="shardfold-") as folder:
+        given = (processes, threads, Path(folder), function, args)
+        try:
+            mp.spawn(_process, given, nprocs=processes, join=True)
+        except (mp.ProcessRaisedException, mp.ProcessExitedException) as error:
+            raise RunError(_reason(Path(folder), error)) from None
+        return [
+            pickle.loads((Path(folder) / f"{rank}.result").read_bytes())
+            for rank in range(processes)
+        ]
+
+
+@contextmanager
+def joined() -> Iterator[tuple[int, int]]:
+    """The process group that torchrun described; rank and number of processes."""
+    cuda = torch.cuda.is_available()
+    if cuda:
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
+    dist.init_process_group("nccl" if cuda else "gloo", timeout=WAIT)
+    try:
+        yield dist.get_rank(), dist.get_world_size()
+    finally:
+        dist.destroy_process_group()
+
+
+def _process(
+    rank: int,
+    processes: int,
+    threads: int,
+    folder: Path,
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+) -> None:
+    torch.set_num_threads(threads)
+    store = f"file://{folder / 'store'}"
+    dist.init_process_group(
+        "gloo", init_method=store, rank=rank, world_size=processes, timeout=WAIT
+    )
+    try:
+        found = function(rank, *args)
+    except ShardfoldError as error:
+        (folder / f"{rank}.error").write_text(str(error))
+        raise
+    (folder / f"{rank}.result").write_bytes(pickle.dumps(found))
+    dist.destroy_process_group()
+
+
+def _reason(folder: Path, error: Exception) -> str:
+    """What shardfold itself said on the lowest rank, or the last line of what was raised."""
+    said = sorted(folder.glob("*.error"))
+    if said:
+        return said[0].read_text()
+    lines = [line for line in str(error).strip().splitlines() if line.strip()]
+    return f"A process ended: {lines[-1].strip() if lines else type(error).__name__}"

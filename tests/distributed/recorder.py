@@ -1,0 +1,57 @@
+"""Every collective of a step, noted where torch.distributed is called."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch.distributed as dist
+
+from shardfold.plans import Plan
+from shardfold.run.groups import GATHER, SCATTER, Groups
+
+Kinds = Counter[tuple[str, tuple[str, ...], float]]
+
+
+def planned(plan: Plan) -> Kinds:
+    """The plan's collectives: kind, axes and bytes, and how many of them."""
+    found: Kinds = Counter()
+    for operator in plan.operators:
+        for c in operator.collectives:
+            found[c.kind, c.axes, c.bytes] += c.count
+    return found
+
+
+@contextmanager
+def recorded(groups: Groups, names: tuple[str, ...]) -> Iterator[Kinds]:
+    """While it lasts, what is called is noted: the bytes of the larger side on this rank."""
+    found: Kinds = Counter()
+
+    def note(kind: str, tensor: Any, group: Any) -> None:
+        axes = next(a for a, g in groups.by_axes.items() if g is group)
+        size = float(tensor.numel() * tensor.element_size())
+        found[kind, tuple(names[a] for a in axes), size] += 1
+
+    def watched(kind: str, position: int, call: Any) -> Any:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            note(kind, args[position], kwargs["group"])
+            return call(*args, **kwargs)
+
+        return run
+
+    kinds = {
+        "all_reduce": ("all_reduce", 0),
+        GATHER: ("all_gather", 0),
+        SCATTER: ("reduce_scatter", 1),
+        "all_to_all_single": ("all_to_all", 1),
+    }
+    before = {name: getattr(dist, name) for name in kinds}
+    for name, (kind, position) in kinds.items():
+        setattr(dist, name, watched(kind, position, before[name]))
+    try:
+        yield found
+    finally:
+        for name, call in before.items():
+            setattr(dist, name, call)
