@@ -169,7 +169,7 @@ def test_a_failed_save_leaves_the_old_file(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("os.replace", full)
-    with pytest.raises(PlanError, match="Cannot write .*No space left"):
+    with pytest.raises(PlanError, match=r"Cannot write .*No space left"):
         plan.save(target)
     assert target.read_text() == "old"
     assert [path.name for path in tmp_path.iterdir()] == ["plan.json"]
