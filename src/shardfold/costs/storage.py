@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from shardfold.cluster import Mesh
 from shardfold.costs.steps import Compute, Steps
 from shardfold.errors import InputError, nearest
-from shardfold.spaces.layout import REPLICATED, Layouts, forward_states, local_items
+from shardfold.graph import TensorType
+from shardfold.spaces.layout import REPLICATED, Layouts, local_items
 from shardfold.spaces.space import is_legal_split
 
 
@@ -62,7 +63,8 @@ def storages(needed: Iterable[Layouts], atoms: Sequence[int], mesh: Mesh) -> Sto
     kept or regathered. The atom to shard is the largest that can be gathered by one all-gather.
     """
     rows: dict[tuple[int, ...], bool] = {}  # whether some reader has to gather it
-    bases = {tuple(map(int, row)) for layouts in needed for row in forward_states(layouts)}
+    # A parameter is never kept as the parts of a sum: a reader that wants it so slices it for free.
+    bases = {tuple(max(int(s), REPLICATED) for s in row) for each in needed for row in each}
     for base in sorted(bases):
         free = [a for a, state in enumerate(base) if state == REPLICATED]
         for subset in range(1 << len(free)):
@@ -100,15 +102,10 @@ def _sharded(
 
 
 def update_steps(
-    storage: Storage,
-    atoms: Sequence[int],
-    dtype: str,
-    item_bytes: int,
-    optimizer: Optimizer,
-    mesh: Mesh,
+    storage: Storage, atoms: Sequence[int], kind: TensorType, optimizer: Optimizer, mesh: Mesh
 ) -> Steps:
     """The optimizer's pass over the part of the parameter that a device keeps."""
     items = local_items(storage.layouts, atoms, mesh.shape)
-    moved = items * item_bytes * optimizer.passes
-    step = Compute("update", "vector", dtype, items * optimizer.flops, moved)
+    moved = items * kind.item_bytes * optimizer.passes
+    step = Compute("update", "vector", kind.dtype, items * optimizer.flops, moved)
     return Steps(len(items), (step,))

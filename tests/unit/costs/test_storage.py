@@ -9,7 +9,8 @@ from shardfold.cluster import Mesh
 from shardfold.cluster.mesh import Axis
 from shardfold.costs.storage import OPTIMIZERS, Storage, optimizer_named, storages, update_steps
 from shardfold.errors import InputError
-from shardfold.spaces.layout import REPLICATED, SHARED
+from shardfold.graph import TensorType
+from shardfold.spaces.layout import PENDING, REPLICATED, SHARED
 
 W = REPLICATED
 
@@ -31,6 +32,10 @@ def stored(needed: list[list[int]], atoms: tuple[int, ...], *sizes: int) -> Stor
 
 def test_a_shared_weight_is_kept_whole_or_sharded() -> None:
     assert choices(stored([[SHARED]], (8, 4), 2)) == {((W,), False), ((0,), False), ((0,), True)}
+
+
+def test_a_parameter_is_never_kept_as_parts_of_a_sum() -> None:
+    assert choices(stored([[PENDING]], (8, 4), 2)) == choices(stored([[SHARED]], (8, 4), 2))
 
 
 def test_a_split_weight_with_nothing_free_is_kept_as_used() -> None:
@@ -61,7 +66,9 @@ def test_a_size_that_cannot_be_split_stays_whole() -> None:
 
 def test_an_update_touches_the_stored_part_only() -> None:
     storage = stored([[SHARED]], (8, 4), 2)
-    (step,) = update_steps(storage, (8, 4), "float32", 4, OPTIMIZERS["adamw"], mesh(2)).steps
+    (step,) = update_steps(
+        storage, (8, 4), TensorType((8, 4), "float32"), OPTIMIZERS["adamw"], mesh(2)
+    ).steps
     items = [16 if row[0] >= 0 else 32 for row in storage.layouts.tolist()]
     assert step.bytes.tolist() == [n * 4 * 7 for n in items]
     assert step.phase == "update"
