@@ -76,6 +76,8 @@ def local_results(
         return list(given[0].split([shape[dim] for shape in shapes], dim))
     if name == "embedding":
         return [_embedding(place, given)]
+    if name == "expert_linear":
+        return [_expert_linear(place, given)]
     if name == "scaled_dot_product_attention":
         return [_attention(place, given)]
     if name in BIASED:
@@ -94,6 +96,15 @@ def _embedding(place: Place, given: list[Tensor]) -> Tensor:
     index = by_name["indices"]
     inside = (index >= low) & (index < high)
     rows = F.embedding((index - low).clamp(0, high - low - 1), by_name["weight"])
+    return rows * inside.unsqueeze(-1)
+
+
+def _expert_linear(place: Place, given: list[Tensor]) -> Tensor:
+    """Rows whose expert lies elsewhere give zero."""
+    x, weight, expert = given
+    low, high, _ = place.bounds("e")
+    inside = (expert >= low) & (expert < high)
+    (rows,) = call(place.op, [x, weight, (expert - low).clamp(0, high - low - 1)])
     return rows * inside.unsqueeze(-1)
 
 

@@ -263,7 +263,10 @@ class Machine:
         found = collect(shards, atoms, layout, self.shape)
         wanted = truth.detach().double().numpy().reshape(atoms)
         name = self.graph.tensors[tensor].name
-        assert np.allclose(found, wanted, rtol=1e-6, atol=1e-8), (where, name, list(layout))
+        # Some models round to float32 on the way, whatever the dtype of their weights.
+        finite = wanted[np.isfinite(wanted)]
+        close = 1e-5 * max(1.0, float(np.abs(finite).max(initial=0.0)))
+        assert np.allclose(found, wanted, rtol=1e-5, atol=close), (where, name, list(layout))
 
 
 def _array(value: Tensor, shape: Sequence[int]) -> Array:

@@ -12,14 +12,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from shardfold import zoo
 from shardfold.capture import capture
 from shardfold.graph import Graph
 from shardfold.search import solve
+from shardfold.zoo import transformer
 from virtual.choosing import Desk
 from virtual.drawing import graphs
 from virtual.interpreter import leaves
 from virtual.machine import Machine
-from virtual.models import Language, tokens
+from virtual.models import Language, tokens, without_dropout
 
 
 class Uneven(nn.Module):
@@ -86,9 +88,16 @@ MODELS = {
 MESHES = {"2": "2xa100", "4": "4xa100", "2x2": "4xa100", "2x2x2": "8xa100"}
 
 
-def steps(name: str) -> tuple[Graph, dict[int, Tensor]]:
-    torch.manual_seed(0)
-    model, args, kwargs = MODELS[name]()
+ZOO = [
+    f"{name}-tiny"
+    for name in ("llama3-8b", "t5-large", "vit-large", "mixtral-8x7b", "resnet50", "rnnlm")
+]
+
+
+def prepared(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Graph, dict[int, Tensor]]:
+    """The captured graph in double precision, and values for what no operator writes."""
     model = model.double()
     args = tuple(a.double() if a.is_floating_point() else a for a in args)
     graph = capture(model, args, kwargs)
@@ -96,17 +105,32 @@ def steps(name: str) -> tuple[Graph, dict[int, Tensor]]:
     return graph, {t: v.detach().clone() for t, v in known.items()}
 
 
-@pytest.mark.parametrize("mesh", MESHES)
-@pytest.mark.parametrize("name", MODELS)
-def test_random_plans_give_one_devices_step(name: str, mesh: str) -> None:
-    graph, known = steps(name)
+def check_random_plans(graph: Graph, known: dict[int, Tensor], mesh: str, count: int) -> None:
+    """The best choice and `count` random ones."""
     desk = Desk.of(graph, MESHES[mesh], mesh)
-    rng = np.random.default_rng(len(name))
+    rng = np.random.default_rng(len(graph.ops))
     problem = desk.tables.problem
-    count = 4 if mesh == "2x2x2" else 10
     choices = [solve(problem).choice, *(rng.integers(0, problem.sizes) for _ in range(count))]
     for choice in choices:
         Machine(desk.assembly(tuple(int(c) for c in choice)), dict(known)).check()
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+@pytest.mark.parametrize("name", MODELS)
+def test_random_plans_give_one_devices_step(name: str, mesh: str) -> None:
+    torch.manual_seed(0)
+    graph, known = prepared(*MODELS[name]())
+    check_random_plans(graph, known, mesh, 4 if mesh == "2x2x2" else 10)
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_random_plans_of_the_zoos_structures(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if zoo.entry(name).source.startswith("Hugging Face"):
+        pytest.importorskip("transformers")
+    monkeypatch.setattr(transformer, "DROPOUT", 0.0)
+    model, args, kwargs = zoo.build(name, batch=4, device="cpu", dtype=torch.float32)
+    graph, known = prepared(without_dropout(model), args, kwargs)
+    check_random_plans(graph, known, "2x2", 2)
 
 
 @given(graphs(max_ops=7), st.sampled_from(["2", "2x2"]), st.integers(0, 1000))

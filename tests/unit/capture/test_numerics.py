@@ -14,20 +14,11 @@ from shardfold import zoo
 from shardfold.capture import capture
 from shardfold.zoo import transformer
 from virtual.interpreter import loss_of
+from virtual.models import without_dropout
 
 # One of each structure: the others differ in sizes only.
 ALIKE = ("gpt3", "llama3-70b", "llama3-405b", "resnet101", "resnet50-wide", "transformer-big")
 NAMES = [n for n in zoo.names() if n.endswith("-tiny") and not n.startswith(ALIKE)]
-
-
-def without_dropout(module: nn.Module) -> nn.Module:
-    for part in module.modules():
-        if isinstance(part, nn.Dropout):
-            part.p = 0.0
-        for name, value in vars(part).items():
-            if "drop" in name and isinstance(value, float):
-                setattr(part, name, 0.0)
-    return module
 
 
 def check(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
