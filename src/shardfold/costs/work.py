@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from shardfold.cluster import Mesh
 from shardfold.costs.steps import Collective, Compute, Phase, Step, Steps, Values, by_axes
-from shardfold.graph import TensorType
-from shardfold.spaces import Exchange, Space
+from shardfold.graph import Graph, TensorType
+from shardfold.spaces import Atoms, Exchange, Space
 from shardfold.spaces.layout import forward_states, local_items
 
 
@@ -25,6 +25,19 @@ class Tensors:
     results: tuple[TensorType, ...]
     result_atoms: tuple[tuple[int, ...], ...]
     result_grads: tuple[bool, ...]
+
+    @classmethod
+    def of(cls, graph: Graph, atoms: Atoms, index: int) -> Tensors:
+        """The tensors of the operator at `index`."""
+        op, take = graph.ops[index], graph.tensors
+        return cls(
+            tuple(take[t].type for t in op.inputs),
+            tuple(atoms.tensors[t] for t in op.inputs),
+            tuple(take[t].requires_grad for t in op.inputs),
+            tuple(take[t].type for t in op.results),
+            tuple(atoms.tensors[t] for t in op.results),
+            tuple(take[t].requires_grad for t in op.results),
+        )
 
 
 def operator_steps(space: Space, tensors: Tensors, mesh: Mesh) -> Steps:

@@ -11,10 +11,10 @@ from functools import cached_property
 import numpy as np
 
 from shardfold.costs import CostModel, Tabulated
+from shardfold.costs.edges import edge_steps
 from shardfold.costs.steps import Collective, Compute, Step
 from shardfold.costs.storage import Optimizer, update_steps
-from shardfold.costs.tabulate import edge_steps, operator_tensors
-from shardfold.costs.work import operator_steps
+from shardfold.costs.work import Tensors, operator_steps
 from shardfold.graph import Graph
 from shardfold.plans.plan import (
     CollectiveEntry,
@@ -82,7 +82,7 @@ class Assembly:
 
     def _own(self, index: int, space: Space, choice: int) -> list[Step]:
         single = Space(space.rule, space.configs[choice : choice + 1])
-        tensors = operator_tensors(self.graph, self.atoms, index)
+        tensors = Tensors.of(self.graph, self.atoms, index)
         return operator_steps(single, tensors, self.tabulated.mesh).case(0)
 
     def _moved(self, number: int) -> list[Step]:
@@ -108,8 +108,7 @@ class Assembly:
         return update_steps(
             vertex.storage,
             self.atoms.tensors[vertex.index],
-            tensor.type.dtype,
-            tensor.type.item_bytes,
+            tensor.type,
             self.optimizer,
             self.tabulated.mesh,
         ).case(self.choice[v])

@@ -1,0 +1,115 @@
+"""What a tensor costs between two decisions: values forward, gradients backward."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardfold.cluster import Mesh
+from shardfold.costs.decisions import Edge
+from shardfold.costs.model import CostModel, price
+from shardfold.costs.reshard import reshard, reshard_all
+from shardfold.costs.steps import Collective, Phase, Step, Steps, Values, joined
+from shardfold.graph import Tensor
+from shardfold.spaces.layout import (
+    Layouts,
+    distinct,
+    forward_states,
+    gradient_states,
+    local_items,
+)
+
+
+def edge_steps(
+    left: Layouts,
+    needed: Layouts,
+    regathers: NDArray[np.bool_],
+    mesh: Mesh,
+    atoms: tuple[int, ...],
+    item_bytes: int,
+    requires_grad: bool,
+) -> Steps:
+    """The reshards of an edge, row by row: values forward, gradients backward.
+
+    A parameter that is regathered is gathered once more, before its use in backward.
+    """
+    values = (forward_states(left), forward_states(needed))
+    parts = [reshard(*values, mesh.shape, atoms, item_bytes, "forward")]
+    if regathers.any():
+        again = reshard(*values, mesh.shape, atoms, item_bytes, "backward")
+        parts.append(_only(again, regathers))
+    if requires_grad:
+        gradients = (gradient_states(needed), gradient_states(left))
+        parts.append(reshard(*gradients, mesh.shape, atoms, item_bytes, "backward"))
+    return joined(parts)
+
+
+def _only(steps: Steps, keep: NDArray[np.bool_]) -> Steps:
+    """The same steps without the rows that are not kept."""
+    found: list[Step] = []
+    for step in steps.steps:
+        assert isinstance(step, Collective)
+        at = keep[step.rows]
+        if at.any():
+            assert step.before is not None
+            assert step.after is not None
+            found.append(
+                replace(
+                    step,
+                    rows=step.rows[at],
+                    bytes=step.bytes[at],
+                    before=step.before[at],
+                    after=step.after[at],
+                )
+            )
+    return Steps(steps.cases, tuple(found))
+
+
+class EdgePrices:
+    """Tables of seconds and bytes for edges; each pair of distinct layouts is priced once."""
+
+    def __init__(self, mesh: Mesh, model: CostModel) -> None:
+        self.mesh, self.model = mesh, model
+        self.tables: dict[object, Values] = {}
+        self.zeros: dict[tuple[int, ...], Values] = {}
+
+    def seconds(self, edge: Edge, tensor: Tensor, atoms: tuple[int, ...]) -> Values:
+        """Seconds for every choice of the source (rows) and of the target (columns)."""
+        item_bytes = tensor.type.item_bytes
+        values = (forward_states(edge.left), forward_states(edge.needed))
+        total = self._table(*values, atoms, item_bytes, "forward")
+        if edge.regathers is not None and edge.regathers.any():
+            again = self._table(*values, atoms, item_bytes, "backward")
+            total = total + again * edge.regathers[:, None]
+        if tensor.requires_grad:
+            gradients = (gradient_states(edge.needed), gradient_states(edge.left))
+            total = total + self._table(*gradients, atoms, item_bytes, "backward").T
+        return np.ascontiguousarray(total)
+
+    def bytes(self, edge: Edge, tensor: Tensor, atoms: tuple[int, ...]) -> Values:
+        """Bytes of a gathered parameter that is kept through the step, beside the stored part."""
+        shape = (len(edge.left), len(edge.needed))
+        if edge.regathers is None:
+            return self.zeros.setdefault(shape, np.zeros(shape))
+        stored = local_items(forward_states(edge.left), atoms, self.mesh.shape)[:, None]
+        used = local_items(forward_states(edge.needed), atoms, self.mesh.shape)[None, :]
+        dropped = edge.regathers[:, None] | (used <= stored)
+        return np.where(dropped, 0.0, used * tensor.type.item_bytes)
+
+    def _table(
+        self,
+        sources: Layouts,
+        targets: Layouts,
+        atoms: tuple[int, ...],
+        item_bytes: int,
+        phase: Phase,
+    ) -> Values:
+        rows, of_row = distinct(sources)
+        columns, of_column = distinct(targets)
+        key = (atoms, item_bytes, phase, rows.tobytes(), columns.tobytes())
+        if key not in self.tables:
+            steps = reshard_all(rows, columns, self.mesh.shape, atoms, item_bytes, phase)
+            self.tables[key] = price(steps, self.model).reshape(len(rows), len(columns))
+        return self.tables[key][of_row][:, of_column]

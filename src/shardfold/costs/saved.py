@@ -1,0 +1,72 @@
+"""Which decision answers for the memory of a tensor that backward needs again.
+
+A tensor is kept because an operator that reads it, or the one that writes it, needs it for its
+gradient. It is counted once: where its layout is decided if it has several readers, at its
+reader if that keeps it, else at its writer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from shardfold.cluster import Mesh
+from shardfold.costs.steps import Values
+from shardfold.costs.work import Tensors, operand_local_bytes, result_bytes
+from shardfold.graph import Graph
+from shardfold.spaces import Atoms, Space
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What an operator answers for: some of its operands, and perhaps its result."""
+
+    operands: tuple[int, ...] = ()
+    result: bool = False
+
+
+class Saved:
+    """Who keeps what, for one graph."""
+
+    def __init__(self, graph: Graph, atoms: Atoms) -> None:
+        self.graph, self.atoms = graph, atoms
+        self.readers = graph.readers()
+        self.writer = {t: i for i, op in enumerate(graph.ops) for t in op.results}
+
+    def by_operator(self, index: int) -> Kept:
+        """What the operator at `index` answers for."""
+        op, rule = self.graph.ops[index], self.atoms.rules[index].rule
+        if not self._has_gradient(index):
+            return Kept()
+        operands = tuple(
+            k
+            for k in rule.saves
+            if self.graph.tensors[op.inputs[k]].role == "activation"
+            and len(self.readers[op.inputs[k]]) == 1
+        )
+        elsewhere = len(self.readers.get(op.results[0], ())) > 1 or self.by_reader(op.results[0])
+        return Kept(operands, rule.saves_results and not elsewhere)
+
+    def by_reader(self, tensor: int) -> bool:
+        """Whether an operator that reads the tensor keeps it."""
+        return any(
+            k in self.atoms.rules[i].rule.saves and self._has_gradient(i)
+            for i, k in self.readers.get(tensor, ())
+        )
+
+    def by_anyone(self, tensor: int) -> bool:
+        """Whether a reader or the writer keeps the tensor."""
+        writes = self.atoms.rules[self.writer[tensor]].rule.saves_results
+        return writes or self.by_reader(tensor)
+
+    def _has_gradient(self, index: int) -> bool:
+        return any(self.graph.tensors[t].requires_grad for t in self.graph.ops[index].results)
+
+
+def saved_bytes(space: Space, tensors: Tensors, kept: Kept, mesh: Mesh) -> Values:
+    """Bytes that each configuration keeps until backward, on the fullest device."""
+    memory = np.zeros(len(space.configs))
+    for k in kept.operands:
+        memory += operand_local_bytes(space, k, tensors.inputs[k], tensors.input_atoms[k], mesh)
+    return memory + result_bytes(space, tensors, mesh) if kept.result else memory
