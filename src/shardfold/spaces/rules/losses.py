@@ -32,15 +32,16 @@ def _count(call: Call, rows: list[str]) -> tuple[Exchange, ...]:
 def _cross_entropy(call: Call) -> Rule:
     full, rows = _rows(call)
     soft = call.inputs[call.position("target")].is_floating
-    # Maximum, sum and picked logit; soft targets, weights and smoothing add a sum each.
-    words = 3.0 + soft + call.has("weight") + (call.attribute("label_smoothing", 0.0) > 0)
-    classes = Exchange("all_reduce", "c", tuple(rows), words)
+    # The maximum comes first: the sum of exponentials needs it. Sum and picked logit go together;
+    # soft targets, weights and smoothing add a sum each.
+    words = 2.0 + soft + call.has("weight") + (call.attribute("label_smoothing", 0.0) > 0)
+    classes = [Exchange("all_reduce", "c", tuple(rows), n) for n in (1.0, words)]
     return call.rule(
         {"self": " ".join(full), "target": " ".join(full if soft else rows), "weight": "c"},
         " ".join(rows) if call.attribute("reduction", MEAN) == NONE else "",
         flops=6.0,
         resolved=frozenset({"c"}),
-        exchanges=(classes, *(() if soft else _count(call, rows))),
+        exchanges=(*classes, *(() if soft else _count(call, rows))),
         saves=("self", "target", "weight"),
         backward=1.0,
     )

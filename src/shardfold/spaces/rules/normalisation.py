@@ -1,7 +1,8 @@
 """Normalisations and softmax: a split of the normalised factor reduces its statistics.
 
 `... d, d, d -> ... d`: rows split freely. Where d is split, every row's sums are all-reduced, two
-words a row for a mean and a variance, one for a mean square, two for a softmax (maximum and sum).
+words a row for a mean and a variance, one for a mean square; for a softmax one for the maximum,
+and then one for the sum.
 """
 
 from __future__ import annotations
@@ -112,7 +113,7 @@ def _softmax(call: Call) -> Rule:
         {call.op.operands[0].name: " ".join(names)},
         " ".join(names),
         flops=5.0,
-        exchanges=_sums([factor], rows, 2.0, 1.0),
+        exchanges=(*_sums([factor], rows, 1.0, 0.0), *_sums([factor], rows, 1.0, 1.0)),
         saves_results=True,
         backward=1.0,
     )

@@ -66,7 +66,7 @@ def _logsumexp(call: Call) -> Rule:
         call,
         flops=4.0,
         resolved=frozenset(gone),
-        exchanges=tuple(Exchange("all_reduce", factor, rows, 2.0) for factor in gone),
+        exchanges=tuple(Exchange("all_reduce", factor, rows) for factor in gone for _ in range(2)),
         saves=(call.op.operands[0].name,),
         saves_results=True,
     )
