@@ -138,14 +138,13 @@ def _close(state: _Limited) -> None:
     cost = Pairwise.of(factors_of(problem))
     size = Pairwise.of(factors_of(problem.blended(0.0, 1.0)))
     for width in _WIDTHS:
-        small_cost, small_size = cost.restricted(kept), size.restricted(kept)
-        bounds, order, left = _bounds(state, small_cost, small_size)
+        bounds, order, left = _bounds(state, *_shrunk(cost, size, kept))
         if bounds is None or not all(len(k) for k in left):
             if bounds is not None:
                 state.bound = state.cost
             return
         kept = [k[mine] for k, mine in zip(kept, left, strict=True)]
-        small_cost, small_size = cost.restricted(kept), size.restricted(kept)
+        small_cost, small_size = _shrunk(cost, size, kept)
         bounds, order, left = _bounds(state, small_cost, small_size)
         if bounds is None or cost_of(small_cost.factors(), order, "").work > _FRONT_CELLS:
             return
@@ -155,6 +154,11 @@ def _close(state: _Limited) -> None:
         if is_complete:
             state.bound = state.cost
             return
+
+
+def _shrunk(cost: Pairwise, size: Pairwise, kept: list[Ints]) -> tuple[Pairwise, Pairwise]:
+    """Both problems with the kept choices only, and the same pairs left in both."""
+    return cost.restricted(kept).condensed(), size.restricted(kept).condensed()
 
 
 def _bounds(

@@ -65,9 +65,23 @@ class Pairwise:
         )
         return Pairwise(unary, self.pairs, tables)
 
+    def condensed(self) -> Pairwise:
+        """The same costs without pairs that have one choice at an end: they join the other end."""
+        unary = list(self.unary)
+        pairs, tables = list[tuple[int, int]](), list[Array]()
+        for (u, v), table in zip(self.pairs, self.tables, strict=True):
+            if len(unary[u]) == 1:
+                unary[v] = unary[v] + table[0]
+            elif len(unary[v]) == 1:
+                unary[u] = unary[u] + table[:, 0]
+            else:
+                pairs.append((u, v))
+                tables.append(table)
+        return Pairwise(tuple(unary), tuple(pairs), tuple(tables))
+
     def factors(self) -> Factors:
         """The same problem as factors, for elimination."""
-        vertices = [Factor.of((v,), vector, v) for v, vector in enumerate(self.unary)]
+        vertices = [Factor((v,), vector, v) for v, vector in enumerate(self.unary)]
         edges = [
             Factor.of(pair, table, len(vertices) + number)
             for number, (pair, table) in enumerate(zip(self.pairs, self.tables, strict=True))

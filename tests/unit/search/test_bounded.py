@@ -84,3 +84,26 @@ def test_a_small_table_limit_changes_the_way_not_the_answer(order: str) -> None:
     small = solve(problem, order=order, table_bytes=1_000)
     assert small.cost == pytest.approx(large.cost)
     assert small.is_optimal
+
+
+@pytest.mark.parametrize("order", ["auto", "min-fill"])
+def test_any_number_of_single_choices_fits_into_arrays(order: str) -> None:
+    """Arrays have at most 64 axes; vertices with one choice must not use them up."""
+    random = np.random.default_rng(0)
+    ones, few = range(90), (90, 91, 92)
+    edges = [(u, v) for u in ones for v in few] + [(90, 91), (91, 92), (90, 92)]
+    sizes = [1] * 90 + [3, 3, 3]
+    tables = tuple(random.random((sizes[u], sizes[v])) for u, v in edges)
+    problem = Problem(tuple(random.random(size) for size in sizes), tuple(edges), tables)
+    assert solve(problem, order=order).cost == pytest.approx(solve(problem, method="brute").cost)
+
+
+def test_a_wide_random_graph_is_closed_by_bounds() -> None:
+    random = np.random.default_rng(0)
+    edges = {tuple(sorted(pair)) for pair in random.integers(0, 100, (150, 2)).tolist()}
+    edges = tuple((u, v) for u, v in sorted(edges) if u != v)
+    tables = tuple(random.random((4, 4)) for _ in edges)
+    problem = Problem(tuple(random.random(4) for _ in range(100)), edges, tables)
+    solution = solve(problem)
+    assert solution.is_optimal
+    assert solution.cost == pytest.approx(solve(problem, method="ilp").cost)
