@@ -166,7 +166,8 @@ def test_inputs_and_what_follows_from_them_alone_cost_nothing_to_move() -> None:
         sketch.graph(sketch.sum(sketch.linear(tokens, sketch.parameter(N, M)))), "2xa100", "2"
     )
     constant = desk.tables.vertices[0]
-    assert constant.choices == 1
+    assert constant.space is not None
+    assert len(constant.space.configs) == 1
     assert not any(edge.source == 0 for edge in desk.tables.edges)
     assert collectives(desk.choose({"linear_1": "n", "sum_2": "i1"})) == [LOSS]
 
@@ -218,7 +219,5 @@ def test_saved_activations_are_counted_once() -> None:
 
 def test_the_loss_ends_complete_on_every_device() -> None:
     desk = Desk.of(mlp(), "4xa100", "2x2")
-    last = desk.tables.vertices[-1]
     kept = [v for v in desk.tables.vertices if v.what == "tensor" and v.index == desk.graph.loss]
     assert [v.layouts.tolist() for v in kept if v.layouts is not None] == [[[REPLICATED] * 2]]
-    assert last.choices >= 1
