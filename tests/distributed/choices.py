@@ -65,8 +65,8 @@ class Chooser:
         """
         rng = random.Random(seed)
         choice = []
-        for vertex in self.tables.vertices:
-            allowed = list(range(vertex.choices))
+        for vertex, costs in zip(self.tables.vertices, self.tables.problem.costs, strict=True):
+            allowed = list(range(len(costs)))
             if vertex.space is not None:
                 kind = self.graph.ops[vertex.index].kind
                 bad = {w.split(":")[1] for w in avoid if w.split(":")[0] == kind}

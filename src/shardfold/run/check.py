@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from shardfold.capture import Program
 from shardfold.plans import Plan
 from shardfold.run.alone import alone
 from shardfold.run.lower import Instruction
@@ -107,10 +108,23 @@ def compare(
     seed: int = 0,
 ) -> Comparison:
     """Run one step both ways; on every rank of the plan's process group."""
+    captured = prepared(model, plan, args, kwargs, loss, rules)
+    settings = Settings(seed=seed, double=True, prefix="" if loss is None else LOSS_PREFIX)
+    return compare_captured(model, plan, captured, args, kwargs, rules, settings)
+
+
+def compare_captured(
+    model: nn.Module,
+    plan: Plan,
+    captured: tuple[Program, Atoms],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any] | None,
+    rules: Mapping[str, Maker] | None,
+    settings: Settings,
+) -> Comparison:
+    """As `compare`, for a model that was captured already."""
+    program, atoms = captured
     given = dict(kwargs or {})
-    program, atoms = prepared(model, plan, args, kwargs, loss, rules)
-    prefix = "" if loss is None else LOSS_PREFIX
-    settings = Settings(seed=seed, double=True, prefix=prefix)
     single = assemble(model, program, alone(program, atoms), settings)
     expected, expected_loss = _step(single, args, given)
     split = assemble(model, program, lowered_here(plan, program, atoms, rules), settings)

@@ -14,7 +14,7 @@ import numpy as np
 
 from shardfold.cluster import Mesh
 from shardfold.cluster.mesh import Axis
-from shardfold.costs.tabulate import constant_tensors
+from shardfold.costs.decisions import constant_tensors
 from shardfold.errors import PlanError, nearest
 from shardfold.graph import Graph
 from shardfold.plans import Plan

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from shardfold.capture import Program
 from shardfold.cluster import Mesh
-from shardfold.costs.tabulate import constant_tensors
+from shardfold.costs.decisions import constant_tensors
 from shardfold.run.decisions import Decisions
 from shardfold.run.groups import Axes
 from shardfold.run.operators import Local, Site, localise

@@ -14,7 +14,7 @@ import numpy as np
 from shardfold.costs.reshard import reshard
 from shardfold.costs.steps import Collective, Kind, Phase
 from shardfold.graph import TensorType
-from shardfold.run.parts import Extent, Place, Row, bounds_of, chunk, extent, lengths
+from shardfold.run.parts import Extent, Place, Row, bounds_of, extent, lengths
 from shardfold.spaces.layout import PENDING, REPLICATED, SHARED
 
 
@@ -85,8 +85,9 @@ class Lie:
             theirs = (bounds_of(self.atoms, before, place.shape, at) for at in members)
             gathered = [high - low for low, high in (found[leaving] for found in theirs)]
         if joining >= 0:
-            length = mine[joining][1] - mine[joining][0]
-            cut = [chunk((0, length), len(members), k) for k in range(len(members))]
+            start = mine[joining][0]
+            parts = (bounds_of(self.atoms, after, place.shape, at)[joining] for at in members)
+            cut = [(low - start, high - start) for low, high in parts]
         return Step(
             step.kind,
             step.axes,

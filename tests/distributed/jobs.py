@@ -1,0 +1,78 @@
+"""What the processes of a test do: many cases in one start, each reported in a line."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import torch
+
+from shardfold import zoo
+from shardfold.capture import capture_program
+from shardfold.errors import ShardfoldError
+from shardfold.plans.store import loads
+from shardfold.run import parallelize
+from shardfold.run.check import compare_captured
+from shardfold.run.parallelize import Settings
+from shardfold.spaces import atomise, rules_of
+
+from .models import HAND_WRITTEN
+from .recorder import planned, recorded
+
+Case = tuple[str, str, bytes]  # model, label, plan
+
+DOUBLE = Settings(double=True)
+
+
+def build(name: str) -> tuple[Any, Any, Any]:
+    """A model of the zoo or of these tests, with weights and a batch; alike on every rank."""
+    if name in HAND_WRITTEN:
+        torch.manual_seed(0)
+        return HAND_WRITTEN[name]()
+    return zoo.build(name, device="cpu")
+
+
+def numbers(rank: int, cases: list[Case]) -> list[str]:
+    """For each case, what differs from one device; empty if nothing does."""
+    _quiet()
+    captured: dict[str, Any] = {}
+    found = []
+    for name, label, data in cases:
+        if name not in captured:
+            model, args, kwargs = build(name)
+            program = capture_program(model, args, kwargs)
+            atoms = atomise(program.graph, rules_of(program.graph))
+            captured[name] = (model, args, kwargs, (program, atoms))
+        model, args, kwargs, pair = captured[name]
+        try:
+            outcome = compare_captured(model, loads(data), pair, args, kwargs, None, DOUBLE)
+        except ShardfoldError as error:
+            found.append(f"{name} {label}: {error}")
+        else:
+            found.append("" if outcome.is_equal else f"{name} {label}: {outcome}")
+    return found
+
+
+def collectives(rank: int, cases: list[Case]) -> list[str]:
+    """For each case, how the collectives of a real step differ from the plan's."""
+    _quiet()
+    models: dict[str, Any] = {}
+    found = []
+    for name, label, data in cases:
+        if name not in models:
+            models[name] = build(name)
+        model, args, kwargs = models[name]
+        plan = loads(data)
+        module = parallelize(model, plan, args, kwargs)
+        names = tuple(axis.name for axis in plan.mesh)
+        with recorded(module._run.context.groups, names) as ran:
+            module(*args, **kwargs).backward()
+        wanted = planned(plan)
+        only = dict(wanted - ran), dict(ran - wanted)
+        found.append("" if ran == wanted else f"{name} {label}: planned {only[0]}, ran {only[1]}")
+    return found
+
+
+def _quiet() -> None:
+    for name in ("torch", "transformers"):
+        logging.getLogger(name).setLevel(logging.ERROR)

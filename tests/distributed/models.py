@@ -1,0 +1,76 @@
+"""Small models written by hand, each for splits that the zoo does not have."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+
+class MLP(nn.Module):
+    """Two layers with a bias, a mean-squared error; nothing divides evenly by four."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(10, 22)
+        self.down = nn.Linear(22, 6)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return functional.mse_loss(self.down(torch.relu(self.up(x))), y)
+
+
+class Norms(nn.Module):
+    """Normalisations whose rows can be split, softmax over a split dim, unequal ignored labels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(24, 16, padding_idx=3)
+        self.norm = nn.LayerNorm(16)
+        self.rms = nn.RMSNorm(16)
+        self.groups = nn.GroupNorm(4, 8)
+        self.mix = nn.Linear(16, 16)
+        self.head = nn.Linear(16, 24)
+
+    def forward(self, tokens: Tensor, labels: Tensor) -> Tensor:
+        x = self.norm(self.table(tokens))
+        x = x + torch.softmax(self.mix(x), -1) * self.rms(x)
+        x = self.groups(x.transpose(0, 1)).transpose(0, 1)
+        logits = self.head(functional.dropout(x, 0.3))
+        return functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
+
+
+class Planes(nn.Module):
+    """Convolutions and pools over space: halos of several widths, groups, padding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(4, 8, 3, padding=1)
+        self.grouped = nn.Conv2d(8, 8, 3, padding=1, groups=4)
+        self.strided = nn.Conv2d(8, 8, 3, stride=2, padding=1, bias=False)
+        self.norm = nn.BatchNorm2d(8)
+        self.head = nn.Linear(8, 10)
+
+    def forward(self, x: Tensor, labels: Tensor) -> Tensor:
+        x = torch.relu(self.norm(self.strided(torch.tanh(self.first(x)))))
+        x = functional.max_pool2d(self.grouped(x), 3, 1, 1) + functional.avg_pool2d(x, 3, 1, 1)
+        x = functional.avg_pool2d(x, 2)
+        return functional.cross_entropy(self.head(x.mean((2, 3))), labels)
+
+
+def _mlp() -> tuple[Any, Any, Any]:
+    return MLP(), (torch.randn(10, 10), torch.randn(10, 6)), {}
+
+
+def _norms() -> tuple[Any, Any, Any]:
+    tokens, labels = torch.randint(24, (8, 6)), torch.randint(24, (8, 6))
+    labels[:3, :4] = -100  # unequal counts in the parts of the batch
+    return Norms(), (tokens, labels), {}
+
+
+def _planes() -> tuple[Any, Any, Any]:
+    return Planes(), (torch.randn(4, 4, 16, 16), torch.randint(10, (4,))), {}
+
+
+HAND_WRITTEN = {"mlp": _mlp, "norms": _norms, "planes": _planes}

@@ -1,0 +1,47 @@
+"""Under any plan, the numbers of one device: loss, every result and every gradient."""
+
+from __future__ import annotations
+
+import pytest
+
+from shardfold.plans.store import dumps
+from shardfold.run.launch import launch
+
+from .choices import Chooser
+from .jobs import Case, build, numbers
+
+AVOIDED = ("aten.lstm:e",)  # hidden units in parts are refused, see test_refusals
+
+
+def cases(models: dict[str, int], cluster: str, mesh: str) -> list[Case]:
+    """The best plan, both baselines, and so many random ones of each model."""
+    found = []
+    for model, count in models.items():
+        chooser = Chooser(*build(model), cluster, mesh)
+        plans = {
+            "best": chooser.best(),
+            **dict(zip(("data parallel", "fully sharded"), chooser.baselines(), strict=True)),
+            **{f"random {seed}": chooser.random(seed, AVOIDED) for seed in range(count)},
+        }
+        found += [(model, f"{label} on {mesh}", dumps(p).encode()) for label, p in plans.items()]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("models", "cluster", "mesh"),
+    [
+        ({"mlp": 5, "norms": 8, "planes": 8, "gpt2-tiny": 3, "llama3-8b-tiny": 2}, "2xcpu", "2"),
+        ({"alexnet-tiny": 2, "transformer-tiny": 2, "rnnlm-tiny": 2}, "2xcpu", "2"),
+        ({"resnet50-tiny": 1, "mixtral-8x7b-tiny": 2}, "2xcpu", "2"),
+        ({"mlp": 4, "norms": 4, "planes": 4, "gpt2-tiny": 2}, "4xcpu", "2x2"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, dict) else value,
+)
+def test_any_plan_gives_the_numbers_of_one_device(
+    models: dict[str, int], cluster: str, mesh: str
+) -> None:
+    given = cases(models, cluster, mesh)
+    found = launch(numbers, int(cluster.partition("x")[0]), given)
+    assert len(found[0]) == len(given)
+    for told in found:
+        assert [line for line in told if line] == []
