@@ -133,7 +133,9 @@ def _cut(array: Array, dim: int, sizes: Sequence[int]) -> list[Array]:
     return parts
 
 
-def larger_side_items(step: Collective, before: Shards, after: Shards) -> int:
-    """Elements of the fullest device on the step's larger side."""
-    side = after if step.kind == "all_gather" else before
-    return max(array.size for array in side.values())
+def larger_side_items(step: Collective, before: Shards, after: Shards, members: int) -> int:
+    """Elements on the step's larger side, with every part padded to the fullest."""
+    if step.kind in ("all_gather", "reduce_scatter"):
+        parts = before if step.kind == "all_gather" else after
+        return max(array.size for array in parts.values()) * members
+    return max(array.size for array in before.values())

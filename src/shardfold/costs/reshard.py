@@ -3,7 +3,8 @@
 The order keeps data small for as long as possible:
 
 1. axes that join a split: a slice where the tensor was replicated (free), a reduce-scatter
-   where a sum was pending, an all-to-all where another atom was split,
+   where a sum was pending, an all-to-all where another atom was split; one collective for all
+   axes that go the same way,
 2. one all-reduce over the axes whose sums are still pending,
 3. all-gathers over the axes that leave a split, outer (slow) axes first,
 4. slices that only now became possible (free).
@@ -20,6 +21,7 @@ state machine over arrays, and kept; sizes enter when the moves become steps wit
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -33,6 +35,7 @@ from shardfold.spaces.layout import PENDING, REPLICATED, SHARED, Layouts, local_
 Mask = NDArray[np.bool_]
 Column = NDArray[np.int8]
 LOWEST = SHARED
+JOINED = ("all_gather", "reduce_scatter")  # as many parts as devices, all as long as the fullest
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +49,9 @@ class Move:
     after: Layouts
 
     @property
-    def larger(self) -> Layouts:
-        """The side on which a device holds more."""
-        return self.after if self.kind == "all_gather" else self.before
+    def counted(self) -> Layouts:
+        """The side whose fullest part says what is sent: parts that differ are padded to it."""
+        return self.after if self.kind == "reduce_scatter" else self.before
 
 
 def reshard(
@@ -110,7 +113,8 @@ def _step(
     if move.kind == "slice":
         sizes = np.zeros(len(move.rows))
     else:
-        sizes = _items(move.larger, tuple(atoms), tuple(shape)) * item_bytes
+        parts = math.prod(shape[a] for a in move.axes) if move.kind in JOINED else 1
+        sizes = _items(move.counted, tuple(atoms), tuple(shape)) * (item_bytes * parts)
     return Collective(
         phase, move.kind, move.axes, move.rows, sizes, before=move.before, after=move.after
     )
@@ -147,7 +151,11 @@ class _Machine:
         axes = range(len(self.now))
         for _ in axes:
             for axis in axes:
-                self._join(axis)
+                self._move(axis, self._may_join(axis) & (self.now[axis] == REPLICATED), "slice")
+            for axis in reversed(axes):
+                self._scatter(axis)
+            for axis in axes:
+                self._swap(axis)
         self._reduce()
         for axis in axes:
             self._gather(axis)
@@ -155,18 +163,38 @@ class _Machine:
             lacking = (self.now[axis] == REPLICATED) & (self.target[axis] != REPLICATED)
             self._move(axis, lacking, "slice")
 
-    def _join(self, axis: int) -> None:
-        ready = self._may_join(axis)
-        if not ready.any():
+    def _scatter(self, first: int) -> None:
+        """One reduce-scatter over `first` and the axes inside it that join the same atom."""
+        going = self._may_join(first) & (self.now[first] == PENDING)
+        if not going.any():
             return
-        now = self.now[axis]
-        swap = ready & (now >= 0)
-        for inner in self.now[axis + 1 :]:
-            swap &= inner != now
-        sliced, scattered = ready & (now == REPLICATED), ready & (now == PENDING)
-        self._move(axis, sliced, "slice")
-        self._move(axis, scattered, "reduce_scatter")
-        self._move(axis, swap, "all_to_all")
+        atom = self.target[first]
+        flags = [np.zeros_like(going) for _ in self.now]
+        flags[first] = going
+        for axis in range(first + 1, len(self.now)):
+            wanted, pending = self.target[axis] == atom, self.now[axis] == PENDING
+            flags[axis] = going & wanted & pending
+            going = going & ~(wanted & ~pending)  # beyond an axis that joins otherwise, wait
+        self._together("reduce_scatter", flags, self.target)
+
+    def _swap(self, first: int) -> None:
+        """One all-to-all over `first` and all axes inside it in the atom that they leave.
+
+        They must all join the same atom, with no axis between them that joins it otherwise.
+        """
+        leaves, joins = self.now[first].copy(), self.target[first]
+        going = self._may_join(first) & (leaves >= 0)
+        if not going.any():
+            return
+        flags = [np.zeros_like(going) for _ in self.now]
+        flags[first] = going
+        interrupted = np.zeros_like(going)
+        for axis in range(first + 1, len(self.now)):
+            flags[axis] = going & (self.now[axis] == leaves)
+            joining = self.target[axis] == joins
+            going = going & ~(flags[axis] & (~joining | interrupted))
+            interrupted |= joining & ~flags[axis]
+        self._together("all_to_all", [mask & going for mask in flags], self.target)
 
     def _may_join(self, axis: int) -> Mask:
         """The target splits an atom here, and that atom has just the target's outer axes now."""
@@ -189,7 +217,8 @@ class _Machine:
     def _reduce(self) -> None:
         """One all-reduce over every axis with a sum that the target does not keep pending."""
         pairs = zip(self.now, self.target, strict=True)
-        self._drop("all_reduce", [(now == PENDING) & (to != PENDING) for now, to in pairs])
+        flags = [(now == PENDING) & (to != PENDING) for now, to in pairs]
+        self._together("all_reduce", flags, self._whole())
 
     def _gather(self, first: int) -> None:
         """Gather the atoms whose outermost leaving axis is `first`, over all leaving axes."""
@@ -198,7 +227,7 @@ class _Machine:
         starts = leaving[first]
         for outer in leaving[:first]:
             starts = starts & ~outer
-        self._drop("all_gather", [mask & starts for mask in leaving])
+        self._together("all_gather", [mask & starts for mask in leaving], self._whole())
 
     def _kept(self, axis: int) -> Mask:
         """The axis already splits what the target wants, with the same axes outside it."""
@@ -208,8 +237,11 @@ class _Machine:
             kept &= (now == atom) == (target == atom)
         return kept
 
-    def _drop(self, kind: Kind, flags: list[Mask]) -> None:
-        """A collective over the flagged axes of each row, which leaves them replicated."""
+    def _whole(self) -> list[Column]:
+        return [np.full_like(now, REPLICATED) for now in self.now]
+
+    def _together(self, kind: Kind, flags: list[Mask], states: list[Column]) -> None:
+        """One collective over the flagged axes of each row, which take the given states."""
         if not any(mask.any() for mask in flags):
             return
         masks = np.zeros(len(flags[0]), dtype=np.int64)
@@ -218,7 +250,7 @@ class _Machine:
         for axes, at in by_axes(masks, len(flags)):
             before = self._layouts(at)
             for axis in axes:
-                self.now[axis][at] = REPLICATED
+                self.now[axis][at] = states[axis][at]
             self.moves.append(Move(kind, axes, at, before, self._layouts(at)))
 
     def _layouts(self, at: Rows) -> Layouts:

@@ -37,20 +37,22 @@ class Roofline:
         )
 
     def collective_seconds(self, step: Collective) -> Values:
-        """Hierarchical: over the inner level first, so that outer levels carry the smaller part.
+        """Latency and bandwidth of every level that the collective crosses.
 
         An all-reduce over two levels is a reduce-scatter inside, an all-reduce of the parts
-        outside, and an all-gather inside. What reaches an outer level is divided by the size of
-        all levels inside it.
+        outside, and an all-gather inside: what reaches an outer level is divided by the size of
+        all levels inside it. An all-to-all is the other way round: what has another group as its
+        destination crosses the outer level whole, and the rest stays inside.
         """
         total = np.zeros(len(step.rows))
-        inside = 1
-        for level in sorted({self.mesh.axes[a].level for a in step.axes}, reverse=True):
+        inner_first = step.kind != "all_to_all"
+        divided = 1
+        for level in sorted({self.mesh.axes[a].level for a in step.axes}, reverse=inner_first):
             size = math.prod(
                 self.mesh.axes[a].size for a in step.axes if self.mesh.axes[a].level == level
             )
             link = self.cluster.levels[level]
-            sent = VOLUME[step.kind](size) * step.bytes / inside
+            sent = VOLUME[step.kind](size) * step.bytes / divided
             total += ROUNDS[step.kind](size) * link.latency_seconds + sent / link.bandwidth
-            inside *= size
+            divided *= size
         return total

@@ -27,6 +27,7 @@ class Candidate:
     model: CostModel
     tabulated: Tabulated
     solution: Solution
+    feasible: bool = True  # False: nothing on this mesh fits the memory limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,8 @@ class Chosen:
     @property
     def lower_bound(self) -> float:
         """No choice on any mesh that was tried costs less than this."""
-        return min(candidate.solution.lower_bound for candidate in self.tried)
+        possible = [c for c in self.tried if c.feasible] or self.tried
+        return min(candidate.solution.lower_bound for candidate in possible)
 
     @property
     def is_optimal(self) -> bool:
@@ -65,7 +67,7 @@ def choose(
     Without an explicit limit, the device's memory less a reserve binds where it can be met, and
     a model that cannot fit still gets its fastest plan, which says so.
     """
-    limit = limit_bytes or (1 - RESERVE) * cluster.device.memory_bytes
+    limit = (1 - RESERVE) * cluster.device.memory_bytes if limit_bytes is None else limit_bytes
     free = []
     for number, mesh in enumerate(meshes):
         watch(number, 2 * len(meshes))
@@ -92,15 +94,15 @@ def _within(
     best, needed = float("inf"), float("inf")
     for number, candidate in enumerate(ordered):
         watch(number)
-        solution = candidate.solution
+        solution, feasible = candidate.solution, True
         if (solution.bytes or 0.0) > limit and solution.cost < best:
             try:
                 solution = solve(candidate.tabulated.problem, memory_limit=limit)
             except InfeasibleError as error:
-                needed = min(needed, error.needed_bytes)
+                needed, feasible = min(needed, error.needed_bytes), False
         fits = (solution.bytes or 0.0) <= limit
         best = min(best, solution.cost) if fits else best
-        found[str(candidate.mesh)] = replace(candidate, solution=solution)
+        found[str(candidate.mesh)] = replace(candidate, solution=solution, feasible=feasible)
     if best == float("inf"):
         raise InfeasibleError(
             needed_bytes=needed,
