@@ -12,7 +12,9 @@ import numpy as np
 from shardfold.search.bounded import bounded
 from shardfold.search.eliminate import eliminate, trace_back
 from shardfold.search.factors import Factor, Factors, factors_of
-from shardfold.search.fold import Folding, condition, fold, start, tidy
+from shardfold.search.few import fold_few
+from shardfold.search.fold import condition, fold, start, tidy
+from shardfold.search.groups import Folding
 from shardfold.search.kinds import Array
 from shardfold.search.orders import Forecast, forecast
 from shardfold.search.problem import Problem
@@ -88,8 +90,7 @@ def folded(problem: Problem) -> Folding:
     if folding is None:
         folding = start(problem, store, np.arange(len(problem)), slice(None), [])
     tidy(folding)
-    if run is None or len(folding.ids) > _FEW:
-        fold(folding)
+    (fold if run is None else fold_few)(folding)
     return folding
 
 

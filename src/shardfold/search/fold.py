@@ -20,51 +20,18 @@ the 7 left (one bridge table), and so on: 9 -> 7 -> 4 -> 2 -> 1 vertices.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 import numpy as np
 
-from shardfold.search.kinds import Array, Ints, Mask
+from shardfold.search.groups import Blocks, Folding, Group
+from shardfold.search.kinds import Ints, Mask
 from shardfold.search.picking import pick
 from shardfold.search.problem import Problem
 from shardfold.search.store import Store
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Group:
-    """Vertices eliminated alike: the table numbers around each, and each one's neighbours.
-
-    Members, and the members' neighbours along each edge, are numbers or a slice of numbers.
-    """
-
-    vertex: int
-    edges: tuple[int, ...]
-    members: Ints | slice
-    neighbours: tuple[Ints | slice, ...]
-
-
-@dataclass(slots=True, eq=False)
-class Folding:
-    """What is left of a problem, and how to get back: the state that rounds work on.
-
-    Vertices are numbered 0..len(ids)-1 here; `ids` are their numbers in the problem. Those that
-    are `locked` are never eliminated.
-    """
-
-    store: Store
-    ids: Ints
-    sizes: Ints
-    kind: Ints
-    ends: Ints
-    edge_kind: Ints
-    groups: list[Group] = field(default_factory=list)
-    contexts: list[int] = field(default_factory=list)
-    constants: list[Array] = field(default_factory=list)
-    locked: Mask | None = None
-
-
 def start(
-    problem: Problem, store: Store, ids: Ints, edges: Ints | slice, groups: list[Group]
+    problem: Problem, store: Store, ids: Ints, edges: Ints | slice, groups: list[Group | Blocks]
 ) -> Folding:
     """The vertices `ids`, ascending, and the edges numbered `edges`, which lie between them."""
     ends = problem.ends[edges]

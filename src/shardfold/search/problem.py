@@ -207,8 +207,10 @@ def _total(
     x = np.asarray(choice, dtype=np.int64)
     if x.shape != problem.sizes.shape:
         raise ProblemError(f"{x.size} choices for {len(problem)} vertices.")
-    if x.size and (x.min() < 0 or (x >= problem.sizes).any()):
-        v = int(np.flatnonzero((x < 0) | (x >= problem.sizes))[0])
+    # Read as unsigned, a negative choice is a huge one: one comparison finds both faults.
+    wrong = np.ascontiguousarray(x).view(np.uint64) >= problem.sizes.view(np.uint64)
+    if wrong.any():
+        v = int(np.argmax(wrong))
         raise ProblemError(
             f"Choice {x[v]} of {problem.vertex_name(v)} is not among its {problem.sizes[v]}."
         )

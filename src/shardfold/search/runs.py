@@ -18,7 +18,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shardfold.search.fold import Folding, Group, fold, start, tidy
+from shardfold.search.few import fold_few
+from shardfold.search.fold import start, tidy
+from shardfold.search.groups import Blocks, Folding, Group
 from shardfold.search.kinds import Ints, Mask
 from shardfold.search.problem import Problem
 from shardfold.search.store import Store
@@ -157,13 +159,14 @@ def without_run(problem: Problem, store: Store, run: Run) -> Folding | None:
     block = _fold_block(problem, store, run)
     if block is None:
         return None
-    groups = [repeated for group in block.groups for repeated in _repeat(group, run)]
+    inside = [group for group in block.groups if isinstance(group, Group)]
+    blocks = Blocks(inside, run.period, run.copies, run.joint)
     opening, closing = int(block.kind[0]), int(block.kind[1])
     inner = store.add_vertices(int(kinds[before + run.period]), opening)
     inner = store.add_vertices(inner, closing)
     power, halvings = _power(store, int(block.edge_kind[0]), inner, run)
     ids, edges = np.flatnonzero(~run.body), np.flatnonzero(~run.touched)
-    folding = start(problem, store, ids, edges, groups + halvings)
+    folding = start(problem, store, ids, edges, [blocks, *halvings])
     ends = np.searchsorted(ids, [before, last])
     folding.ends = np.concatenate([folding.ends, ends[None]])
     folding.edge_kind = np.append(folding.edge_kind, power)
@@ -180,25 +183,8 @@ def _fold_block(problem: Problem, store: Store, run: Run) -> Folding | None:
     block.locked = (local == joints[0]) | (local == joints[1])
     block.kind[block.locked] = store.zero(int(problem.vertex_kinds.of[run.joint]))
     tidy(block)
-    fold(block)
+    fold_few(block)
     return block if len(block.ids) == 2 and len(block.ends) == 1 else None
-
-
-def _repeat(group: Group, run: Run) -> list[Group]:
-    """The same elimination in every block, each vertex of the group as a slice over the blocks."""
-
-    def over(vertex: int) -> slice:
-        return slice(vertex, vertex + run.copies * run.period, run.period)
-
-    members, near = _numbers(group.members), [_numbers(n) for n in group.neighbours]
-    return [
-        Group(group.vertex, group.edges, over(member), tuple(over(n[i]) for n in near))
-        for i, member in enumerate(members)
-    ]
-
-
-def _numbers(members: Ints | slice) -> list[int]:
-    return members.tolist() if not isinstance(members, slice) else []
 
 
 def _power(store: Store, edge: int, joint: int, run: Run) -> tuple[int, list[Group]]:

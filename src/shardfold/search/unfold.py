@@ -4,35 +4,56 @@ from __future__ import annotations
 
 import numpy as np
 
-from shardfold.search.fold import Folding, Group
+from shardfold.search.groups import Blocks, Folding, Group
 from shardfold.search.kinds import Array, Ints
 from shardfold.search.store import Store
 
 
 def unfold(folding: Folding, choice: Ints) -> None:
     """Fill in `choice`, last eliminated first; contexts and what was left are already chosen."""
-    at = tuple(int(choice[vertex]) for vertex in reversed(folding.contexts))
+    store, at = folding.store, tuple(int(choice[v]) for v in reversed(folding.contexts))
     for group in reversed(folding.groups):
-        choice[group.members] = _decide(folding.store, group, choice, at)
+        if isinstance(group, Blocks):
+            _decide_blocks(store, group, choice, at)
+        else:
+            near = [choice[neighbour] for neighbour in group.neighbours]
+            choice[group.members] = _decide(store, group, near, at)
 
 
-def _decide(store: Store, group: Group, choice: Ints, at: tuple[int, ...]) -> Ints | np.intp:
+def _decide_blocks(store: Store, blocks: Blocks, choice: Ints, at: tuple[int, ...]) -> None:
+    """Decide a block once for each distinct pair of choices at its two joints."""
+    period, length = blocks.period, blocks.copies * blocks.period
+    left = choice[blocks.joint : blocks.joint + length : period]
+    right = choice[blocks.joint + period : blocks.joint + period + length : period]
+    base = int(right.max()) + 1
+    code = left * base + right
+    cases = _distinct(code, (int(left.max()) + 1) * base)
+    which = _looked_up(cases, np.arange(len(cases)), code)
+    chosen = {blocks.joint: cases // base, blocks.joint + period: cases % base}
+    for group in reversed(blocks.groups):
+        for number, member in enumerate(group.members.tolist()):
+            near = [chosen[int(neighbour[number])] for neighbour in group.neighbours]
+            best = np.broadcast_to(_decide(store, group, near, at), len(cases))
+            chosen[member] = best
+            choice[member : member + length : period] = best.take(which)
+
+
+def _decide(store: Store, group: Group, near: list[Ints], at: tuple[int, ...]) -> Ints | np.intp:
     """The best choice of every member given its neighbours', each distinct case once."""
     cost = given(store.vertices[group.vertex], at, 1)
     if not group.edges:
         return cost.argmin()
-    first, near = given(store.edges[group.edges[0]], at, 2), choice[group.neighbours[0]]
+    first = given(store.edges[group.edges[0]], at, 2)
     if len(group.edges) == 1:
-        if len(near) == 1:
-            return np.add(cost, first[:, near[0]]).argmin()
-        cases = _distinct(near, first.shape[1])
-        return _looked_up(cases, (cost + first.T[cases]).argmin(axis=1), near)
-    second, other = given(store.edges[group.edges[1]], at, 2), choice[group.neighbours[1]]
-    if len(near) == 1:
-        return np.add(cost, first[:, near[0]] + second[:, other[0]]).argmin()
+        if len(near[0]) == 1:
+            return np.add(cost, first[:, near[0][0]]).argmin()
+        cases = _distinct(near[0], first.shape[1])
+        return _looked_up(cases, (cost + first.T[cases]).argmin(axis=1), near[0])
+    second = given(store.edges[group.edges[1]], at, 2)
+    if len(near[0]) == 1:
+        return np.add(cost, first[:, near[0][0]] + second[:, near[1][0]]).argmin()
     columns = second.shape[1]
-    code = near * columns
-    code += other
+    code = near[0] * columns + near[1]
     cases = _distinct(code, first.shape[1] * columns)
     a, b = np.divmod(cases, columns)
     return _looked_up(cases, (cost + first.T[a] + second.T[b]).argmin(axis=1), code)
