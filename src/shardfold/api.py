@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shardfold import collector
@@ -13,6 +14,7 @@ from shardfold.costs import optimizer_named, pricing_named
 from shardfold.plans import Plan
 from shardfold.plans.choose import choose
 from shardfold.plans.describe import describe
+from shardfold.search.files import write_problem
 from shardfold.spaces import Maker, atomise, rules_of
 
 if TYPE_CHECKING:
@@ -50,6 +52,7 @@ def plan(
     loss: Callable[[Any], Any] | None = None,
     rules: Mapping[str, Maker] | None = None,
     fold: bool = True,
+    save_problem: str | Path | None = None,
     watch: Watch = ignore,
 ) -> Plan:
     """Find the fastest way to train `model` on `cluster` that fits in its memory.
@@ -60,6 +63,7 @@ def plan(
     default it is the device's memory less a tenth. `loss` turns the model's output into a scalar
     where the model does not. `rules` adds rules for operators that shardfold does not know.
     Without `fold`, repeated blocks are traced one by one: slower, with the same result.
+    `save_problem` writes the winning mesh's search problem to a file, for `shardfold solve`.
     """
     from shardfold.capture import capture
 
@@ -84,6 +88,9 @@ def plan(
         lambda done, total: watch(Stage("search", done, total)),
     )
     searched = time.perf_counter()
+    if save_problem is not None:
+        meta = {"cluster": target.name, "mesh": str(chosen.best.mesh), "unit": "seconds"}
+        write_problem(chosen.best.tabulated.problem, save_problem, meta=meta)
 
     watch(Stage("describe", 0, 1))
     return describe(

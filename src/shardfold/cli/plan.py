@@ -25,7 +25,14 @@ from shardfold.errors import PlanError
     metavar="SIZE",
     help="Per device, such as 60GiB. The device's memory less a tenth if left out.",
 )
+@click.option("--fold/--no-fold", default=True, help="Trace repeated blocks once, or each.")
 @click.option("--save", type=click.Path(dir_okay=False), help="Write the plan to this file.")
+@click.option(
+    "--save-problem",
+    type=click.Path(dir_okay=False),
+    metavar="FILE.npz",
+    help="Write the search problem, for shardfold solve.",
+)
 @output_options
 def plan(
     model: str,
@@ -35,7 +42,9 @@ def plan(
     mesh: str | None,
     cost: str,
     memory_limit: float | None,
+    fold: bool,
     save: str | None,
+    save_problem: str | None,
     as_json: bool,
     everything: bool,
     **sizes: int | None,
@@ -54,8 +63,8 @@ def plan(
     from shardfold.costs import optimizer_named, pricing_named
 
     # What is cheap to check is checked before the work begins.
-    if save is not None:
-        _check_writable(Path(save))
+    for file in filter(None, (save, save_problem)):
+        _check_writable(Path(file))
     target = parse(cluster)
     fixed = None if mesh is None else mesh_from_text(mesh, target)
     pricing_named(cost)
@@ -75,6 +84,8 @@ def plan(
                 cost=cost,
                 memory_limit=memory_limit,
                 rules=example.rules,
+                fold=fold,
+                save_problem=save_problem,
                 watch=watch,
             )
     if save is not None:

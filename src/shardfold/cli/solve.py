@@ -44,6 +44,13 @@ _SHOWN = 20
     show_default=True,
     help="What the search's own tables may hold; with less it proves by bounds instead.",
 )
+@click.option(
+    "--seconds",
+    type=click.FloatRange(min=0),
+    default=60.0,
+    show_default=True,
+    help="When tables do not fit: how long to go on before the gap is stated.",
+)
 @click.option("--all", "show_all", is_flag=True, help="Print the choice of every vertex.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def solve(
@@ -52,6 +59,7 @@ def solve(
     order: str,
     memory_limit: float | None,
     table_limit: float,
+    seconds: float,
     show_all: bool,
     as_json: bool,
 ) -> None:
@@ -70,7 +78,12 @@ def solve(
     """  # noqa: D301 (click reads the backspace as "do not rewrap")
     problem = read_problem(file)
     solution = search(
-        problem, method=method, order=order, memory_limit=memory_limit, table_bytes=table_limit
+        problem,
+        method=method,
+        order=order,
+        memory_limit=memory_limit,
+        table_bytes=table_limit,
+        seconds=seconds,
     )
     if as_json:
         click.echo(json.dumps(facts(solution), indent=2))

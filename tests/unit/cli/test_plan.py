@@ -154,3 +154,19 @@ def test_a_failed_run_overwrites_nothing(refused, model_file, tmp_path: Path) ->
     refused("plan", f"{model_file}:branch", "--cluster", "2xa100", "--save", saved)
     assert saved.read_text() == "precious"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["of_mine.py", "plan.json"]
+
+
+def test_the_saved_problem_has_the_plans_optimum(run, tmp_path) -> None:
+    problem = tmp_path / "problem.npz"
+    options = ("plan", "gpt2-tiny", "--cluster", "4xa100", "--json", "--save-problem", problem)
+    figures = json.loads(run(*options).stdout)
+    solved = json.loads(run("solve", problem, "--json").stdout)
+    assert solved["cost"] == pytest.approx(figures["step_seconds"], rel=1e-9)
+    assert solved["optimal"] is True
+
+
+def test_folding_does_not_change_the_cost(run) -> None:
+    options = ("plan", "llama3-8b-tiny", "--layers", 4, "--cluster", "2x2xh100", "--json")
+    folded, full = (json.loads(run(*options, *flag).stdout) for flag in ((), ("--no-fold",)))
+    assert folded["step_seconds"] == pytest.approx(full["step_seconds"], rel=1e-9)
+    assert folded["operators"] == full["operators"]

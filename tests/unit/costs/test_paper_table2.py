@@ -34,7 +34,7 @@ def test_alexnet_convolutions_by_batch_until_the_last() -> None:
     found = splits("alexnet", "conv2d")
     assert list(found) == ["conv1", "conv2", "conv3", "conv4", "conv5"]
     assert all(found[name] == {"batch": 32} for name in ("conv1", "conv2", "conv3"))
-    # The paper has 32 for Conv 4 and 16 x 2 in-channels for Conv 5; a rerun of its code 16 x 2 for both.
+    # The paper: 32 for Conv 4, 16 x 2 in-channels for Conv 5; its published code: 16 x 2 for both.
     assert found["conv4"] in ({"batch": 32}, {"batch": 16, "in": 2})
     assert found["conv5"] == {"batch": 16, "in": 2}
 
