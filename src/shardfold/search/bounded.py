@@ -29,6 +29,8 @@ from shardfold.search.solution import Answer, reaches
 from shardfold.search.watch import Progress, Watch, ignore
 
 SECONDS = 60.0
+"""Time after which an unfinished search states its gap, unless the caller says otherwise."""
+
 _STEPS = 200
 _CHEAP = 2e6
 _WORK = 4e9

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from shardfold.search.bounded import bounded
+from shardfold.search.bounded import SECONDS, bounded
 from shardfold.search.eliminate import eliminate, trace_back
 from shardfold.search.factors import Factor, Factors, factors_of
 from shardfold.search.few import fold_few
@@ -46,6 +46,7 @@ def exact(
     *,
     order: str = "auto",
     table_bytes: float = TABLE_BYTES,
+    seconds: float = SECONDS,
     watch: Watch = ignore,
 ) -> Answer:
     """Find a cheapest choice and prove it cheapest; with tables too large, prove how near it is.
@@ -53,7 +54,7 @@ def exact(
     Orders other than "auto" are followed as they are, without folding first.
     """
     if order != "auto" or len(problem) <= _FEW:
-        return _unfolded(problem, order, table_bytes, watch)
+        return _unfolded(problem, order, table_bytes, seconds, watch)
     folding = folded(problem)
     _condition_hubs(problem, folding)
     core = core_of(problem, folding)
@@ -65,7 +66,7 @@ def exact(
     if _fits(plan, table_bytes) and (plan.work <= _CHEAP or folding.contexts):
         answer = _eliminated(core, plan, watch)
     else:
-        answer = bounded(core, table_bytes=table_bytes, watch=watch)
+        answer = bounded(core, table_bytes=table_bytes, seconds=seconds, watch=watch)
     return _whole(problem, folding, answer)
 
 
@@ -107,12 +108,14 @@ def _condition_hubs(problem: Problem, folding: Folding) -> None:
         fold(folding)
 
 
-def _unfolded(problem: Problem, order: str, table_bytes: float, watch: Watch) -> Answer:
+def _unfolded(
+    problem: Problem, order: str, table_bytes: float, seconds: float, watch: Watch
+) -> Answer:
     """Eliminate the problem as it stands, along the order asked for."""
     factors = factors_of(problem)
     plan = forecast(factors, order)
     if (order == "auto" and plan.work > _CHEAP) or not _fits(plan, table_bytes):
-        return bounded(factors, table_bytes=table_bytes, watch=watch)
+        return bounded(factors, table_bytes=table_bytes, seconds=seconds, watch=watch)
     return _eliminated(factors, plan, watch)
 
 

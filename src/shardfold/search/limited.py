@@ -15,11 +15,13 @@ best known are struck out, and the rest is searched with Pareto fronts.
 from __future__ import annotations
 
 import math
+import time
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from shardfold.errors import InfeasibleError, ProblemError
+from shardfold.search.bounded import SECONDS
 from shardfold.search.exact import exact
 from shardfold.search.factors import factors_of
 from shardfold.search.kinds import Ints
@@ -46,6 +48,7 @@ class _Limited:
     problem: Problem
     limit: float
     table_bytes: float
+    deadline: float
     best: Ints
     cost: float
     bound: float = -math.inf
@@ -64,14 +67,23 @@ class _Limited:
         return reaches(self.cost, self.bound)
 
 
-def limited(problem: Problem, limit: float, *, table_bytes: float, watch: Watch = ignore) -> Answer:
+def limited(
+    problem: Problem,
+    limit: float,
+    *,
+    table_bytes: float,
+    seconds: float = SECONDS,
+    watch: Watch = ignore,
+) -> Answer:
     """The cheapest choice whose bytes are within `limit`, and a bound on any such choice."""
     if not problem.has_bytes:
         raise ProblemError("A memory limit needs a problem whose choices carry bytes.")
-    fastest = exact(problem, table_bytes=table_bytes, watch=watch)
+    deadline = time.perf_counter() + 2 * seconds
+    fastest = exact(problem, table_bytes=table_bytes, seconds=seconds, watch=watch)
     if problem.total_bytes(fastest.choice) <= limit:
         return fastest
-    smallest = exact(problem.blended(0.0, 1.0), table_bytes=table_bytes, watch=watch)
+    lightest = problem.blended(0.0, 1.0)
+    smallest = exact(lightest, table_bytes=table_bytes, seconds=seconds, watch=watch)
     needed = problem.total_bytes(smallest.choice)
     if needed > limit:
         unproven = smallest.lower_bound is not None and smallest.lower_bound <= limit
@@ -81,7 +93,8 @@ def limited(problem: Problem, limit: float, *, table_bytes: float, watch: Watch 
             hint="That is the smallest found, not the smallest there is." * unproven
             or "Raise the limit, or give vertices choices that need less.",
         )
-    state = _Limited(problem, limit, table_bytes, smallest.choice, problem.total(smallest.choice))
+    cost = problem.total(smallest.choice)
+    state = _Limited(problem, limit, table_bytes, deadline, smallest.choice, cost)
     if fastest.lower_bound is not None:
         state.bound = fastest.lower_bound
     over, under = _hull(state, fastest.choice, smallest.choice, watch)
@@ -101,8 +114,11 @@ def _hull(state: _Limited, over: Ints, under: Ints, watch: Watch) -> tuple[Ints,
         weight = (costs[1] - costs[0]) / (high - low)
         if weight <= 0:
             break
+        left = state.deadline - time.perf_counter()
+        if step and left <= 0:
+            break
         blend = problem.blended(1.0, weight)
-        answer = exact(blend, table_bytes=state.table_bytes)
+        answer = exact(blend, table_bytes=state.table_bytes, seconds=max(left / 4, 1.0))
         value = blend.total(answer.choice)
         bound = value if answer.lower_bound is None else answer.lower_bound
         if bound - weight * state.limit > state.bound:

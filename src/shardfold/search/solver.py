@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from shardfold.errors import InputError, nearest
+from shardfold.search.bounded import SECONDS
 from shardfold.search.breadth import breadth
 from shardfold.search.brute import brute
 from shardfold.search.draws import draws
@@ -31,6 +32,7 @@ def solve(
     order: str = "auto",
     memory_limit: float | None = None,
     table_bytes: float = TABLE_BYTES,
+    seconds: float = SECONDS,
     start: Sequence[int] | None = None,
     watch: Watch = ignore,
 ) -> Solution:
@@ -38,8 +40,8 @@ def solve(
 
     `method` names the search and `order` the elimination order of the exact one ("auto" folds and
     takes the order with the least predicted work). `table_bytes` is what its tables may hold
-    together; with less it goes over to bounds. `start` is where random moves ("mcmc") begin. The
-    solution says whether it is proven optimal.
+    together; with less it goes over to bounds, and stops about `seconds` later with what is proven
+    by then. `start` is where random moves ("mcmc") begin. The solution says whether it is optimal.
     """
     begin = time.perf_counter()
     if method not in METHODS:
@@ -51,9 +53,11 @@ def solve(
             f"Method {method!r} knows no memory limit; use {' or '.join(_WITH_LIMIT)}."
         )
     if method == "exact" and memory_limit is not None:
-        answer = limited(problem, memory_limit, table_bytes=table_bytes, watch=watch)
+        answer = limited(
+            problem, memory_limit, table_bytes=table_bytes, seconds=seconds, watch=watch
+        )
     elif method == "exact":
-        answer = exact(problem, order=order, table_bytes=table_bytes, watch=watch)
+        answer = exact(problem, order=order, table_bytes=table_bytes, seconds=seconds, watch=watch)
     else:
         answer = _compared(problem, method, memory_limit, table_bytes, start, watch)
     return _solution(problem, answer, method, begin)

@@ -107,3 +107,16 @@ def test_a_wide_random_graph_is_closed_by_bounds() -> None:
     solution = solve(problem)
     assert solution.is_optimal
     assert solution.cost == pytest.approx(solve(problem, method="ilp").cost)
+
+
+def test_time_given_is_about_time_taken_with_a_memory_limit_too() -> None:
+    hard = clique(14, 14, seed=0)
+    sizes = tuple(np.random.default_rng(1).random(14) for _ in range(14))
+    problem = Problem(hard.costs, hard.edges, hard.edge_costs, sizes)
+    begin = time.perf_counter()
+    solution = solve(problem, memory_limit=5.0, table_bytes=1e5, seconds=0.3)
+    assert time.perf_counter() - begin < 6
+    assert not solution.is_optimal
+    assert solution.bytes is not None
+    assert solution.bytes <= 5.0
+    assert 0 < solution.gap < 1
