@@ -59,9 +59,10 @@ class Chooser:
             yield self.plan(choose(self.tables, batch))
 
     def random(self, seed: int, avoid: tuple[str, ...] = ()) -> Plan:
-        """Any configuration for each operator, any layout and storage that goes with it.
+        """Any configuration for each operator, any layout for each tensor, any storage.
 
-        `avoid` names splits, as `kind:factor`, that are not drawn.
+        `avoid` names splits, as `kind:factor`, that are not drawn. A parameter is gathered again
+        for backward only where all its readers keep it for backward: a bias is never asked for.
         """
         rng = random.Random(seed)
         choice = []
@@ -76,5 +77,11 @@ class Chooser:
                     for k in allowed
                     if not any(f >= 0 and rule.base(f) in bad for f in vertex.space.configs[k])
                 ]
+            if vertex.storage is not None and not self._is_kept(vertex.index):
+                allowed = [k for k in allowed if not vertex.storage.regathers[k]]
             choice.append(rng.choice(allowed))
         return self.plan(tuple(choice))
+
+    def _is_kept(self, parameter: int) -> bool:
+        readers = self.graph.readers()[parameter]
+        return all(k in self.atoms.rules[op].rule.saves for op, k in readers)

@@ -1,4 +1,8 @@
-"""Small models written by hand, each for splits that the zoo does not have."""
+"""Small models written by hand, each for splits that the zoo does not have.
+
+They begin with a parameter, so that every gradient that a plan counts is asked for: in a layer
+that reads the batch itself, autograd needs neither the gradient of the batch nor the weight.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +18,12 @@ class MLP(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
+        self.shift = nn.Parameter(torch.randn(10))
         self.up = nn.Linear(10, 22)
         self.down = nn.Linear(22, 6)
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        return functional.mse_loss(self.down(torch.relu(self.up(x))), y)
+        return functional.mse_loss(self.down(torch.relu(self.up(x + self.shift))), y)
 
 
 class Norms(nn.Module):
@@ -46,6 +51,7 @@ class Planes(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
+        self.shift = nn.Parameter(torch.randn(4, 1, 1))
         self.first = nn.Conv2d(4, 8, 3, padding=1)
         self.grouped = nn.Conv2d(8, 8, 3, padding=1, groups=4)
         self.strided = nn.Conv2d(8, 8, 3, stride=2, padding=1, bias=False)
@@ -53,7 +59,7 @@ class Planes(nn.Module):
         self.head = nn.Linear(8, 10)
 
     def forward(self, x: Tensor, labels: Tensor) -> Tensor:
-        x = torch.relu(self.norm(self.strided(torch.tanh(self.first(x)))))
+        x = torch.relu(self.norm(self.strided(torch.tanh(self.first(x + self.shift)))))
         x = functional.max_pool2d(self.grouped(x), 3, 1, 1) + functional.avg_pool2d(x, 3, 1, 1)
         x = functional.avg_pool2d(x, 2)
         return functional.cross_entropy(self.head(x.mean((2, 3))), labels)

@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from shardfold.plans import Plan
 from shardfold.run.groups import GATHER, SCATTER, Groups
+from shardfold.run.operators import windows
 
 Kinds = Counter[tuple[str, tuple[str, ...], float]]
 
@@ -47,11 +48,21 @@ def recorded(groups: Groups, names: tuple[str, ...]) -> Iterator[Kinds]:
         SCATTER: ("reduce_scatter", 1),
         "all_to_all_single": ("all_to_all", 1),
     }
+    swap = windows._swap
+
+    def halo(up: Any, down: Any, axes: tuple[int, ...], *rest: Any) -> Any:
+        """A slab goes to each of two neighbours: half of the rows of both."""
+        size = (up.numel() + down.numel()) * up.element_size() / 2
+        found["halo", tuple(names[a] for a in axes), size] += 1
+        return swap(up, down, axes, *rest)
+
+    windows._swap = halo
     before = {name: getattr(dist, name) for name in kinds}
     for name, (kind, position) in kinds.items():
         setattr(dist, name, watched(kind, position, before[name]))
     try:
         yield found
     finally:
+        windows._swap = swap
         for name, call in before.items():
             setattr(dist, name, call)

@@ -29,6 +29,7 @@ from shardfold.spaces import Atoms, Maker
 from shardfold.spaces.layout import REPLICATED
 
 TOLERANCE = 1e-9
+SHOWN = 5
 SMALL = 1e-4  # of the largest gradient: below it, differences are measured against it
 
 
@@ -42,18 +43,18 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Loss on both sides, and what differs: the first operator, and parameters' gradients."""
+    """Loss on both sides, and what differs: the first operator, gradients, buffers."""
 
     loss: float
     expected_loss: float
     operator: Difference | None
-    gradients: tuple[Difference, ...]
-    largest: float  # difference of any gradient
+    state: tuple[Difference, ...]  # parameters' gradients, and buffers
+    largest: float  # difference of any of them
 
     @property
     def is_equal(self) -> bool:
         """Whether nothing differs."""
-        return self.operator is None and not self.gradients and self._same_loss
+        return self.operator is None and not self.state and self._same_loss
 
     @property
     def _same_loss(self) -> bool:
@@ -68,9 +69,10 @@ class Comparison:
         lines = [f"Loss {self.loss:.12g}, on one device {self.expected_loss:.12g}."]
         if self.operator is not None:
             lines.append(f"First to differ: {self.operator.what} (by {self.operator.amount:.1e}).")
-        lines += [f"Gradient of {d.what} differs by {d.amount:.1e}." for d in self.gradients[:5]]
-        if len(self.gradients) > 5:
-            lines.append(f"{len(self.gradients) - 5} more gradients differ.")
+        shown = self.state[:SHOWN]
+        lines += [f"{d.what.capitalize()} differs by {d.amount:.1e}." for d in shown]
+        if len(self.state) > SHOWN:
+            lines.append(f"{len(self.state) - SHOWN} more differ.")
         return "\n".join(lines)
 
 
@@ -145,26 +147,42 @@ def _first_operator(
     module: Parallel, atoms: Atoms, found: _Watch, expected: _Watch
 ) -> Difference | None:
     """The first operator with another result; failing that, the last with another gradient."""
-    wholes = _Wholes(module, atoms)
     instructions = module._run.lowered.instructions
-    for instruction in instructions:
-        for tensor, left in zip(instruction.results, instruction.left, strict=True):
-            whole = wholes.of(tensor, values(left), found.results[tensor])
-            amount = _agreed(_amount(whole, expected.results[tensor]))
-            if amount > TOLERANCE:
-                return Difference(_name(instruction), amount)
-    scale = max((float(g.abs().max()) for g in expected.gradients.values() if g.numel()), default=0)
-    for instruction in reversed(instructions):
-        for tensor, left in zip(instruction.results, instruction.left, strict=True):
-            if tensor not in expected.gradients:
-                continue
-            whole = wholes.of(tensor, gradients(left), found.gradients[tensor])
-            amount = _agreed(_amount(whole, expected.gradients[tensor], scale * SMALL))
-            if amount > TOLERANCE:
-                readers = [_name(i) for i in instructions if tensor in i.site.op.inputs]
-                what = f"backward of {' or '.join(readers) or _name(instruction)}"
-                return Difference(what, amount)
+    wholes = _Wholes(module, atoms)
+    results = [
+        (_name(i), _amount(wholes.of(t, values(left), found.results[t]), expected.results[t]))
+        for i in instructions
+        for t, left in zip(i.results, i.left, strict=True)
+    ]
+    sizes = (float(g.abs().max()) for g in expected.gradients.values() if g.numel())
+    floor = SMALL * max(sizes, default=0.0)
+    backward = [
+        (
+            _readers(instructions, t) or _name(i),
+            _amount(
+                wholes.of(t, gradients(left), found.gradients[t]), expected.gradients[t], floor
+            ),
+        )
+        for i in reversed(instructions)
+        for t, left in zip(i.results, i.left, strict=True)
+        if t in expected.gradients
+    ]
+    return _first([*results, *backward])
+
+
+def _first(named: list[tuple[str, float]]) -> Difference | None:
+    """The first that differs on any rank."""
+    amounts = _agreed([amount for _, amount in named])
+    for (name, _), amount in zip(named, amounts, strict=True):
+        if amount > TOLERANCE:
+            return Difference(name, amount)
     return None
+
+
+def _readers(instructions: tuple[Instruction, ...], tensor: int) -> str:
+    """Who gave a result its gradient."""
+    names = [_name(i) for i in instructions if tensor in i.site.op.inputs]
+    return f"backward of {' or '.join(names)}" if names else ""
 
 
 class _Wholes:
@@ -185,24 +203,32 @@ class _Wholes:
 
 
 def _parameters(split: Parallel, single: Parallel) -> tuple[tuple[Difference, ...], float]:
+    """The parameters whose gradients differ, and the largest difference of any."""
     expected = dict(single.named_parameters())
-    grads = [p.grad for p in expected.values() if p.grad is not None]
-    scale = max((float(g.abs().max()) for g in grads if g.numel()), default=0.0)
+    sizes = (float(p.grad.abs().max()) for p in expected.values() if _has_gradient(p))
+    floor = SMALL * max(sizes, default=0.0)
     run = split._run
     keepings = {run.name(name): keeping for name, keeping in run.keepings.items()}
-    found, largest = [], 0.0
+    named = []
     for name, parameter in split.named_parameters():
-        other = expected[name].grad
-        if other is None or parameter.grad is None:
-            if (other is None) != (parameter.grad is None):
-                found.append(Difference(f"{name} (missing on one side)", float("inf")))
-            continue
-        whole = keepings[name].whole(parameter.grad)
-        amount = _agreed(_amount(whole, other, scale * SMALL))
-        largest = max(largest, amount)
-        if amount > TOLERANCE:
-            found.append(Difference(name, amount))
-    return tuple(found), largest
+        here, there = parameter.grad, expected[name].grad
+        if here is None or there is None:
+            named.append((f"the gradient of {name}", 0.0 if here is there else float("inf")))
+        else:
+            whole = keepings[name].whole(here)
+            named.append((f"the gradient of {name}", _amount(whole, there, floor)))
+    split.gather_buffers()
+    buffers = dict(single.named_buffers())
+    for name, buffer in split.named_buffers():
+        named.append((f"the buffer {name}", _amount(buffer, buffers[name])))
+    amounts = _agreed([amount for _, amount in named])
+    pairs = [(name, amount) for (name, _), amount in zip(named, amounts, strict=True)]
+    found = tuple(Difference(name, amount) for name, amount in pairs if amount > TOLERANCE)
+    return found, max(amounts, default=0.0)
+
+
+def _has_gradient(parameter: nn.Parameter) -> bool:
+    return parameter.grad is not None and bool(parameter.numel())
 
 
 def _amount(found: Tensor, expected: Tensor, floor: float = 0.0) -> float:
@@ -222,13 +248,14 @@ def _amount(found: Tensor, expected: Tensor, floor: float = 0.0) -> float:
     return amount if amount == amount else float("inf")
 
 
-def _agreed(amount: float) -> float:
-    """The largest amount on any rank, so that all ranks decide alike."""
-    if not dist.is_initialized():
-        return amount
-    shared = torch.tensor(amount, dtype=torch.float64)
+def _agreed(amounts: list[float]) -> list[float]:
+    """The largest on any rank of each, so that all ranks decide alike."""
+    if not dist.is_initialized() or not amounts:
+        return amounts
+    shared = torch.tensor(amounts, dtype=torch.float64)
     dist.all_reduce(shared, op=dist.ReduceOp.MAX)
-    return float(shared)
+    found: list[float] = shared.tolist()
+    return found
 
 
 def _name(instruction: Instruction) -> str:

@@ -9,7 +9,7 @@ computed from them alone are whole on every device, and sliced for free.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from shardfold.capture import Program
@@ -54,6 +54,15 @@ class Instruction:
 
 
 @dataclass(frozen=True, slots=True)
+class Written:
+    """A buffer that an operator writes, of which this device may have a part: there and back."""
+
+    tensor: int
+    there: Moves
+    back: Moves
+
+
+@dataclass(frozen=True, slots=True)
 class Stored:
     """A parameter's storage: its layout, and the part that this device keeps."""
 
@@ -71,6 +80,7 @@ class Lowered:
     place: Place
     instructions: tuple[Instruction, ...]
     parameters: tuple[Stored, ...]
+    written: tuple[Written, ...]  # buffers that are written in parts
 
     def axes(self) -> set[Axes]:
         """Every set of axes on which some step or exchange needs a process group."""
@@ -81,6 +91,8 @@ class Lowered:
                     found.update(s.axes for s in moves.steps if s.kind != "slice") if moves else ()
             site = instruction.site
             found.update(site.axes(e.factor) for e in site.rule.rule.exchanges)
+        for buffer in self.written:
+            found.update(step.axes for step in buffer.back.steps)
         return found - {()}
 
 
@@ -124,7 +136,21 @@ class _Lowering:
             Stored(t, row, self._lie(t).extent(values(row)), self.place.shape)
             for t, row in sorted(self.decisions.stored.items())
         )
-        return Lowered(self.decisions.mesh, self.place, instructions, parameters)
+        written = tuple(self._written())
+        return Lowered(self.decisions.mesh, self.place, instructions, parameters, written)
+
+    def _written(self) -> Iterator[Written]:
+        """Running statistics, where a device only updates those of its own channels."""
+        for index, op in enumerate(self.graph.ops):
+            space = self.decisions.configs[index]
+            for k, operand in enumerate(op.operands):
+                if operand.name not in ("running_mean", "running_var"):
+                    continue
+                needed = values(_first(space.operand_layouts(k)))
+                there = self._moves(operand.tensor, self.whole, needed)
+                if there:
+                    back = self._moves(operand.tensor, needed, self.whole)
+                    yield Written(operand.tensor, there, back)
 
     def _instruction(self, index: int, drops: tuple[int, ...]) -> Instruction:
         op, space = self.graph.ops[index], self.decisions.configs[index]

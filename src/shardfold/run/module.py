@@ -15,6 +15,7 @@ from shardfold.capture import Program
 from shardfold.errors import RunError
 from shardfold.run.execute import Observer, execute
 from shardfold.run.lower import Lowered
+from shardfold.run.moves import perform
 from shardfold.run.operators import Context
 from shardfold.run.parameters import Keeping
 
@@ -37,6 +38,7 @@ class Parallel(nn.Module):
                 owner.register_parameter(leaf, tensor)
             else:
                 owner.register_buffer(leaf, tensor, persistent=name not in volatile)
+        self.register_state_dict_pre_hook(lambda module, *_: module.gather_buffers())
         self.register_state_dict_post_hook(_restore_shapes)
         self.register_load_state_dict_pre_hook(_take_parts)
 
@@ -48,6 +50,16 @@ class Parallel(nn.Module):
     @seed.setter
     def seed(self, value: int) -> None:
         self._run.context.seed = value
+
+    @torch.no_grad()
+    def gather_buffers(self) -> None:
+        """Complete the running statistics of which each rank updates a part; on all ranks."""
+        run = self._run
+        for written in run.lowered.written:
+            source = run.program.sources[written.tensor]
+            buffer = self.get_buffer(run.name(source.name))
+            part = perform(written.there, buffer, run.context.groups)
+            buffer.copy_(perform(written.back, part, run.context.groups))
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         """The loss of a batch; the same on every rank."""

@@ -1,0 +1,42 @@
+"""The collectives of a real step are the plan's: kind, axes, count and bytes."""
+
+from __future__ import annotations
+
+import pytest
+
+from shardfold.plans.store import dumps
+from shardfold.run.launch import launch
+
+from .choices import Chooser
+from .jobs import Case, build, collectives
+
+AVOIDED = ("aten.lstm:e",)
+
+
+def cases(models: dict[str, int], cluster: str, mesh: str) -> list[Case]:
+    found = []
+    for model, count in models.items():
+        chooser = Chooser(*build(model), cluster, mesh)
+        plans = {
+            "best": chooser.best(),
+            "data parallel": next(chooser.baselines()),
+            **{f"random {seed}": chooser.random(seed, AVOIDED) for seed in range(20, 20 + count)},
+        }
+        found += [(model, f"{label} on {mesh}", dumps(p).encode()) for label, p in plans.items()]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("models", "cluster", "mesh"),
+    [
+        ({"mlp": 4, "norms": 6, "planes": 6, "gpt2-tiny": 3, "alexnet-tiny": 3}, "2xcpu", "2"),
+        ({"mlp": 4, "norms": 6, "gpt2-tiny": 2, "llama3-8b-tiny": 2}, "4xcpu", "2x2"),
+    ],
+    ids=["two processes", "two by two processes"],
+)
+def test_a_step_sends_what_the_plan_says(models: dict[str, int], cluster: str, mesh: str) -> None:
+    given = cases(models, cluster, mesh)
+    # Rank 0 has the fullest part of everything, which is what a plan counts.
+    found = launch(collectives, int(cluster.partition("x")[0]), given)[0]
+    assert len(found) == len(given)
+    assert "\n".join(line for line in found if line) == ""
