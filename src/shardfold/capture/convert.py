@@ -167,6 +167,8 @@ class _Converter:
         if kind in TRANSPARENT or _is_no_op(kind, node):
             self.aliases[node] = node.args[0]
             return args[0].value
+        if kind == "aten.broadcast_tensors" and _are_alike([a.node for a in args[0]]):
+            return [a.value for a in args[0]]
         return self._operator(node, kind, args, kwargs, values, grad)
 
     def _region(self, name: str, args: tuple[Any, ...], grad: bool) -> Any:
@@ -430,6 +432,11 @@ def _kind(node: fx.Node) -> str:
 
 def _target_name(node: fx.Node) -> str:
     return str(getattr(node.target, "__name__", node.target))
+
+
+def _are_alike(nodes: list[fx.Node]) -> bool:
+    """Whether all tensors have one shape, so that there is nothing to broadcast."""
+    return len({tuple(node.meta["val"].shape) for node in nodes}) == 1
 
 
 def _is_no_op(kind: str, node: fx.Node) -> bool:
