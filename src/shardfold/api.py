@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +14,7 @@ from shardfold.costs import optimizer_named, pricing_named
 from shardfold.plans import Plan
 from shardfold.plans.choose import choose
 from shardfold.plans.describe import describe
+from shardfold.plans.pins import parse_pins
 from shardfold.search.files import write_problem
 from shardfold.spaces import Maker, atomise, rules_of
 
@@ -31,6 +32,7 @@ class Stage:
 
 
 Watch = Callable[[Stage], None]
+Pins = Mapping[str, str] | Iterable[str] | None  # {pattern: split}, or texts "pattern=split"
 
 
 def ignore(stage: Stage) -> None:
@@ -49,6 +51,7 @@ def plan(
     mesh: str | Mesh | None = None,
     cost: str = "roofline",
     memory_limit: float | None = None,
+    pins: Pins = None,
     loss: Callable[[Any], Any] | None = None,
     rules: Mapping[str, Maker] | None = None,
     fold: bool = True,
@@ -60,9 +63,10 @@ def plan(
     `args` and `kwargs` are an example batch, as `model` takes it; nothing is run and no weight is
     allocated. `cluster` is a name such as `4x8xh100`, a path to a cluster file, or a `Cluster`.
     `mesh` (such as `4x8`) fixes what is otherwise tried. `memory_limit` is in bytes per device; by
-    default it is the device's memory less a tenth. `loss` turns the model's output into a scalar
-    where the model does not. `rules` adds rules for operators that shardfold does not know.
-    Without `fold`, repeated blocks are traced one by one: slower, with the same result.
+    default it is the device's memory less a tenth. `pins` fixes splits, such as
+    `{"layers.*.mlp.up": "out/8"}`; the plan says what they cost. `loss` turns the model's output
+    into a scalar where the model does not. `rules` adds rules for operators that shardfold does
+    not know. Without `fold`, repeated blocks are traced one by one: slower, with the same result.
     `save_problem` writes the winning mesh's search problem to a file, for `shardfold solve`.
     """
     from shardfold.capture import capture
@@ -70,6 +74,7 @@ def plan(
     target = parse(cluster) if isinstance(cluster, str) else cluster
     meshes = _meshes(target, mesh)
     pricing, updates = pricing_named(cost), optimizer_named(optimizer)
+    fixed = parse_pins(pins)
 
     started = time.perf_counter()
     watch(Stage("capture", 0, 1))
@@ -86,6 +91,7 @@ def plan(
         updates,
         memory_limit,
         lambda done, total: watch(Stage("search", done, total)),
+        fixed,
     )
     searched = time.perf_counter()
     if save_problem is not None:

@@ -27,6 +27,17 @@ def size_options(command: Function) -> Function:
     return command
 
 
+def pin_option(command: Function) -> Function:
+    """Add the option that fixes splits."""
+    return click.option(
+        "--pin",
+        "pins",
+        multiple=True,
+        metavar="PATTERN=SPLIT",
+        help="Fix a split, such as 'layers.*.mlp.up=out/8'. May be repeated.",
+    )(command)
+
+
 def output_options(command: Function) -> Function:
     """Add the options that say what is printed."""
     command = click.option("--all", "everything", is_flag=True, help="Show the small rows too.")(

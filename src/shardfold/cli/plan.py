@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from shardfold.cli.options import DTYPES, output_options, size_in_bytes, size_options
+from shardfold.cli.options import DTYPES, output_options, pin_option, size_in_bytes, size_options
 from shardfold.errors import PlanError
 
 
@@ -25,6 +25,7 @@ from shardfold.errors import PlanError
     metavar="SIZE",
     help="Per device, such as 60GiB. The device's memory less a tenth if left out.",
 )
+@pin_option
 @click.option("--fold/--no-fold", default=True, help="Trace repeated blocks once, or each.")
 @click.option("--save", type=click.Path(dir_okay=False), help="Write the plan to this file.")
 @click.option(
@@ -42,6 +43,7 @@ def plan(
     mesh: str | None,
     cost: str,
     memory_limit: float | None,
+    pins: tuple[str, ...],
     fold: bool,
     save: str | None,
     save_problem: str | None,
@@ -61,6 +63,7 @@ def plan(
     from shardfold.cli.quiet import quiet
     from shardfold.cluster import mesh_from_text, parse
     from shardfold.costs import optimizer_named, pricing_named
+    from shardfold.plans.pins import parse_pins
 
     # What is cheap to check is checked before the work begins.
     for file in filter(None, (save, save_problem)):
@@ -69,6 +72,7 @@ def plan(
     fixed = None if mesh is None else mesh_from_text(mesh, target)
     pricing_named(cost)
     optimizer_named(optimizer)
+    parse_pins(pins)
     with progress() as watch:
         with quiet():
             example = load_model(model, sizes)
@@ -83,6 +87,7 @@ def plan(
                 mesh=fixed,
                 cost=cost,
                 memory_limit=memory_limit,
+                pins=pins,
                 rules=example.rules,
                 fold=fold,
                 save_problem=save_problem,

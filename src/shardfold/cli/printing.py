@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from shardfold.plans import Plan
+from shardfold.plans.plan import Pinned
 
 WIDEST = 110  # columns: wider tables are harder to read, not easier
 
@@ -74,6 +75,8 @@ def summary(plan: Plan, model: str | None, saved: str | None = None) -> dict[str
             }
             for tried in plan.meshes
         ],
+        "pins": [] if plan.pinned is None else _pins(plan.pinned),
+        "free_step_seconds": None if plan.pinned is None else plan.pinned.free_seconds,
         "operators": made.operators,
         "parameters": made.parameters,
         "cost": made.cost,
@@ -86,6 +89,13 @@ def summary(plan: Plan, model: str | None, saved: str | None = None) -> dict[str
         "versions": made.versions,
         "saved": saved,
     }
+
+
+def _pins(pinned: Pinned) -> list[dict[str, Any]]:
+    return [
+        {"pattern": pin.pattern, "split": pin.split, "operators": pin.operators}
+        for pin in pinned.pins
+    ]
 
 
 def progress() -> AbstractContextManager[Callable[[Any], None]]:

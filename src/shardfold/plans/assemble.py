@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -23,10 +22,10 @@ from shardfold.plans.plan import (
     TensorEntry,
     UnsplitEntry,
 )
+from shardfold.plans.splits import Splits
 from shardfold.spaces import Atoms, Space
 from shardfold.spaces.layout import PENDING, REPLICATED, SHARED, Layouts
 from shardfold.spaces.space import NONE, PASS
-from shardfold.spaces.words import word, words_of
 
 STATES = {REPLICATED: "whole", SHARED: "whole, gradient summed", PENDING: "sum pending"}
 
@@ -43,9 +42,9 @@ class Assembly:
     optimizer: Optimizer
 
     @cached_property
-    def words(self) -> dict[int, str]:
-        """A word for every atom that has one."""
-        return words_of(self.graph, self.atoms)
+    def splits(self) -> Splits:
+        """The operators' splits in words."""
+        return Splits(self.graph, self.atoms, self.tabulated.mesh)
 
     @cached_property
     def steps(self) -> dict[int, list[Step]]:
@@ -60,7 +59,7 @@ class Assembly:
             if vertex.space is not None:
                 key: object = (id(self.tabulated.problem.costs[v]), self.choice[v])
                 if key not in cache:
-                    cache[key] = self._own(vertex.index, vertex.space, self.choice[v])
+                    cache[key] = self.own(vertex.index, vertex.space, self.choice[v])
                 found[v].extend(cache[key])
         updated: set[int] = set()
         for number, edge in enumerate(self.tabulated.edges):
@@ -80,7 +79,8 @@ class Assembly:
                 found[at].extend(cache[key])
         return found
 
-    def _own(self, index: int, space: Space, choice: int) -> list[Step]:
+    def own(self, index: int, space: Space, choice: int) -> list[Step]:
+        """The steps of one operator under one of its configurations, without its reshards."""
         single = Space(space.rule, space.configs[choice : choice + 1])
         tensors = Tensors.of(self.graph, self.atoms, index)
         return operator_steps(single, tensors, self.tabulated.mesh).case(0)
@@ -148,22 +148,12 @@ class Assembly:
                     op.origin.module,
                     op.origin.source,
                     tuple(_factor_name(vertex.space, int(f)) for f in row),
-                    self._split(vertex.index, vertex.space, row.tolist()),
+                    self.splits.of(vertex.index, vertex.space, row.tolist()),
                     sum(self.seconds(step) for step in steps),
                     _collectives(steps, names, self.seconds),
                 )
             )
         return tuple(entries)
-
-    def _split(self, index: int, space: Space, row: Sequence[int]) -> dict[str, int]:
-        """The split in words: `{"batch": 4, "heads": 8}`."""
-        parts: dict[str, int] = {}
-        for factor, axis in zip(row, self.tabulated.mesh.axes, strict=True):
-            if factor >= 0:
-                identity = self.atoms.factors[index][factor]
-                name = word(space.rule, factor, identity, self.words)
-                parts[name] = parts.get(name, 1) * axis.size
-        return parts
 
     def tensors(self) -> tuple[TensorEntry, ...]:
         """An entry for every tensor that several operators read."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from shardfold.plans.joining import chained, gathered, in_order, merged
 from shardfold.plans.plan import OperatorEntry, Plan
 from shardfold.plans.rows import Block, Row, Traffic
+from shardfold.plans.splits import in_words
 
 KINDS = {"scaled_dot_product_attention": "attention", "cross_entropy_loss": "cross_entropy"}
 PHASES = {"forward": "fwd", "backward": "bwd", "update": "upd"}
@@ -37,7 +38,7 @@ class _Members:
 
 def blocks_of(plan: Plan) -> list[Block]:
     """The plan's rows in order of first appearance, gathered into blocks."""
-    skip = _shared_prefix([entry.module for entry in plan.operators])
+    skip = shared_prefix([entry.module for entry in plan.operators])
     rows: dict[object, _Members] = {}
     repeats: dict[str, set[str]] = {}
     for entry in plan.operators:
@@ -77,7 +78,7 @@ def _located(module: str, skip: int) -> tuple[str, str, str]:
     return ".".join([*parts[:at], "*"]), parts[at], ".".join(rest)
 
 
-def _shared_prefix(paths: Iterable[str]) -> int:
+def shared_prefix(paths: Iterable[str]) -> int:
     """How many leading names all paths share: a wrapper's name says nothing."""
     split = [path.split(".") for path in paths if path]
     depth = 0
@@ -106,7 +107,7 @@ def _row(members: _Members, mesh: Mapping[str, int]) -> Row:
 
 def split_words(entry: OperatorEntry) -> str:
     """`batch/4 heads/8`, or `unsplit`."""
-    return " ".join(f"{name}/{parts}" for name, parts in entry.split.items()) or "unsplit"
+    return in_words(entry.split)
 
 
 def _traffic(entries: Sequence[OperatorEntry], key: tuple[str, str, tuple[str, ...]]) -> Traffic:

@@ -1,7 +1,8 @@
 """The best choice over all meshes of a cluster, within the memory of a device.
 
 Each mesh is first solved without the limit: that is fast, proven, and a lower bound for whatever
-the limit allows. Only meshes that could still win are then solved within the limit.
+the limit allows. Only meshes that could still win are then solved within the limit. Pins are held
+against the best without them, found first.
 """
 
 from __future__ import annotations
@@ -13,7 +14,10 @@ from shardfold.cluster import Cluster, Mesh
 from shardfold.costs import CostModel, Optimizer, Pricing, Tabulated, tabulate
 from shardfold.errors import InfeasibleError
 from shardfold.graph import Graph
-from shardfold.search import Solution, solve
+from shardfold.plans.pins import Pin, Refusal, held, refused
+from shardfold.plans.restrict import Restricted, restricted
+from shardfold.plans.splits import Splits
+from shardfold.search import Solution
 from shardfold.spaces import Atoms
 
 RESERVE = 0.1  # of a device's memory: fragments, workspaces, the framework itself
@@ -27,6 +31,7 @@ class Candidate:
     model: CostModel
     tabulated: Tabulated
     solution: Solution
+    left: Restricted  # the choices that pins leave: all, without any
     feasible: bool = True  # False: nothing on this mesh fits the memory limit
 
 
@@ -38,6 +43,8 @@ class Chosen:
     tried: tuple[Candidate, ...]
     limit_bytes: float
     smallest_bytes: float | None = None  # only where nothing fits
+    pins: tuple[Pin, ...] = ()
+    free: Chosen | None = None  # only with pins: the winner without them
 
     @property
     def lower_bound(self) -> float:
@@ -61,6 +68,7 @@ def choose(
     optimizer: Optimizer,
     limit_bytes: float | None,
     watch: Callable[[int, int], None],
+    pins: Sequence[Pin] = (),
 ) -> Chosen:
     """Solve on every mesh, and keep the fastest choice that fits.
 
@@ -68,16 +76,50 @@ def choose(
     a model that cannot fit still gets its fastest plan, which says so.
     """
     limit = (1 - RESERVE) * cluster.device.memory_bytes if limit_bytes is None else limit_bytes
+    count = len(meshes)
     free = []
     for number, mesh in enumerate(meshes):
-        watch(number, 2 * len(meshes))
+        watch(number, 2 * count)
         model = pricing.model(cluster, mesh)
         tables = tabulate(graph, atoms, mesh, model, optimizer)
-        free.append(Candidate(mesh, model, tables, solve(tables.problem)))
+        every = Restricted(tables.problem, {})
+        free.append(Candidate(mesh, model, tables, every.solve(), every))
+    is_given = limit_bytes is not None
+    pinned = _pinned(free, pins, graph, atoms) if pins else []
+    best = _best(free, limit, is_given, lambda n: watch(count + n, 2 * count))
+    if not pins:
+        return best
+    found = _best(pinned, limit, is_given, lambda n: watch(count + n, 2 * count))
+    return replace(found, pins=tuple(pins), free=best)
+
+
+def _pinned(
+    free: Sequence[Candidate], pins: Sequence[Pin], graph: Graph, atoms: Atoms
+) -> list[Candidate]:
+    """The candidates with the choices that the pins leave, on the meshes that allow them."""
+    found: list[Candidate] = []
+    refusals: dict[str, Refusal] = {}
+    for candidate in free:
+        tables = candidate.tabulated
+        kept, refusal = held(pins, Splits(graph, atoms, candidate.mesh), tables)
+        if refusal is not None:
+            refusals[str(candidate.mesh)] = refusal
+            continue
+        left = restricted(tables.problem, kept)
+        found.append(replace(candidate, left=left, solution=left.solve()))
+    if not found:
+        raise refused(refusals, graph)
+    return found
+
+
+def _best(
+    free: Sequence[Candidate], limit: float, is_given: bool, watch: Callable[[int], None]
+) -> Chosen:
+    """The fastest that fits; where nothing does and no limit was given, the fastest."""
     try:
-        tried = _within(free, limit, lambda n: watch(len(meshes) + n, 2 * len(meshes)))
+        tried = _within(free, limit, watch)
     except InfeasibleError as error:
-        if limit_bytes is not None:
+        if is_given:
             raise
         best = min(free, key=lambda c: c.solution.cost)
         return Chosen(best, tuple(free), limit, error.needed_bytes)
@@ -97,7 +139,7 @@ def _within(
         solution, feasible = candidate.solution, True
         if (solution.bytes or 0.0) > limit and solution.cost < best:
             try:
-                solution = solve(candidate.tabulated.problem, memory_limit=limit)
+                solution = candidate.left.solve(limit)
             except InfeasibleError as error:
                 needed, feasible = min(needed, error.needed_bytes), False
         fits = (solution.bytes or 0.0) <= limit

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import platform
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 
 from shardfold.cluster import Cluster
@@ -12,7 +13,18 @@ from shardfold.graph import Graph
 from shardfold.plans.assemble import Assembly
 from shardfold.plans.baselines import batch_factors, data_parallel, fully_sharded
 from shardfold.plans.choose import Chosen
-from shardfold.plans.plan import VERSION, AxisEntry, Estimate, MeshEntry, Plan, Provenance
+from shardfold.plans.pins import matching
+from shardfold.plans.plan import (
+    VERSION,
+    AxisEntry,
+    Estimate,
+    MeshEntry,
+    OperatorEntry,
+    PinEntry,
+    Pinned,
+    Plan,
+    Provenance,
+)
 from shardfold.plans.store import FORMAT
 from shardfold.spaces import Atoms
 
@@ -32,6 +44,7 @@ def describe(
     """Put the decisions, their estimate and where they came from into a plan."""
     best = chosen.best
     assembly = Assembly(graph, atoms, best.tabulated, best.solution.choice, best.model, optimizer)
+    operators = assembly.operators()
     return Plan(
         format=FORMAT,
         version=VERSION,
@@ -45,7 +58,7 @@ def describe(
             MeshEntry(str(c.mesh), c.solution.cost, c.solution.lower_bound) for c in chosen.tried
         ),
         unsplit=assembly.unsplit(best.solution.cost),
-        operators=assembly.operators(),
+        operators=operators,
         tensors=assembly.tensors(),
         parameters=assembly.parameters(),
         provenance=Provenance(
@@ -61,7 +74,23 @@ def describe(
             search_seconds=search_seconds,
             notes=graph.notes,
         ),
+        pinned=_pinned(graph, operators, chosen),
     )
+
+
+def _pinned(graph: Graph, operators: Sequence[OperatorEntry], chosen: Chosen) -> Pinned | None:
+    """The pins with the number of operators that follow each, and the best step without them."""
+    if chosen.free is None:
+        return None
+    entries = []
+    for pin in chosen.pins:
+        named = [index for group in matching(pin.pattern, graph) for index in group]
+        count = sum(pin.allows(operators[index].split) for index in named)
+        entries.append(PinEntry(pin.pattern, pin.split, count))
+    # Where neither search is proven, the one with pins may have found more.
+    free, pinned = chosen.free.best.solution.cost, chosen.best.solution.cost
+    both_fit = chosen.smallest_bytes is None and chosen.free.smallest_bytes is None
+    return Pinned(tuple(entries), min(free, pinned) if both_fit else free)
 
 
 def _estimate(assembly: Assembly, chosen: Chosen, cluster: Cluster) -> Estimate:

@@ -107,6 +107,21 @@ class Estimate(Value, frozen=True):
     smallest_bytes: float | None = None  # what the smallest plan needs, where none fits
 
 
+class PinEntry(Value, frozen=True):
+    """A split that the user fixed: for which operators, in words, and how many they are."""
+
+    pattern: str
+    split: str
+    operators: int
+
+
+class Pinned(Value, frozen=True):
+    """The pins of a plan, and the best step without them."""
+
+    pins: tuple[PinEntry, ...]
+    free_seconds: float
+
+
 class Provenance(Value, frozen=True):
     """What the plan was made from."""
 
@@ -123,7 +138,7 @@ class Provenance(Value, frozen=True):
     notes: tuple[str, ...] = ()
 
 
-class Plan(Value, frozen=True):
+class Plan(Value, frozen=True, omit_defaults=True):
     """How to split the training of one model over one cluster."""
 
     format: str
@@ -137,6 +152,7 @@ class Plan(Value, frozen=True):
     tensors: tuple[TensorEntry, ...]
     parameters: tuple[ParameterEntry, ...]
     provenance: Provenance
+    pinned: Pinned | None = None
 
     @property
     def fits(self) -> bool:

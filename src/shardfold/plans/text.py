@@ -21,6 +21,7 @@ def as_text(plan: Plan) -> str:
     wrapped = [
         *_filled(f"Step: {verdict.parts(plan)}; {verdict.proof(plan)}."),
         *(line for text in verdict.too_large(plan) for line in _filled(text)),
+        *(line for text in verdict.pinned(plan) for line in _filled(text)),
         *_filled(verdict.meshes(plan)),
         *(line for text in verdict.unsplit(plan) for line in _filled(text)),
         *(line for note in plan.provenance.notes for line in _filled(note)),

@@ -110,6 +110,21 @@ def _behind(entry: MeshEntry, won: float) -> str:
     return f"{entry.mesh} +{behind:.1%}" if behind > 0 else f"{entry.mesh} does not fit"
 
 
+def pinned(plan: Plan) -> list[str]:
+    """What the user fixed, and what that costs against the best without it."""
+    if plan.pinned is None:
+        return []
+    listed = ", ".join(
+        f"{pin.pattern}={pin.split} ({pin.operators} operator{'s' * (pin.operators != 1)})"
+        for pin in plan.pinned.pins
+    )
+    free, step = plan.pinned.free_seconds, plan.estimate.step_seconds
+    price = f"The pins cost {seconds(step - free)} ({step / free - 1:.2%})."
+    if not plan.fits:
+        price = f"Without the pins the best step is {seconds(free)}."
+    return [f"Pinned: {listed}.", price]
+
+
 def unsplit(plan: Plan) -> list[str]:
     """The operators that every device computes in full, and why."""
     lines = [

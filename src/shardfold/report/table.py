@@ -44,6 +44,7 @@ def plan_view(
         "",
         Text(f"Step: {verdict.parts(plan)}; {verdict.proof(plan)}."),
         *(Text(line, style="red") for line in verdict.too_large(plan)),
+        *(Text(line) for line in verdict.pinned(plan)),
         Text(verdict.meshes(plan)),
         *(Text(line, style=_alarm(line)) for line in verdict.unsplit(plan)),
         *(Text(note, style="dim") for note in plan.provenance.notes),

@@ -1,0 +1,80 @@
+"""A search problem with some choices taken away, and its solutions as ones of the whole problem.
+
+Only tables are sliced; equal slices of one table stay one array, so that what folds still folds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from shardfold.costs.steps import Values
+from shardfold.plans.splits import Rows
+from shardfold.search import Problem, Solution, solve
+
+Kept = Mapping[int, Rows]  # per vertex the choices that are left; a vertex that is absent has all
+
+
+@dataclass(frozen=True, slots=True)
+class Restricted:
+    """A problem whose vertices have only the choices `kept`."""
+
+    problem: Problem
+    kept: Kept
+
+    def solve(self, limit_bytes: float | None = None) -> Solution:
+        """The best choice that is left, numbered as in the whole problem."""
+        found = solve(self.problem, memory_limit=limit_bytes)
+        choice = list(found.choice)
+        for vertex, rows in self.kept.items():
+            choice[vertex] = int(rows[choice[vertex]])
+        return replace(found, choice=tuple(choice))
+
+
+def restricted(problem: Problem, kept: Kept) -> Restricted:
+    """The problem with the choices `kept` alone."""
+    cut = _Cut(kept)
+    edges, has_edge_bytes = problem.edges, problem.edge_bytes is not None
+    narrow = Problem(
+        tuple(cut.vector(v, table) for v, table in enumerate(problem.costs)),
+        edges,
+        tuple(map(cut.table, edges, problem.edge_costs)),
+        None if problem.bytes is None else tuple(map(cut.vector, *_numbered(problem.bytes))),
+        tuple(map(cut.table, edges, problem.edge_bytes or ())) if has_edge_bytes else None,
+        problem.names,
+    )
+    return Restricted(narrow, dict(kept))
+
+
+def _numbered(tables: tuple[Values, ...]) -> tuple[range, tuple[Values, ...]]:
+    return range(len(tables)), tables
+
+
+class _Cut:
+    """Slices of tables, each made once."""
+
+    def __init__(self, kept: Kept) -> None:
+        self.kept = kept
+        self.names = {v: rows.tobytes() for v, rows in kept.items()}
+        self.known: dict[object, Values] = {}
+
+    def vector(self, v: int, table: Values) -> Values:
+        if v not in self.kept:
+            return table
+        key = (id(table), self.names[v])
+        if key not in self.known:
+            self.known[key] = table[self.kept[v]]
+        return self.known[key]
+
+    def table(self, ends: tuple[int, int], table: Values) -> Values:
+        u, v = ends
+        if u not in self.kept and v not in self.kept:
+            return table
+        key = (id(table), self.names.get(u), self.names.get(v))
+        if key not in self.known:
+            cut = table if u not in self.kept else table[self.kept[u]]
+            cut = cut if v not in self.kept else cut[:, self.kept[v]]
+            self.known[key] = np.ascontiguousarray(cut)
+        return self.known[key]
