@@ -1,6 +1,6 @@
 """From an unmodified `nn.Module` and an example batch to a `Graph`, without allocating weights."""
 
-from shardfold.capture.capture import capture, capture_program
+from shardfold.capture.capture import capture, capture_program, capture_short
 from shardfold.capture.program import Invocation, Program, Slot, Source
 
-__all__ = ["Invocation", "Program", "Slot", "Source", "capture", "capture_program"]
+__all__ = ["Invocation", "Program", "Slot", "Source", "capture", "capture_program", "capture_short"]

@@ -10,11 +10,16 @@ from torch import nn
 
 from shardfold.capture.convert import convert, convert_folded
 from shardfold.capture.export import export
-from shardfold.capture.folding import UnfoldableError
+from shardfold.capture.folding import Folded, UnfoldableError, fold_short
 from shardfold.capture.folding import fold as fold_blocks
 from shardfold.capture.program import Program
+from shardfold.capture.shorten import Run
 from shardfold.capture.skeleton import WithLoss, on_meta, skeleton
 from shardfold.graph import Graph
+
+Folding = Callable[
+    [nn.Module, tuple[Any, ...], dict[str, Any]], tuple[Folded | None, tuple[Run, ...]]
+]
 
 
 def capture(
@@ -36,6 +41,21 @@ def capture(
     return capture_program(model, args, kwargs, dtype=dtype, loss=loss, fold=fold).graph
 
 
+def capture_short(
+    model: nn.Module,
+    args: tuple[Any, ...] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    dtype: str | None = None,
+    loss: Callable[[Any], Any] | None = None,
+) -> Graph:
+    """As `capture`, but of a long run of blocks only a few periods are in the graph.
+
+    `Graph.repeats` says what they stand for: a depth of 1,000 costs hardly more than one of 10.
+    """
+    return _trace(model, args, kwargs, dtype, loss, fold_short).graph
+
+
 def capture_program(
     model: nn.Module,
     args: tuple[Any, ...] = (),
@@ -46,16 +66,40 @@ def capture_program(
     fold: bool = True,
 ) -> Program:
     """As `capture`, with what is needed to run the graph's operators."""
+    return _trace(model, args, kwargs, dtype, loss, _fold_all if fold else _fold_nothing)
+
+
+def _trace(
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any] | None,
+    dtype: str | None,
+    loss: Callable[[Any], Any] | None,
+    folding: Folding,
+) -> Program:
     copied = skeleton(model, dtype)
     traced = copied if loss is None else WithLoss(copied, loss)
-    meta_args, meta_kwargs = on_meta((tuple(args), dict(kwargs or {})), dtype)
-    if fold:
+    example = on_meta((tuple(args), dict(kwargs or {})), dtype)
+    reason = None
+    for attempt in dict.fromkeys((folding, _fold_all)) if folding is not _fold_nothing else ():
         try:
-            folded = fold_blocks(traced, meta_args, meta_kwargs)
+            folded, runs = attempt(traced, *example)
             if folded is not None:
-                return convert_folded(folded)
-        except UnfoldableError as reason:
-            note = f"Traced in full: {reason}."
-            program = convert(export(traced, meta_args, meta_kwargs))
-            return replace(program, graph=replace(program.graph, notes=(note,)))
-    return convert(export(traced, meta_args, meta_kwargs))
+                return convert_folded(folded, runs)
+        except UnfoldableError as error:
+            reason = error
+    program = convert(export(traced, *example))
+    notes = () if reason is None else (f"Traced in full: {reason}.",)
+    return replace(program, graph=replace(program.graph, notes=notes))
+
+
+def _fold_all(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Folded | None, tuple[Run, ...]]:
+    return fold_blocks(model, args, kwargs), ()
+
+
+def _fold_nothing(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Folded | None, tuple[Run, ...]]:
+    return None, ()

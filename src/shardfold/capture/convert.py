@@ -10,6 +10,7 @@ drop the `no_grad` regions, so a program with both is refused.
 from __future__ import annotations
 
 import operator
+from bisect import bisect_left
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -23,9 +24,11 @@ from shardfold.capture.export import quiet
 from shardfold.capture.folding import Block, Folded, UnfoldableError
 from shardfold.capture.origins import origin_of
 from shardfold.capture.program import Invocation, Program, Slot, Source
+from shardfold.capture.shorten import KEPT, Run
 from shardfold.capture.templates import Template
 from shardfold.errors import ModelError
-from shardfold.graph import Graph, Op, Operand, Tensor, TensorType
+from shardfold.graph import Graph, Op, Operand, Repeat, Tensor, TensorType
+from shardfold.graph.repeat import are_alike
 
 # Operators that only check or re-label: what they return is what they were given.
 TRANSPARENT = {"aten.alias", "aten.lift_fresh_copy", "aten.lift_fresh", "aten.lift"}
@@ -59,12 +62,35 @@ def convert(program: ExportedProgram) -> Program:
         return _Converter(functional).convert()
 
 
-def convert_folded(folded: Folded) -> Program:
-    """As `convert`, with each distinct block converted once and copied where it stands."""
+def convert_folded(folded: Folded, runs: tuple[Run, ...] = ()) -> Program:
+    """As `convert`, with each distinct block converted once and copied where it stands.
+
+    With runs, the graph holds a few periods of each, and says what they stand for.
+    """
     try:
-        return _Converter(folded.outer, folded=folded).convert()
+        converter = _Converter(folded.outer, folded=folded)
+        program = converter.convert()
+        repeats = _repeats(program.graph, converter.spans, runs)
+        return replace(program, graph=replace(program.graph, repeats=repeats))
     except _AliasWriteError as alias:
         raise UnfoldableError(f"{alias} writes in place into a tensor read elsewhere") from None
+
+
+def _repeats(
+    graph: Graph, spans: list[tuple[int, int]], runs: tuple[Run, ...]
+) -> tuple[Repeat, ...]:
+    """The runs in terms of the graph's operators; the first period of a run stands before it."""
+    repeats = []
+    removed = 0
+    for run in runs:
+        first = run.first - removed
+        ends = [spans[first + (k + 1) * run.period - 1][1] for k in range(KEPT)]
+        removed += (run.count - KEPT) * run.period
+        repeat = Repeat(ends[0], ends[1] - ends[0], KEPT - 1, run.count - 1, run.paths[1:])
+        if repeat.end != ends[-1] or not are_alike(graph, repeat):
+            raise UnfoldableError(f"the periods of {run.paths[0][0]} are not alike as traced")
+        repeats.append(repeat)
+    return tuple(repeats)
 
 
 @dataclass
@@ -80,12 +106,14 @@ class _Converter:
     order: dict[fx.Node, int] = field(default_factory=dict)
     folded: Folded | None = None
     templates: dict[Any, Template] = field(default_factory=dict)
+    spans: list[tuple[int, int]] = field(default_factory=list)  # of blocks, among the operators
 
     def convert(self) -> Program:
         values = self._inputs()
         outputs = self._walk(self.program.graph_module, values, grad=True)
         loss = self._loss(outputs)
         graph, number, kept = _prune(self.tensors, self.ops, loss)
+        self.spans = [(bisect_left(kept, a), bisect_left(kept, b)) for a, b in self.spans]
         return Program(
             graph,
             tuple(self.calls[i] for i in kept),
@@ -215,7 +243,10 @@ class _Converter:
             block = self.folded.blocks[call.behaviour]
             self.templates[key] = _Converter(block.program).template(block, flows, grad)
         lists = (self.tensors, self.ops, self.calls, self.sources)
-        return self.templates[key].copy(given, call.path, node.name, *lists)
+        before = len(self.ops)
+        outputs = self.templates[key].copy(given, call.path, node.name, *lists)
+        self.spans.append((before, len(self.ops)))
+        return outputs
 
     def template(self, block: Block, flows: tuple[bool, ...], grad: bool) -> Template:
         """The program as a block with open inputs; `flows` says which of them have gradients."""

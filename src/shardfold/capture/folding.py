@@ -26,9 +26,11 @@ from torch import nn
 from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
+from shardfold.capture.events import Event, Log, Recorder
 from shardfold.capture.export import export
 from shardfold.capture.reads import PLAIN, Reads, agree, recording
 from shardfold.capture.repeats import repeated_blocks
+from shardfold.capture.shorten import Run, find_runs, shortened, without_removed
 from shardfold.errors import ModelError
 
 
@@ -99,7 +101,46 @@ def fold(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Fol
     kinds = repeated_blocks(model)
     if not kinds or _has_global_hooks():
         return None
-    return _Folding(model, kinds).run(args, kwargs)
+    folding = _Folding(model, kinds)
+    folding.discover(args, kwargs)
+    return folding.finish(args, kwargs)
+
+
+def fold_short(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Folded | None, tuple[Run, ...]]:
+    """As `fold`, with only a few periods of each long run; the runs say what stands for what."""
+    kinds = repeated_blocks(model)
+    if not kinds or _has_global_hooks():
+        return None, ()
+    folding = _Folding(model, kinds)
+    log = folding.discover(args, kwargs)
+    runs = find_runs(log)
+    expected = shortened(log, runs) if runs else None
+    if expected is None:
+        return folding.finish(args, kwargs), ()
+    with without_removed(model, runs):
+        short = _Folding(model, repeated_blocks(model))
+        same = _same_as(short, folding, expected, args, kwargs)
+        if same:
+            return short.finish(args, kwargs), tuple(runs)
+    return folding.finish(args, kwargs), ()
+
+
+def _same_as(
+    short: _Folding, full: _Folding, expected: list[Event], args: Any, kwargs: Any
+) -> bool:
+    """Whether the short model does what the full one does without the removed periods."""
+    try:
+        log = short.discover(args, kwargs)
+    except UnfoldableError:
+        return False
+    if log.events != expected or len(short.behaviours) != len(full.behaviours):
+        return False
+    for ours, theirs in zip(short.behaviours, full.behaviours, strict=True):
+        ours.replicas = theirs.replicas
+        ours.reads |= theirs.reads
+    return True
 
 
 # The outputs of each opaque call, while a model is being exported: fake implementations look here.
@@ -126,15 +167,22 @@ class _Folding:
     behaviours: list[Behaviour] = field(default_factory=list)
     by_kind: dict[Any, list[int]] = field(default_factory=dict)
     calls: list[BlockCall] = field(default_factory=list)
+    log: Log = field(default_factory=Log)
 
-    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Folded | None:
-        with self._stubs(self._discover), _as_if_exporting():
+    def discover(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Log:
+        """Pass 1 by itself: what the model does around its blocks."""
+        self.log = Log.of(self.model, args, kwargs)
+        with self._stubs(self._discover), _as_if_exporting(), Recorder(self.log):
             try:
                 self.model(*args, **kwargs)
             except UnfoldableError:
                 raise
             except Exception as error:
                 raise UnfoldableError(f"the model does not run on meta tensors: {error}") from error
+        return self.log
+
+    def finish(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Folded | None:
+        """Passes 2 and 3, after pass 1."""
         if sum(len(b.replicas) for b in self.behaviours) < FEWEST_REPLICAS:
             return None
         blocks = tuple(self._export(behaviour) for behaviour in self.behaviours)
@@ -168,17 +216,23 @@ class _Folding:
         if known is None:
             known = self._first(block, path, signature, leaves, (args, kwargs))
         known.replicas.append(block)
-        made = [torch.empty_like(o) if isinstance(o, torch.Tensor) else o for o in known.outputs]
+        with self.log.paused():
+            made = [
+                torch.empty_like(o) if isinstance(o, torch.Tensor) else o for o in known.outputs
+            ]
+        self.log.block(self.behaviours.index(known), path, leaves, made)
         return _rebuild(made, known.out_spec, leaves)
 
     def _first(
         self, block: nn.Module, path: str, signature: Signature, leaves: list[Any], arguments: Any
     ) -> Behaviour:
-        with recording(block) as reads:
+        with recording(block) as reads, self.log.paused():
             result = block(*arguments[0], **arguments[1])
         flat, out_spec = pytree.tree_flatten(result)
-        outputs = [_output(value, leaves, path) for value in flat]
-        empty = pytree.tree_map_only(torch.Tensor, _detached, arguments)
+        with self.log.paused():
+            outputs = [_output(value, leaves, path) for value in flat]
+        with self.log.paused():
+            empty = pytree.tree_map_only(torch.Tensor, _detached, arguments)
         found = Behaviour(block, path, signature, empty, reads, outputs, out_spec)
         self.by_kind.setdefault(self.kinds[path], []).append(len(self.behaviours))
         self.behaviours.append(found)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from types import MethodType
 from typing import Any
 
@@ -76,6 +77,9 @@ def _equal(a: Any, b: Any, owner: nn.Module, twin: nn.Module) -> bool:
         return False
     if isinstance(a, PLAIN):
         return bool(a == b)
+    if isinstance(a, partial):
+        parts = (a.func, a.args, a.keywords), (b.func, b.args, b.keywords)
+        return _equal(*parts, owner, twin)
     if isinstance(a, MethodType):
         return a.__func__ is b.__func__ and a.__self__ is owner and b.__self__ is twin
     if isinstance(a, tuple | list):

@@ -2,6 +2,7 @@
 
 from shardfold.graph.graph import Graph
 from shardfold.graph.op import Op, Operand, Origin
+from shardfold.graph.repeat import Repeat
 from shardfold.graph.tensor import Tensor, TensorType
 
-__all__ = ["Graph", "Op", "Operand", "Origin", "Tensor", "TensorType"]
+__all__ = ["Graph", "Op", "Operand", "Origin", "Repeat", "Tensor", "TensorType"]

@@ -7,6 +7,7 @@ import json
 from dataclasses import dataclass
 
 from shardfold.graph.op import Op
+from shardfold.graph.repeat import Repeat, records
 from shardfold.graph.tensor import Tensor
 
 
@@ -18,6 +19,7 @@ class Graph:
     ops: tuple[Op, ...]
     loss: int
     notes: tuple[str, ...] = ()  # what capture has to say; not part of what is computed
+    repeats: tuple[Repeat, ...] = ()  # runs of periods of which only a few are in `ops`
 
     def __post_init__(self) -> None:
         known = {i for i, t in enumerate(self.tensors) if t.role != "activation"}
@@ -43,12 +45,21 @@ class Graph:
         return [i for i, t in enumerate(self.tensors) if t.role == "parameter"]
 
     def digest(self) -> str:
-        """A fingerprint of what is computed: operators, shapes, dtypes, constants and wiring."""
-        tensors = [
-            [t.type.shape, t.type.dtype, t.role, t.requires_grad]
-            + ([t.names] if t.role == "parameter" else [])
-            for t in self.tensors
-        ]
-        ops = [[op.kind, op.inputs, op.results, sorted(op.attributes.items())] for op in self.ops]
-        text = json.dumps([tensors, ops, self.loss], separators=(",", ":"), default=str)
+        """A fingerprint of what is computed: operators, shapes, dtypes, constants and wiring.
+
+        It does not depend on how tensors are numbered, nor on how much of a run is in the graph.
+        """
+        text = json.dumps([records(self), self.loss_place()], separators=(",", ":"), default=str)
         return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
+
+    def loss_place(self) -> tuple[int, int]:
+        """The loss as (operator from the end, position among its results)."""
+        for back, op in enumerate(reversed(self.ops)):
+            if self.loss in op.results:
+                return back, op.results.index(self.loss)
+        return -1, 0
+
+    @property
+    def operator_count(self) -> int:
+        """How many operators the model has, those left out of a run included."""
+        return len(self.ops) + sum(r.missing * r.length for r in self.repeats)
