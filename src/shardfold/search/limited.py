@@ -22,6 +22,7 @@ import numpy as np
 
 from shardfold.errors import InfeasibleError, ProblemError
 from shardfold.search.bounded import SECONDS
+from shardfold.search.dual import Dual
 from shardfold.search.exact import exact
 from shardfold.search.factors import factors_of
 from shardfold.search.kinds import Ints
@@ -35,10 +36,11 @@ from shardfold.search.solution import Answer, reaches
 from shardfold.search.watch import Progress, Watch, ignore
 
 _WEIGHTS = 40
-_WIDTHS = (16, 256, 4096)
+_WIDTHS = (16, 512)
+_SWEEPS = (2, 4, 8, 16)
 _CLOSABLE = 3_000
 _MARGINAL_WORK = 3e8
-_FRONT_CELLS = 300_000
+_FRONT_CELLS = 40_000
 
 
 @dataclass(slots=True, eq=False)
@@ -150,9 +152,12 @@ def _close(state: _Limited) -> None:
     problem = state.problem
     if len(problem) > _CLOSABLE:
         return
-    kept = [np.arange(size) for size in problem.sizes.tolist()]
     cost = Pairwise.of(factors_of(problem))
     size = Pairwise.of(factors_of(problem.blended(0.0, 1.0)))
+    kept = _struck(state, _blend(cost, size, state.weight))
+    if kept is None:
+        state.bound = state.cost
+        return
     for width in _WIDTHS:
         bounds, order, left = _bounds(state, *_shrunk(cost, size, kept))
         if bounds is None or not all(len(k) for k in left):
@@ -170,6 +175,25 @@ def _close(state: _Limited) -> None:
         if is_complete:
             state.bound = state.cost
             return
+
+
+def _struck(state: _Limited, blend: Pairwise) -> list[Ints] | None:
+    """The choices that dual bounds leave a chance of beating the best; None if none has any."""
+    kept = [np.arange(len(vector)) for vector in blend.unary]
+    top = state.cost + state.weight * state.limit
+    dual = Dual(blend)
+    for sweeps in _SWEEPS:
+        for _ in range(sweeps):
+            dual.sweep()
+        bound, rises = dual.bound()
+        masks = [rise < top - bound - 1e-11 * abs(top) for rise in rises]
+        if not all(mask.any() for mask in masks):
+            return None
+        kept = [k[mask] for k, mask in zip(kept, masks, strict=True)]
+        dual = dual.restricted(masks)
+        if time.perf_counter() > state.deadline:
+            break
+    return kept
 
 
 def _shrunk(cost: Pairwise, size: Pairwise, kept: list[Ints]) -> tuple[Pairwise, Pairwise]:

@@ -15,7 +15,6 @@ longer a proof, only a choice.
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -24,6 +23,12 @@ import numpy as np
 from shardfold.search.kinds import Array, Ints
 from shardfold.search.marginals import Marginals
 from shardfold.search.pairwise import Pairwise
+
+_SUMS = 64
+"""Sums made at a time, as a multiple of the width that fronts are cut to."""
+
+_CALL = 100
+"""What combining two fronts costs at least, in sums."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -38,13 +43,17 @@ class Front:
 
 @dataclass(slots=True, eq=False)
 class Bounds:
-    """What makes a pair useless: the limit, the best cost known, and costs outside by bucket."""
+    """What makes a pair useless: the limit, the best cost known, and costs outside by bucket.
+
+    `sums_left` counts down; at zero the search gives up, about a second after it began.
+    """
 
     limit: float
     best: float
     weight: float
     blend: Marginals
     smallest: Marginals
+    sums_left: int = 6_000_000
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,13 +77,16 @@ def pareto(
     complete, roots = True, list[int]()
     for v in order:
         bucket, whole = _eliminate(v, pairs[v], waiting[v], buckets, cost, size, bounds, width)
+        if bounds.sums_left < 0:
+            return None, False
         complete &= whole
         buckets[v] = bucket
         if bucket.scope:
             waiting[min(bucket.scope, key=position.__getitem__)].append(v)
         else:
             roots.append(v)
-    return _choose(buckets, roots, bounds), complete
+    choice, whole = _choose(buckets, roots, bounds, width)
+    return choice, complete and whole
 
 
 def _eliminate(
@@ -93,15 +105,19 @@ def _eliminate(
     fronts: dict[tuple[int, ...], Front] = {}
     complete = True
     for at in itertools.product(*(range(len(cost.unary[u])) for u in scope)):
+        if bounds.sums_left < 0:
+            return _Bucket(v, scope, tuple(children), fronts), False
         where = dict(zip(scope, at, strict=True))
         costs, sizes = (_local(p, v, pairs, where) for p in (cost, size))
         parts = []
         for x in range(len(costs)):
             where[v] = x
-            part = _combine(float(costs[x]), float(sizes[x]), x, children, buckets, where)
-            if part is not None:
-                parts.append(part)
-        front = _united(parts, len(children))
+            start = float(costs[x]), float(sizes[x])
+            behind = [_front(buckets[child], where) for child in children]
+            part, whole = _combine(start, x, behind, bounds, width)
+            complete &= whole
+            parts.append(part)
+        front = _united(parts)
         front, whole = _useful(front, v, scope, at, bounds, width)
         complete &= whole
         fronts[at] = front
@@ -117,34 +133,44 @@ def _local(problem: Pairwise, v: int, pairs: list[int], where: dict[int, int]) -
     return row
 
 
+def _front(bucket: _Bucket, where: dict[int, int]) -> Front:
+    return bucket.fronts[tuple(where[u] for u in bucket.scope)]
+
+
 def _combine(
-    cost: float,
-    size: float,
+    start: tuple[float, float],
     x: int,
-    children: list[int],
-    buckets: dict[int, _Bucket],
-    where: dict[int, int],
-) -> Front | None:
-    """All sums of one pair from each child, on top of a fixed cost and size."""
-    costs, sizes, behind = np.array([cost]), np.array([size]), np.zeros((1, 0), np.int64)
-    for child in children:
-        bucket = buckets[child]
-        front = bucket.fronts[tuple(where[u] for u in bucket.scope)]
-        if not len(front.cost):
-            return None
+    children: list[Front],
+    bounds: Bounds,
+    width: int,
+    prune: bool = False,
+) -> tuple[Front, bool]:
+    """All sums of one pair from each child, on top of a fixed cost and size; whether really all.
+
+    To `prune` is to drop sums that cannot beat the best, where the children are all there is.
+    """
+    ahead = [float((f.cost + bounds.weight * f.bytes).min(initial=np.inf)) for f in children]
+    costs, sizes = np.array([start[0]]), np.array([start[1]])
+    behind, whole = np.zeros((1, 0), np.int64), True
+    for number, front in enumerate(children):
+        most = max(1, _SUMS * width // max(len(front.cost), 1))
+        if len(costs) > most:
+            kept, whole = np.argsort(costs + bounds.weight * sizes, kind="stable")[:most], False
+            costs, sizes, behind = costs[kept], sizes[kept], behind[kept]
+        bounds.sums_left -= len(costs) * len(front.cost) + _CALL
         costs = (costs[:, None] + front.cost).reshape(-1)
         sizes = (sizes[:, None] + front.bytes).reshape(-1)
-        old, new = np.divmod(np.arange(len(costs)), len(front.cost))
-        behind = np.concatenate([behind[old], new[:, None]], axis=1)
         kept = _undominated(costs, sizes)
-        costs, sizes, behind = costs[kept], sizes[kept], behind[kept]
-    return Front(costs, sizes, np.full(len(costs), x), behind)
+        if prune:
+            value = costs[kept] + bounds.weight * sizes[kept] + sum(ahead[number + 1 :])
+            kept = kept[value < bounds.best + bounds.weight * bounds.limit]
+        old, new = np.divmod(kept, max(len(front.cost), 1))
+        costs, sizes = costs[kept], sizes[kept]
+        behind = np.concatenate([behind[old], new[:, None]], axis=1)
+    return Front(costs, sizes, np.full(len(costs), x), behind), whole
 
 
-def _united(parts: list[Front], children: int) -> Front:
-    if not parts:
-        empty = np.zeros(0)
-        return Front(empty, empty, np.zeros(0, np.int64), np.zeros((0, children), np.int64))
+def _united(parts: list[Front]) -> Front:
     cost, size = (np.concatenate([getattr(p, f) for p in parts]) for f in ("cost", "bytes"))
     choice, behind = (np.concatenate([getattr(p, f) for p in parts]) for f in ("choice", "behind"))
     kept = _undominated(cost, size)
@@ -153,8 +179,8 @@ def _united(parts: list[Front], children: int) -> Front:
 
 def _undominated(cost: Array, size: Array) -> Ints:
     """Pairs that no other beats in both, by rising cost."""
-    if len(cost) == 1:
-        return np.zeros(1, np.int64)
+    if len(cost) <= 1:
+        return np.arange(len(cost))
     order = np.lexsort((size, cost))
     sizes = size[order]
     lowest = np.minimum.accumulate(sizes)
@@ -185,21 +211,40 @@ def _outside(marginals: Marginals, v: int, held: dict[int, int]) -> float:
     return float(factor.table[tuple(held[u] for u in factor.scope)])
 
 
-def _choose(buckets: dict[int, _Bucket], roots: list[int], bounds: Bounds) -> list[int] | None:
-    """The cheapest sum of one pair from each root that fits, traced back to choices."""
-    top = _combine(0.0, 0.0, 0, roots, buckets, {})
-    if top is None:
-        return None
+def _choose(
+    buckets: dict[int, _Bucket], roots: list[int], bounds: Bounds, width: int
+) -> tuple[list[int] | None, bool]:
+    """The cheapest sum of one pair from each root that fits, traced back; whether all were tried.
+
+    Parts of the problem that share nothing meet only here, and may be many: a sum that even the
+    best of the parts still to come cannot make good is dropped at once.
+    """
+    fronts = {root: buckets[root].fronts[()] for root in roots}
+    if not all(len(front.cost) for front in fronts.values()):
+        return None, True
+    many = [root for root in roots if len(fronts[root].cost) > 1]
+    alone = set(roots) - set(many)
+    start = (
+        sum(float(fronts[root].cost[0]) for root in alone),
+        sum(float(fronts[root].bytes[0]) for root in alone),
+    )
+    top, whole = _combine(start, 0, [fronts[root] for root in many], bounds, width, prune=True)
     fits = np.flatnonzero(top.bytes <= bounds.limit)
     if not fits.size:
-        return None
-    best = fits[np.argmin(top.cost[fits])]
+        return None, whole
+    best = int(fits[np.argmin(top.cost[fits])])
+    which = dict.fromkeys(roots, 0) | dict(zip(many, top.behind[best].tolist(), strict=True))
+    return _traced(buckets, which), whole
+
+
+def _traced(buckets: dict[int, _Bucket], which: dict[int, int]) -> list[int]:
+    """The choices behind one pair of each root."""
     choice = [0] * len(buckets)
-    stack = list(zip(roots, top.behind[best].tolist(), strict=True))
+    stack = list(which.items())
     while stack:
-        v, which = stack.pop()
+        v, number = stack.pop()
         bucket = buckets[v]
         front = bucket.fronts[tuple(choice[u] for u in bucket.scope)]
-        choice[v] = int(front.choice[which])
-        stack += list(zip(bucket.children, front.behind[which].tolist(), strict=True))
-    return choice if math.isfinite(top.cost[best]) else None
+        choice[v] = int(front.choice[number])
+        stack += zip(bucket.children, front.behind[number].tolist(), strict=True)
+    return choice
