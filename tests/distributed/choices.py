@@ -6,15 +6,14 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
+
+from shardfold.api import plan
 from shardfold.capture import capture
 from shardfold.cluster import mesh_from_text, parse
 from shardfold.costs import optimizer_named, pricing_named, tabulate
-from shardfold.plans import Plan
+from shardfold.plans import Assembly, Plan
 from shardfold.plans.baselines import batch_factors, data_parallel, fully_sharded
-from shardfold.plans.choose import Candidate, Chosen
-from shardfold.plans.describe import describe
-from shardfold.search import Solution, solve
-from shardfold.search.solution import Statistics
 from shardfold.spaces import atomise, rules_of
 
 
@@ -33,25 +32,24 @@ class Chooser:
         self.prices = pricing.model(self.cluster, self.mesh)
         self.optimizer = optimizer_named("adamw")
         self.tables = tabulate(self.graph, self.atoms, self.mesh, self.prices, self.optimizer)
+        self._best = plan(
+            model, args, kwargs, cluster=self.cluster, mesh=self.mesh, rules=self.rules, **given
+        )
 
     def plan(self, choice: tuple[int, ...]) -> Plan:
-        cost = self.tables.problem.total(choice)
-        solution = Solution(choice, cost, False, 0.0, None, Statistics("by hand"))
-        best = Candidate(self.mesh, self.prices, self.tables, solution)
-        return describe(
-            self.graph,
-            self.atoms,
-            self.cluster,
-            Chosen(best, (best,), 1e18),
-            self.optimizer,
-            cost="roofline",
-            dtype=None,
-            capture_seconds=0.0,
-            search_seconds=0.0,
+        """The best plan with every decision replaced; its estimate is not this one's."""
+        assembly = Assembly(
+            self.graph, self.atoms, self.tables, choice, self.prices, self.optimizer
+        )
+        return msgspec.structs.replace(
+            self.best(),
+            operators=assembly.operators(),
+            tensors=assembly.tensors(),
+            parameters=assembly.parameters(),
         )
 
     def best(self) -> Plan:
-        return self.plan(solve(self.tables.problem).choice)
+        return self._best
 
     def baselines(self) -> Iterator[Plan]:
         batch = batch_factors(self.graph, self.atoms)

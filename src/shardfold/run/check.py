@@ -207,8 +207,7 @@ def _parameters(split: Parallel, single: Parallel) -> tuple[tuple[Difference, ..
     expected = dict(single.named_parameters())
     sizes = (float(p.grad.abs().max()) for p in expected.values() if _has_gradient(p))
     floor = SMALL * max(sizes, default=0.0)
-    run = split._run
-    keepings = {run.name(name): keeping for name, keeping in run.keepings.items()}
+    keepings = split._run.named()
     named = []
     for name, parameter in split.named_parameters():
         here, there = parameter.grad, expected[name].grad

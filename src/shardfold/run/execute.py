@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from shardfold.run.lower import Feed, Instruction, Lowered
-from shardfold.run.moves import Reshard, perform
+from shardfold.run.moves import Reshard, perform, write_back
 from shardfold.run.operators import Context
 
 Observer = Callable[[Instruction, list[Tensor]], list[Tensor]]
@@ -60,6 +60,9 @@ def _call(
     flows = instruction.has_gradient and torch.is_grad_enabled()
     with torch.set_grad_enabled(flows), _regathering(instruction, operands, values, context):
         found = instruction.local(operands, context)
+    for k in instruction.writes:
+        feed = instruction.feeds[k]
+        write_back(feed.there, operands[k], values[feed.tensor])
     return [leaf for leaf in pytree.tree_leaves(found) if isinstance(leaf, Tensor)]
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import pickle
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -81,7 +82,13 @@ def _process(
         (folder / f"{rank}.error").write_text(str(error))
         raise
     (folder / f"{rank}.result").write_bytes(pickle.dumps(found))
+    # Threads of the process group may outlive it: leave without waiting for their end, and not
+    # before the others are done with this process.
+    dist.barrier()
     dist.destroy_process_group()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 def _reason(folder: Path, error: Exception) -> str:

@@ -23,6 +23,8 @@ from shardfold.run.steps import Lie, Moves, gradients, values
 from shardfold.spaces import Atoms
 from shardfold.spaces.layout import REPLICATED
 
+WRITTEN = ("running_mean", "running_var")  # operands that batch norm updates in place
+
 
 @dataclass(frozen=True, slots=True)
 class Feed:
@@ -50,6 +52,7 @@ class Instruction:
     left: tuple[Row, ...]  # the layout of each result, as the operator leaves it
     kept: tuple[Feed | None, ...]  # for each result: to the layout in which it is kept
     has_gradient: bool
+    writes: tuple[int, ...]  # operands that are written, of which this device has a part
     drops: tuple[int, ...]  # tensors that nobody reads after this
 
 
@@ -144,7 +147,7 @@ class _Lowering:
         for index, op in enumerate(self.graph.ops):
             space = self.decisions.configs[index]
             for k, operand in enumerate(op.operands):
-                if operand.name not in ("running_mean", "running_var"):
+                if operand.name not in WRITTEN:
                     continue
                 needed = values(_first(space.operand_layouts(k)))
                 there = self._moves(operand.tensor, self.whole, needed)
@@ -174,7 +177,10 @@ class _Lowering:
         kept = tuple(self._keep(t, row) for t, row in zip(op.results, left, strict=True))
         has_gradient = any(self.graph.tensors[t].requires_grad for t in op.results)
         local = localise(site, self.trusted)
-        return Instruction(site, feeds, local, op.results, tuple(left), kept, has_gradient, drops)
+        writes = tuple(k for k, o in enumerate(op.operands) if o.name in WRITTEN and feeds[k].there)
+        return Instruction(
+            site, feeds, local, op.results, tuple(left), kept, has_gradient, writes, drops
+        )
 
     def _feed(self, tensor: int, needed: Row) -> Feed:
         """From where the tensor lies to where its reader needs it."""

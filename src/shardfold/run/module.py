@@ -99,6 +99,15 @@ class Run:
         """The model's own name of a parameter or buffer that the program names."""
         return source.removeprefix(self.prefix)
 
+    def named(self) -> dict[str, Keeping]:
+        """How each parameter is kept, under every one of its names in the model."""
+        tensors = self.program.graph.tensors
+        return {
+            self.name(name): keeping
+            for keeping in self.keepings.values()
+            for name in tensors[keeping.stored.tensor].names
+        }
+
     def given(
         self, module: Parallel, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> dict[int, Tensor]:
@@ -177,8 +186,8 @@ def _restore_shapes(
     module: Any, state: dict[str, Any], prefix: str, metadata: dict[str, Any]
 ) -> None:
     """Parameters that are kept in pieces leave in the model's own shape, whole."""
-    for name, keeping in module._run.keepings.items():
-        key = prefix + module._run.name(name)
+    for name, keeping in module._run.named().items():
+        key = prefix + name
         if keeping.in_pieces and key in state:
             state[key] = keeping.whole(state[key])
 
@@ -186,8 +195,8 @@ def _restore_shapes(
 def _take_parts(module: Any, state: dict[str, Any], prefix: str, *_: Any) -> None:
     """Whole tensors of a checkpoint become this rank's parts."""
     run = module._run
-    for name, keeping in run.keepings.items():
-        key = prefix + run.name(name)
+    for name, keeping in run.named().items():
+        key = prefix + name
         value = state.get(key)
         if value is None or (isinstance(value, DTensor) and not keeping.in_pieces):
             continue

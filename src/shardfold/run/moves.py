@@ -31,6 +31,17 @@ def perform(moves: Moves, local: Tensor, groups: Groups) -> Tensor:
     return local.reshape(moves.target)
 
 
+@torch.no_grad()
+def write_back(moves: Moves, local: Tensor, whole: Tensor) -> None:
+    """Put a part that was sliced from `whole`, and written since, where it came from."""
+    place = whole.view(moves.steps[0].before)
+    for step in moves.steps:
+        low, high = step.cut[step.place]
+        place = place.narrow(step.joining, low, high - low)
+    if place.data_ptr() != local.data_ptr():
+        place.copy_(local.reshape(place.shape))
+
+
 def _all_reduce(step: Step, local: Tensor, groups: Groups) -> Tensor:
     return groups.all_reduce(local.clone(memory_format=torch.contiguous_format), step.axes)
 

@@ -148,7 +148,7 @@ def _device(model: nn.Module) -> torch.device:
 def _tree(model: nn.Module, run: Run, dtype: torch.dtype | None) -> dict[str, Tensor]:
     """Every parameter, this rank's part of it, and every buffer, under all its names."""
     names = _names(model)
-    keepings = {run.name(name): keeping for name, keeping in run.keepings.items()}
+    keepings = run.named()
     trained = {name: p.requires_grad for name, p in model.named_parameters()}
     found: dict[str, Tensor] = {}
     sums = []
@@ -158,7 +158,7 @@ def _tree(model: nn.Module, run: Run, dtype: torch.dtype | None) -> dict[str, Te
             value = value.to(dtype)
         if first in trained:
             sums.append(value.double().sum())
-            kept = next(keepings[n] for n in names[first] if n in keepings)
+            kept = keepings[first]
             value = kept.parameter(kept.part(value), run.mesh, trained[first])
         elif value is tensor:
             value = value.clone()

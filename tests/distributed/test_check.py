@@ -1,0 +1,127 @@
+"""`shardfold check` agrees with a right plan, and names the operator that a wrong rule spoils."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from click.testing import CliRunner
+
+from shardfold.cli import main
+from shardfold.errors import RunError
+from shardfold.plans.store import save
+from shardfold.run.launch import launch
+from shardfold.spaces import Call, Rule
+
+from .choices import Chooser
+
+MODEL = """
+import torch
+from torch import nn
+from shardfold.spaces.rules.reduction import TABLE
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x):
+        return self.down(torch.cumsum(self.up(x), 1)).square().mean()
+
+def make():
+    torch.manual_seed(0)
+    return Model(), (torch.randn(4, 8),), {}
+"""
+WRONG = '''
+from dataclasses import replace
+
+def along(call):
+    """A running sum whose own dim may be split: it may not."""
+    return replace(TABLE["aten.cumsum"](call), whole=frozenset(), linear=())
+
+RULES = {"aten.cumsum": along}
+'''
+
+
+def wrong(call: Call) -> Rule:
+    from dataclasses import replace
+
+    from shardfold.spaces.rules.reduction import TABLE
+
+    return replace(TABLE["aten.cumsum"](call), whole=frozenset(), linear=())
+
+
+def split_running_sum(folder: Path) -> tuple[str, str]:
+    """A model file with a wrong rule, and a plan that uses it."""
+    file = folder / "model.py"
+    file.write_text(MODEL + WRONG)
+    namespace: dict[str, object] = {}
+    exec(MODEL, namespace)
+    rules = {"aten.cumsum": wrong}
+    chooser = Chooser(*namespace["make"](), "2xcpu", "2", rules=rules)  # type: ignore[operator]
+    choice = [0] * len(chooser.tables.vertices)
+    for v, vertex in enumerate(chooser.tables.vertices):
+        if vertex.space is not None and chooser.graph.ops[vertex.index].kind == "aten.cumsum":
+            choice[v] = vertex.space.configs[:, 0].tolist().index(1)
+    save(chooser.plan(tuple(choice)), folder / "plan.json")
+    return f"{file}:make", str(folder / "plan.json")
+
+
+def test_a_wrong_rule_is_found_and_its_operator_named(tmp_path: Path) -> None:
+    model, plan = split_running_sum(tmp_path)
+    found = CliRunner().invoke(main, ["check", model, "--plan", plan, "--local", "2"])
+    assert found.exit_code == 1, found.output
+    assert "First to differ: operator cumsum (aten.cumsum" in found.output
+    assert "split as i1" in found.output
+
+
+def test_a_right_plan_agrees_and_trains(tmp_path: Path) -> None:
+    from shardfold import zoo
+
+    chooser = Chooser(*zoo.build("gpt2-tiny"), "2xcpu", "2")
+    file = tmp_path / "plan.json"
+    save(next(chooser.baselines()), file)
+    given = ["gpt2-tiny", "--plan", str(file), "--local", "2"]
+    found = CliRunner().invoke(main, ["check", *given])
+    assert found.exit_code == 0, found.output
+    assert "Same loss" in found.output
+    found = CliRunner().invoke(main, ["train", *given, "--steps", "3"])
+    assert found.exit_code == 0, found.output
+    assert "3 steps: loss 5." in found.output
+    assert "tokens/s" in found.output
+
+
+def test_a_plan_for_another_model_or_number_of_processes_is_refused(tmp_path: Path) -> None:
+    from shardfold import zoo
+
+    chooser = Chooser(*zoo.build("rnnlm-tiny"), "2xcpu", "2")
+    file = tmp_path / "plan.json"
+    save(next(chooser.baselines()), file)
+    found = CliRunner().invoke(main, ["check", "alexnet-tiny", "--plan", str(file), "--local", "2"])
+    assert found.exit_code == 2
+    assert "The plan is for another model" in found.output
+    found = CliRunner().invoke(main, ["train", "rnnlm-tiny", "--plan", str(file), "--local", "3"])
+    assert found.exit_code == 2
+    assert "The plan is for 2 processes, not --local 3." in found.output
+    found = CliRunner().invoke(main, ["train", "rnnlm-tiny", "--plan", str(file)])
+    assert found.exit_code == 2
+    assert "start them here with --local 2" in found.output
+
+
+def _dies(rank: int) -> None:
+    import torch
+    import torch.distributed as dist
+
+    if rank == 1:
+        raise RunError("rank 1 gives up")
+    dist.all_reduce(torch.zeros(1))
+
+
+def test_a_rank_that_fails_ends_the_others() -> None:
+    import time
+
+    import pytest
+
+    started = time.monotonic()
+    with pytest.raises(RunError, match=r"rank 1 gives up|A process ended"):
+        launch(_dies, 2)
+    assert time.monotonic() - started < 60
