@@ -9,15 +9,17 @@ if TYPE_CHECKING:
     from shardfold.api import plan
     from shardfold.errors import ShardfoldError
     from shardfold.plans import Plan
+    from shardfold.questions import explain
     from shardfold.run import parallelize
 
 __version__ = "0.1.0"
-__all__ = ["Plan", "ShardfoldError", "parallelize", "plan"]
+__all__ = ["Plan", "ShardfoldError", "explain", "parallelize", "plan"]
 
 # Public names and where they live: importing shardfold loads none of them, nor torch.
 _HOMES = {
     "Plan": "shardfold.plans",
     "ShardfoldError": "shardfold.errors",
+    "explain": "shardfold.questions",
     "parallelize": "shardfold.run",
     "plan": "shardfold.api",
 }

@@ -114,17 +114,18 @@ class Assembly:
         ).case(self.choice[v])
 
     def seconds(self, step: Step) -> float:
-        """What one step of one case costs; operators that are alike share their steps."""
+        """As `price`, for steps of this assembly: operators that are alike share them."""
         found = self._prices.get(id(step))
         if found is None:
-            found = self._prices[id(step)] = self._price(step)
+            found = self._prices[id(step)] = self.price(step)
         return found
 
     @cached_property
     def _prices(self) -> dict[int, float]:
         return {}
 
-    def _price(self, step: Step) -> float:
+    def price(self, step: Step) -> float:
+        """What one step of one case costs."""
         if isinstance(step, Compute):
             return float(self.model.compute_seconds(step)[0])
         if step.kind == "slice":
@@ -147,7 +148,7 @@ class Assembly:
                     op.kind,
                     op.origin.module,
                     op.origin.source,
-                    tuple(_factor_name(vertex.space, int(f)) for f in row),
+                    tuple(factor_name(vertex.space, int(f)) for f in row),
                     self.splits.of(vertex.index, vertex.space, row.tolist()),
                     sum(self.seconds(step) for step in steps),
                     _collectives(steps, names, self.seconds),
@@ -160,7 +161,7 @@ class Assembly:
         return tuple(
             TensorEntry(
                 self.graph.tensors[vertex.index].name,
-                self._states(vertex.index, vertex.layouts, self.choice[v]),
+                self.states(vertex.index, vertex.layouts, self.choice[v]),
             )
             for v, vertex in enumerate(self.tabulated.vertices)
             if vertex.what == "tensor" and vertex.layouts is not None
@@ -181,12 +182,12 @@ class Assembly:
             if index in placed:
                 vertex, choice = placed[index]
                 assert vertex.storage is not None
-                layout = self._states(index, vertex.layouts, choice)
+                layout = self.states(index, vertex.layouts, choice)
                 again = bool(vertex.storage.regathers[choice])
             entries.append(ParameterEntry(tensor.names, tensor.type.shape, layout, again))
         return tuple(entries)
 
-    def _states(self, tensor: int, layouts: Layouts | None, choice: int) -> tuple[str, ...]:
+    def states(self, tensor: int, layouts: Layouts | None, choice: int) -> tuple[str, ...]:
         """Per axis: `dim 1` (`dim 1.0` where only a piece of the dim is split), or whole."""
         assert layouts is not None
         dims = self.atoms.dims[tensor]
@@ -233,7 +234,8 @@ class Assembly:
         return totals
 
 
-def _factor_name(space: Space, factor: int) -> str:
+def factor_name(space: Space, factor: int) -> str:
+    """A factor in the rule's own name; `-` for none, `+` where a pending sum passes."""
     return {NONE: "-", PASS: "+"}.get(factor) or space.rule.factors[factor]
 
 

@@ -9,7 +9,12 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from rich.console import Console
 
-WORDS = {"capture": "capturing the model", "search": "searching", "describe": "writing the plan"}
+WORDS = {
+    "capture": "capturing the model",
+    "search": "searching",
+    "describe": "writing the plan",
+    "explain": "pricing other splits",
+}
 
 
 class Stage(Protocol):

@@ -1,0 +1,168 @@
+"""An explanation as plain text of 80 columns: what `print(explanation)` shows."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Sequence
+
+from shardfold.plans.blocks import PHASES, SHORT
+from shardfold.plans.explanation import Alternative, Change, Explanation, Reason, Term
+from shardfold.plans.plan import AxisEntry, OperatorEntry
+from shardfold.plans.rows import axes_words
+from shardfold.plans.splits import in_words
+from shardfold.plans.units import seconds, size
+
+WIDTH = 80
+MOST_ALTERNATIVES = 8
+MOST_CHANGES = 6
+MOST_TERMS = 6
+SMALL_TERM = 0.01  # of the largest term: those below are taken together
+NOTHING = Term("", 0.0)
+
+
+def as_text(found: Explanation, everything: bool = False) -> str:
+    """The whole explanation; without `everything`, the best alternatives and largest terms."""
+    axes = " x ".join(f"{axis.name}={axis.size}" for axis in found.mesh) or "one device"
+    best = "the best there is" if found.optimal else "the best found"
+    lines = [
+        f"On {found.cluster}, mesh {axes}: a step takes {seconds(found.step_seconds)}, {best}."
+    ]
+    lines.extend(_filled(f"Alternatives are the best plans on this mesh {_limit(found)}.", ""))
+    for reason in found.reasons:
+        lines.extend(["", *_reason(reason, found, everything)])
+    if found.left_out:
+        lines.extend(["", *_filled(_left_out(found.left_out), "")])
+    return "\n".join(lines)
+
+
+def _limit(found: Explanation) -> str:
+    if found.limit_bytes is None:
+        return "without regard to memory, as no plan fits"
+    binds = "binds: faster plans do not fit" if found.limit_binds else "does not bind"
+    return f"within {size(found.limit_bytes)} a device; the limit {binds}"
+
+
+def _left_out(count: int) -> str:
+    what = "operator is" if count == 1 else "operators are"
+    return f"{count} further {what} left out as small; --all shows every one."
+
+
+def _reason(reason: Reason, found: Explanation, everything: bool) -> list[str]:
+    return [
+        *_heading(reason),
+        *_filled(_chosen(reason, found.mesh), "  "),
+        *_alternatives(reason, everything),
+        *_why(reason, everything),
+    ]
+
+
+def _heading(reason: Reason) -> list[str]:
+    entry = reason.operator
+    alike = f", and {reason.alike - 1} alike" if reason.alike > 1 else ""
+    title = f"{called(entry)} ({entry.name}{alike})"
+    return textwrap.wrap(title, WIDTH, subsequent_indent="  ", break_on_hyphens=False)
+
+
+def called(entry: OperatorEntry | Change) -> str:
+    """An operator's place in the model and its kind."""
+    return " ".join(filter(None, (entry.module, entry.kind.rpartition(".")[2])))
+
+
+def _chosen(reason: Reason, mesh: Sequence[AxisEntry]) -> str:
+    entry = reason.operator
+    pinned = ", pinned" if reason.is_pinned else ""
+    share = entry.seconds / reason.step_seconds
+    traffic = "; ".join(
+        f"{PHASES[c.phase]} {SHORT.get(c.kind, c.kind)} {axes_words(c.axes, mesh)} {size(c.bytes)}"
+        f"{f' x{c.count}' * (c.count > 1)} {seconds(c.seconds)}"
+        for c in entry.collectives
+    )
+    return (
+        f"split {in_words(entry.split)}{pinned}: {seconds(entry.seconds)}, {share:.1%} of the "
+        f"step; {'collectives: ' + traffic if traffic else 'no collectives'}."
+    )
+
+
+def _alternatives(reason: Reason, everything: bool) -> list[str]:
+    if not reason.alternatives:
+        return ["  No other split is possible."]
+    shown = reason.alternatives if everything else reason.alternatives[:MOST_ALTERNATIVES]
+    width = max(len("instead"), *(len(in_words(a.split)) for a in shown))
+    lines = [f"  {'instead':{width}} {'step':>9} {'more':>9}"]
+    lines.extend(f"  {in_words(a.split):{width}} {_figures(a, reason)}" for a in shown)
+    if len(shown) < len(reason.alternatives):
+        lines.append(f"  and {len(reason.alternatives) - len(shown)} more")
+    return lines
+
+
+def _figures(alternative: Alternative, reason: Reason) -> str:
+    if alternative.step_seconds is None:
+        return f"{'does not fit':>9}"
+    step = alternative.step_seconds
+    more = step - reason.step_seconds
+    bound = alternative.lower_bound_seconds or 0.0
+    proven = "" if bound >= step * (1 - 1e-9) else f"  (at least {seconds(bound)})"
+    return f"{seconds(step):>9} {signed(more):>9} {more / reason.step_seconds:>+8.2%}{proven}"
+
+
+def signed(value: float) -> str:
+    """Seconds with a sign; differences that are rounding are `0 s`."""
+    text = seconds(abs(value))
+    return text if text == "0 s" else f"{'-' if value < 0 else '+'}{text}"
+
+
+def _why(reason: Reason, everything: bool) -> list[str]:
+    second = reason.runner_up
+    if second is None:
+        return []
+    words = in_words(second.split)
+    return [
+        *_filled(f"With {words} the step changes by {_terms(reason, everything)}.", "  "),
+        *_filled(f"With {words} {_changes(reason.changes, everything)}.", "  "),
+    ]
+
+
+def _terms(reason: Reason, everything: bool) -> str:
+    least = 0.0 if everything else SMALL_TERM * abs(next(iter(reason.terms), NOTHING).seconds)
+    shown = [term for term in reason.terms if abs(term.seconds) >= least]
+    shown = shown if everything else shown[:MOST_TERMS]
+    rest = reason.terms[len(shown) :]
+    parts = [f"{signed(term.seconds)} in {term.what}" for term in shown]
+    if rest:
+        total = sum(term.seconds for term in rest)
+        parts.append(
+            f"{signed(total)} in {len(rest)} smaller terms"
+            if len(rest) > 1
+            else f"{signed(total)} in {rest[0].what}"
+        )
+    return ", ".join(parts) or "nothing: it is as good"
+
+
+def _changes(found: Sequence[Change], everything: bool) -> str:
+    if not found:
+        return "no other operator is split otherwise"
+    groups: dict[str, list[Change]] = {}
+    for change in found:
+        words = f"from {in_words(change.before)} to {in_words(change.after)}"
+        groups.setdefault(words, []).append(change)
+    shown = list(groups.items())[: None if everything else MOST_CHANGES]
+    parts = [f"{_names(members, everything)} {words}" for words, members in shown]
+    left = len(found) - sum(len(members) for _, members in shown)
+    more = f"; and {left} further" if left else ""
+    return f"{len(found)} other operators change: {'; '.join(parts)}{more}"
+
+
+def _names(members: Sequence[Change], everything: bool) -> str:
+    shown = members if everything else members[:3]
+    more = f" and {len(members) - len(shown)} more" if len(members) > len(shown) else ""
+    return ", ".join(called(change) for change in shown) + more
+
+
+def _filled(text: str, indent: str) -> Iterable[str]:
+    return textwrap.wrap(
+        text,
+        WIDTH,
+        initial_indent=indent,
+        subsequent_indent=indent + "  ",
+        break_on_hyphens=False,
+    )

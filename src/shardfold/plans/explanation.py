@@ -1,0 +1,74 @@
+"""Why a plan splits an operator as it does: the alternatives, and where their difference lies."""
+
+from __future__ import annotations
+
+from shardfold.plans.plan import AxisEntry, OperatorEntry, Value
+
+
+class Alternative(Value, frozen=True):
+    """Another split of one operator, with everything else chosen anew around it.
+
+    Without a step, nothing fits in memory with this split. A lower bound below the step says how
+    far the search was from proving it.
+    """
+
+    split: dict[str, int]
+    step_seconds: float | None
+    lower_bound_seconds: float | None
+    peak_bytes: float | None
+
+
+class Term(Value, frozen=True):
+    """A part of the difference between two plans; negative where the alternative is cheaper."""
+
+    what: str
+    seconds: float
+
+
+class Change(Value, frozen=True):
+    """An operator that is split otherwise once the alternative is forced."""
+
+    name: str
+    module: str
+    kind: str
+    before: dict[str, int]
+    after: dict[str, int]
+
+
+class Reason(Value, frozen=True):
+    """One operator: its split, the alternatives from the best on, and what parts it from the first.
+
+    The terms add up to the runner-up's difference; `changes` has the nearest operators first.
+    """
+
+    operator: OperatorEntry
+    alike: int  # operators at the same place of other blocks with the same split, itself included
+    is_pinned: bool
+    step_seconds: float
+    alternatives: tuple[Alternative, ...]
+    terms: tuple[Term, ...]
+    changes: tuple[Change, ...]
+
+    @property
+    def runner_up(self) -> Alternative | None:
+        """The best alternative, if any fits."""
+        first = next(iter(self.alternatives), None)
+        return None if first is None or first.step_seconds is None else first
+
+
+class Explanation(Value, frozen=True):
+    """Reasons for some operators of a plan, all on the plan's mesh."""
+
+    cluster: str
+    mesh: tuple[AxisEntry, ...]
+    step_seconds: float
+    optimal: bool
+    limit_bytes: float | None  # None: nothing fits, so that the limit is left aside
+    limit_binds: bool  # whether a faster plan exists that does not fit
+    reasons: tuple[Reason, ...]
+    left_out: int  # operators that match as well, but take next to no time
+
+    def __str__(self) -> str:
+        from shardfold.plans.explained import as_text
+
+        return as_text(self)
