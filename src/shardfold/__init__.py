@@ -11,14 +11,16 @@ if TYPE_CHECKING:
     from shardfold.plans import Plan
     from shardfold.questions import explain
     from shardfold.run import parallelize
+    from shardfold.versus import compare
 
 __version__ = "0.1.0"
-__all__ = ["Plan", "ShardfoldError", "explain", "parallelize", "plan"]
+__all__ = ["Plan", "ShardfoldError", "compare", "explain", "parallelize", "plan"]
 
 # Public names and where they live: importing shardfold loads none of them, nor torch.
 _HOMES = {
     "Plan": "shardfold.plans",
     "ShardfoldError": "shardfold.errors",
+    "compare": "shardfold.versus",
     "explain": "shardfold.questions",
     "parallelize": "shardfold.run",
     "plan": "shardfold.api",

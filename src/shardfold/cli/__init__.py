@@ -15,6 +15,7 @@ COMMANDS = {
     "plan": ("shardfold.cli.plan", "Find the best way to train a model on a cluster."),
     "show": ("shardfold.cli.show", "Print a saved plan, or check it against a model."),
     "explain": ("shardfold.cli.explain", "Say why operators are split as they are."),
+    "compare": ("shardfold.cli.compare", "Hold the best plan against other methods, or plans."),
     "check": ("shardfold.cli.check", "Run one step of a plan beside one device, and compare."),
     "train": ("shardfold.cli.train", "Train a model under a plan."),
     "models": ("shardfold.cli.models", "List the models of the zoo."),

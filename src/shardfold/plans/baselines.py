@@ -1,4 +1,4 @@
-"""Strategies by hand, priced by the same tables: data parallel and fully sharded.
+"""Strategies that split the batch, priced by the same tables: data parallel, and sharded ones.
 
 A baseline fixes every operator's configuration; given those, the layouts of shared tensors and
 the storage of parameters do not depend on one another, so each takes its cheapest allowed one.
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from shardfold.costs import Tabulated, Vertex
 from shardfold.graph import Graph
 from shardfold.spaces import Atoms, Space
+from shardfold.spaces.layout import Layouts
 from shardfold.spaces.space import NONE
 from shardfold.spaces.words import batch_classes
 
@@ -41,6 +42,21 @@ def data_parallel(tabulated: Tabulated, batch: BatchFactors) -> Choice:
 def fully_sharded(tabulated: Tabulated, batch: BatchFactors) -> Choice:
     """As data parallel, but parameters and their state are split over all devices (ZeRO-3)."""
     return _by_batch(tabulated, batch, _most_sharded)
+
+
+def sharded_state(tabulated: Tabulated, batch: BatchFactors) -> Choice:
+    """As data parallel, but gradients and optimizer state are split over all devices (ZeRO-2).
+
+    Parameters are gathered once a step, and kept.
+    """
+    return _by_batch(tabulated, batch, _sharded_and_kept)
+
+
+def hybrid_sharded(tabulated: Tabulated, batch: BatchFactors) -> Choice:
+    """As fully sharded, but within the innermost level only: every node has a full copy."""
+    inner = tabulated.mesh.axes[-1].level
+    outer = [a for a, axis in enumerate(tabulated.mesh.axes) if axis.level != inner]
+    return _by_batch(tabulated, batch, lambda vertex: _most_sharded(vertex, outer))
 
 
 def _by_batch(tabulated: Tabulated, batch: BatchFactors, allowed: Allowed) -> Choice:
@@ -119,11 +135,28 @@ def _as_used(vertex: Vertex) -> NDArray[np.bool_] | None:
     return mask if mask.any() else None
 
 
-def _most_sharded(vertex: Vertex) -> NDArray[np.bool_] | None:
-    """Parameters split over as many axes as possible, and gathered again in backward."""
+def _most_sharded(vertex: Vertex, whole: Sequence[int] = ()) -> NDArray[np.bool_] | None:
+    """Parameters split over as many axes as possible, and gathered again in backward.
+
+    Over the axes `whole` they are not split.
+    """
     if vertex.storage is None:
         return None
-    axes = (vertex.storage.layouts >= 0).sum(axis=1)
+    mask = _fullest(vertex.storage.layouts, whole)
     again = vertex.storage.regathers
-    mask: NDArray[np.bool_] = np.equal(axes, axes.max())
     return mask & again if (mask & again).any() else mask
+
+
+def _sharded_and_kept(vertex: Vertex) -> NDArray[np.bool_] | None:
+    """Parameters split over as many axes as possible, and gathered once."""
+    if vertex.storage is None:
+        return None
+    return _fullest(vertex.storage.layouts, ()) & ~vertex.storage.regathers
+
+
+def _fullest(layouts: Layouts, whole: Sequence[int]) -> NDArray[np.bool_]:
+    """The layouts that are split over the most axes, and not over the axes `whole`."""
+    split = layouts >= 0
+    axes = np.where(split[:, list(whole)].any(axis=1), -1, split.sum(axis=1))
+    mask: NDArray[np.bool_] = np.equal(axes, axes.max())
+    return mask

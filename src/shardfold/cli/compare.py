@@ -1,0 +1,149 @@
+"""`shardfold compare`: a model's best plan against other methods, or one plan against another."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from shardfold.cli.options import DTYPES, output_options, size_in_bytes, size_options
+from shardfold.errors import PlanError
+
+if TYPE_CHECKING:
+    from shardfold.versus import Comparison
+
+
+@click.command()
+@click.argument("what", nargs=-1, required=True, metavar="MODEL | A.json B.json")
+@click.option("--cluster", help="Such as 8xa100, 4x8xh100 or lab.toml.")
+@click.option("--methods", help="Comma-separated; all if left out. --methods list names them.")
+@size_options
+@click.option("--dtype", type=click.Choice(DTYPES), help="Of weights and activations.")
+@click.option("--optimizer", default="adamw", show_default=True, help="sgd, momentum, adam, adamw.")
+@click.option("--mesh", help="Such as 8x4. Every mesh is tried if left out.")
+@click.option("--cost", default="roofline", show_default=True, help="roofline or paper.")
+@click.option("--memory-limit", type=size_in_bytes, metavar="SIZE", help="Per device, as in plan.")
+@click.option(
+    "--moves",
+    type=click.IntRange(min=1),
+    default=50_000,
+    show_default=True,
+    help="Random moves of mcmc, at most.",
+)
+@click.option(
+    "--ilp-seconds",
+    type=click.FloatRange(min=0, min_open=True),
+    default=60.0,
+    show_default=True,
+    help="Time for the integer program.",
+)
+@click.option(
+    "--chart", type=click.Path(dir_okay=False), metavar="FILE.svg", help="Draw the steps as bars."
+)
+@output_options
+def compare(what: tuple[str, ...], as_json: bool, everything: bool, **options: Any) -> None:
+    """Hold the best plan of MODEL against strategies by hand and other searches.
+
+    With two saved plans of one model instead, show the operators that they split differently.
+    MODEL is as in shardfold plan.
+    """
+    if options["methods"] == "list":
+        from shardfold.plans.contest import METHODS
+
+        click.echo("\n".join(METHODS))
+    elif len(what) == 2:
+        _plans(what[0], what[1], as_json, everything, options)
+    elif len(what) == 1:
+        _methods(what[0], as_json, options)
+    else:
+        raise click.UsageError(f"Give one MODEL or two plans, not {len(what)} arguments.")
+
+
+def _plans(first: str, second: str, as_json: bool, everything: bool, options: Any) -> None:
+    """Show where two saved plans differ."""
+    given = [name for name in ("cluster", "methods", "chart", "mesh") if options[name] is not None]
+    if given:
+        raise click.UsageError(f"--{given[0]} goes with one MODEL, not with two plans.")
+    from shardfold.plans import load
+    from shardfold.plans.between import difference
+
+    found = difference(load(first), load(second))
+    if as_json:
+        click.echo(json.dumps({"plans": [first, second], **asdict(found)}, indent=2))
+        return
+    from shardfold.report.comparison import difference_view
+
+    _print(difference_view(found, (first, second), everything))
+
+
+def _methods(model: str, as_json: bool, options: Any) -> None:
+    """Compare methods on one model and cluster."""
+    if options["cluster"] is None:
+        raise click.UsageError("A comparison of methods needs --cluster, such as 8xa100.")
+    chart = options["chart"]
+    if chart is not None and not Path(chart).parent.is_dir():
+        raise PlanError(f"Cannot write {chart}: the folder {Path(chart).parent} does not exist.")
+    found = _compared(model, options)
+    title = f"{model} on {found.cluster}"
+    if chart is not None:
+        from shardfold.report.chart import chart as drawn
+
+        Path(chart).write_text(drawn(found.results, found.speedups, title))
+    if as_json:
+        click.echo(json.dumps({"model": model, **found.as_plain()}, indent=2))
+        return
+    from shardfold.report.comparison import comparison_view
+
+    _print(comparison_view(found.results, found.speedups, title, found.limit_bytes))
+    if chart is not None:
+        click.echo(f"Drawn to {chart}")
+
+
+def _compared(model: str, options: Any) -> Comparison:
+    from shardfold.cli.model import load_model
+    from shardfold.cli.printing import progress
+    from shardfold.cli.quiet import quiet
+    from shardfold.cluster import mesh_from_text, parse
+    from shardfold.costs import optimizer_named, pricing_named
+    from shardfold.plans.contest import METHODS, Effort, check_methods
+    from shardfold.versus import compare as hold
+
+    # What is cheap to check is checked before the work begins.
+    methods = METHODS if options["methods"] is None else tuple(options["methods"].split(","))
+    check_methods(methods)
+    target = parse(options["cluster"])
+    fixed = None if options["mesh"] is None else mesh_from_text(options["mesh"], target)
+    pricing_named(options["cost"])
+    optimizer_named(options["optimizer"])
+    sizes = {name: options[name] for name in ("batch", "seq", "layers", "hidden")}
+    with progress() as watch:
+        with quiet():
+            example = load_model(model, sizes)
+        with quiet(mute=True):
+            return hold(
+                example.module,
+                example.args,
+                example.kwargs,
+                cluster=target,
+                methods=methods,
+                dtype=options["dtype"],
+                optimizer=options["optimizer"],
+                mesh=fixed,
+                cost=options["cost"],
+                memory_limit=options["memory_limit"],
+                rules=example.rules,
+                effort=Effort(moves=options["moves"], ilp_seconds=options["ilp_seconds"]),
+                watch=watch,
+            )
+
+
+def _print(view: Any) -> None:
+    from rich.console import Console
+
+    from shardfold.cli.printing import WIDEST
+
+    console = Console(highlight=False)
+    console.print(view, width=min(console.width, WIDEST))

@@ -1,0 +1,66 @@
+"""A comparison as a bar chart: SVG text, drawn without any library."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from xml.sax.saxutils import escape
+
+from shardfold.plans.contest import Result
+from shardfold.plans.units import seconds
+
+LEFT, TOP, ROW, WIDTH, RIGHT = 150, 64, 28, 460, 190
+
+SVG = """<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img">
+<title>{title}</title>
+<style>
+  rect.back {{ fill: #ffffff }}
+  text {{ font: 12px system-ui, sans-serif; fill: #57606a }}
+  .title {{ font-size: 16px; font-weight: 600; fill: #1f2328 }}
+  .name, .value {{ fill: #1f2328 }}
+  .exact {{ fill: #1a7f64 }}
+  .other {{ fill: #8c96a0 }}
+  .large {{ fill: #d0d7de }}
+</style>
+<rect class="back" width="100%" height="100%"/>
+{body}
+</svg>
+"""
+
+
+def chart(results: Sequence[Result], speedups: Mapping[str, float], title: str) -> str:
+    """Step times as bars, the shortest first; methods without a figure are left out."""
+    shown = sorted(
+        (r for r in results if r.step_seconds is not None), key=lambda r: r.step_seconds or 0.0
+    )
+    longest = max((r.step_seconds or 0.0 for r in shown), default=0.0) or 1.0
+    body = [
+        _text(16, 26, title, "title"),
+        _text(16, 46, "Predicted step, additive cost model; pale bars do not fit in memory"),
+    ]
+    for number, result in enumerate(shown):
+        body += _bar(result, speedups.get(result.method), TOP + ROW * number, longest)
+    return SVG.format(
+        width=LEFT + WIDTH + RIGHT,
+        height=TOP + ROW * len(shown) + 16,
+        title=escape(title),
+        body="\n".join(body),
+    )
+
+
+def _bar(result: Result, ratio: float | None, y: float, longest: float) -> list[str]:
+    step = result.step_seconds or 0.0
+    width = WIDTH * step / longest
+    style = "large" if not result.fits else "exact" if result.method == "exact" else "other"
+    words = seconds(step) + ("" if ratio is None else f" ({ratio:.2f}x data parallel)")
+    return [
+        _text(LEFT - 10, y + 14.5, result.method, "name", "end"),
+        f'<rect x="{LEFT}" y="{y:.1f}" width="{width:.1f}" height="20" class="{style}"/>',
+        _text(LEFT + width + 6, y + 14.5, words, "value"),
+    ]
+
+
+def _text(x: float, y: float, words: str, style: str = "", anchor: str = "start") -> str:
+    return (
+        f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" class="{style}">'
+        f"{escape(words)}</text>"
+    )

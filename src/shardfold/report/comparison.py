@@ -1,0 +1,132 @@
+"""Comparisons as tables for the terminal: methods beside one another, and plans that differ."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from shardfold.plans.between import Difference, Line
+from shardfold.plans.contest import Result
+from shardfold.plans.units import seconds, size
+
+if TYPE_CHECKING:
+    from rich.console import Group
+    from rich.table import Table
+
+PRICES = (
+    "Steps are priced by the additive cost model that the search minimises: no overlap of work "
+    "and communication. Speed-up: over data parallel. Sent: bytes that one device sends in a step."
+)
+SMALL_LINE = 0.005  # of the step: lines that are left out
+
+
+def comparison_view(
+    results: Sequence[Result], speedups: Mapping[str, float], title: str, limit_bytes: float
+) -> Group:
+    """One row a method; what there is to say of one stands below the table."""
+    from rich.console import Group
+    from rich.text import Text
+
+    notes = [(r.method, _remark(r)) for r in results if _remark(r)]
+    return Group(
+        Text(title, style="bold"),
+        "",
+        _methods([r for r in results if r.step_seconds is not None], speedups),
+        "",
+        Text(f"Memory limit {size(limit_bytes)} per device."),
+        "",
+        *(Text(f"{method}: {remark}.") for method, remark in notes),
+        Text(PRICES, style="dim"),
+    )
+
+
+def _remark(result: Result) -> str:
+    return ", ".join(filter(None, ("proven best" if result.proven else "", result.note)))
+
+
+def _methods(results: Sequence[Result], speedups: Mapping[str, float]) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
+    table.add_column("method", no_wrap=True)
+    for heading in ("mesh", "step", "speed-up", "memory", "fits", "sent", "search"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for result in results:
+        table.add_row(*_row(result, speedups), style="bold" if result.method == "exact" else "")
+    return table
+
+
+def _row(result: Result, speedups: Mapping[str, float]) -> tuple[str, ...]:
+    ratio = speedups.get(result.method)
+    return (
+        result.method,
+        result.mesh or "",
+        seconds(result.step_seconds or 0.0),
+        "" if ratio is None else f"{ratio:.2f}x",
+        size(result.peak_bytes or 0.0),
+        "yes" if result.fits else "NO",
+        size(result.communication_bytes or 0.0),
+        seconds(result.search_seconds or 0.0),
+    )
+
+
+def difference_view(found: Difference, names: tuple[str, str], everything: bool = False) -> Group:
+    """Two plans of one model: their totals, then the operators that they split differently."""
+    from rich.console import Group
+    from rich.text import Text
+
+    shown = [line for line in found.lines if everything or _matters(line, found)]
+    more = len(found.lines) - len(shown)
+    stored = "parameter is" if found.parameters == 1 else "parameters are"
+    return Group(
+        _totals(found, names),
+        "",
+        _lines(shown, names),
+        *([Text(f"{more} more lines of small operators (--all shows them).")] if more else []),
+        Text(
+            f"{found.same} of {found.operators} operators are split alike; "
+            f"{found.parameters} {stored} stored in another way."
+        ),
+    )
+
+
+def _matters(line: Line, found: Difference) -> bool:
+    """Whether under either plan the operators take a noticeable share of the step."""
+    pairs = zip(line.seconds, found.step_seconds, strict=True)
+    return any(own >= SMALL_LINE * step for own, step in pairs)
+
+
+def _totals(found: Difference, names: tuple[str, str]) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    for heading in ("plan", "cluster", "mesh", "step", "memory"):
+        table.add_column(heading, justify="left" if heading == "plan" else "right")
+    for k, name in enumerate(names):
+        figures = (seconds(found.step_seconds[k]), size(found.peak_bytes[k]))
+        table.add_row(name, found.clusters[k], found.meshes[k], *figures)
+    return table
+
+
+def _lines(lines: Sequence[Line], names: tuple[str, str]) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    table.add_column("operator", overflow="fold")
+    for name in names:
+        table.add_column(name, overflow="fold")
+        table.add_column("", justify="right", no_wrap=True)
+    for line in lines:
+        often = f" x{line.count}" if line.count > 1 else ""
+        cells = [f"{line.place} {line.kind}{often}".strip()]
+        for k in range(2):
+            # Where the splits agree, the collectives are what differs.
+            told = line.traffic[k] or "nothing sent"
+            alike = line.splits[0] == line.splits[1]
+            words = f"{line.splits[k]}\n{told}" if alike else line.splits[k]
+            cells += [words, seconds(line.seconds[k])]
+        table.add_row(*cells)
+    return table

@@ -1,0 +1,105 @@
+"""Hold the best plan of a model against strategies by hand and other searches."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from shardfold import collector
+from shardfold.api import Stage, Watch, ignore
+from shardfold.cluster import Cluster, Mesh, mesh_from_text, parse
+from shardfold.costs import optimizer_named, pricing_named
+from shardfold.plans.choose import choose
+from shardfold.plans.contest import METHODS, Contest, Effort, Result, check_methods, speedups
+from shardfold.spaces import Maker, atomise, rules_of
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What each method came to on one model and cluster, priced by the additive cost model."""
+
+    cluster: str
+    cost: str
+    optimizer: str
+    dtype: str
+    limit_bytes: float
+    operators: int
+    tables_seconds: float  # making the tables on every mesh, and the exact search on them
+    results: tuple[Result, ...]
+
+    @property
+    def speedups(self) -> Mapping[str, float]:
+        """How many times faster than data parallel each method is."""
+        return speedups(self.results)
+
+    def as_plain(self) -> dict[str, Any]:
+        """Plain values, ready for JSON."""
+        plain = asdict(self)
+        over = self.speedups
+        plain["results"] = [{**asdict(r), "speedup": over.get(r.method)} for r in self.results]
+        return plain
+
+
+@collector.paused()
+def compare(
+    model: nn.Module,
+    args: tuple[Any, ...] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    cluster: str | Cluster,
+    methods: Sequence[str] = METHODS,
+    dtype: str | None = None,
+    optimizer: str = "adamw",
+    mesh: str | Mesh | None = None,
+    cost: str = "roofline",
+    memory_limit: float | None = None,
+    loss: Callable[[Any], Any] | None = None,
+    rules: Mapping[str, Maker] | None = None,
+    effort: Effort | None = None,
+    watch: Watch = ignore,
+) -> Comparison:
+    """Price the exact plan, strategies by hand and other searches on the same tables.
+
+    The arguments are those of `plan`. `methods` are names of `METHODS`; `effort` bounds what the
+    other searches may spend. No exact plan is slower than a method whose choice fits in memory.
+    """
+    from shardfold.capture import capture
+
+    check_methods(methods)
+    target = parse(cluster) if isinstance(cluster, str) else cluster
+    fixed = mesh_from_text(mesh, target) if isinstance(mesh, str) else mesh
+    pricing, updates = pricing_named(cost), optimizer_named(optimizer)
+
+    watch(Stage("capture", 0, 1))
+    graph = capture(model, args, kwargs, dtype=dtype, loss=loss)
+    atoms = atomise(graph, rules_of(graph, {**pricing.rules, **(rules or {})}))
+    begin = time.perf_counter()
+    chosen = choose(
+        graph,
+        atoms,
+        target,
+        target.meshes() if fixed is None else (fixed,),
+        pricing,
+        updates,
+        memory_limit,
+        lambda done, total: watch(Stage("search", done, total)),
+    )
+    searched = time.perf_counter() - begin
+    contest = Contest(graph, atoms, chosen, updates, effort or Effort())
+    return Comparison(
+        cluster=target.name,
+        cost=cost,
+        optimizer=optimizer,
+        dtype=dtype or "as in the model",
+        limit_bytes=chosen.limit_bytes,
+        operators=len(graph.ops),
+        tables_seconds=searched,
+        results=contest.results(
+            methods, lambda done, total: watch(Stage("comparing", done, total))
+        ),
+    )

@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+QUICK = ("--moves", 1_000, "--methods", "exact,data-parallel,zero-3,megatron,greedy,mcmc")
+
+
+def test_the_table_fits_80_columns_and_says_how_it_is_priced(run, model_file) -> None:
+    result = run("compare", f"{model_file}:make", "--cluster", "2x2xh100", *QUICK)
+    assert result.exit_code == 0, result.output
+    assert max(map(len, result.stdout.splitlines())) <= 80
+    for method in ("exact", "data-parallel", "zero-3", "greedy", "mcmc"):
+        assert f"\n{method} " in result.stdout
+    assert "megatron: does not apply: the model has no attention." in result.stdout
+    assert "additive cost model" in result.stdout
+    assert "chatter" not in result.stdout
+
+
+def test_json_is_one_object_with_every_method(run, model_file) -> None:
+    result = run("compare", f"{model_file}:make", "--cluster", "2x2xh100", "--json", *QUICK)
+    found = json.loads(result.stdout)
+    steps = {r["method"]: r["step_seconds"] for r in found["results"]}
+    assert steps["exact"] == min(step for step in steps.values() if step is not None)
+    assert steps["megatron"] is None
+    assert found["cluster"] == "2x2xh100"
+
+
+def test_the_chart_has_a_bar_a_method(run, model_file, tmp_path) -> None:
+    target = tmp_path / "steps.svg"
+    result = run(
+        "compare", f"{model_file}:make", "--cluster", "2x2xh100", "--chart", target, *QUICK
+    )
+    assert f"Drawn to {target}" in result.stdout
+    drawn = ElementTree.parse(target).getroot()
+    space = "{http://www.w3.org/2000/svg}"
+    bars = [r for r in drawn.iter(f"{space}rect") if r.get("class") in ("exact", "other")]
+    assert len(bars) == 5
+    names = [t.text for t in drawn.iter(f"{space}text") if t.get("class") == "name"]
+    assert names[0] == "exact"
+    widths = [float(bar.get("width", "0")) for bar in bars]
+    assert widths == sorted(widths)
+
+
+def test_methods_are_listed(run) -> None:
+    assert run("compare", "any", "--methods", "list").stdout.splitlines()[0] == "exact"
+
+
+def test_what_cannot_be_compared(refused, model_file, tmp_path) -> None:
+    model = f"{model_file}:make"
+    assert "needs --cluster" in refused("compare", model)
+    nearest = refused("compare", model, "--cluster", "2xh100", "--methods", "exakt")
+    assert nearest == "Unknown method 'exakt'. Did you mean exact?"
+    assert "not 3 arguments" in refused("compare", "a", "b", "c")
+    chart = refused("compare", model, "--cluster", "2xh100", "--chart", tmp_path / "no" / "c.svg")
+    assert "does not exist" in chart
+
+
+@pytest.fixture
+def saved(run, model_file: Path) -> tuple[Path, Path]:
+    paths = (model_file.parent / "a.json", model_file.parent / "b.json")
+    for path, cluster in zip(paths, ("2x2xh100", "4x8x1080ti"), strict=True):
+        arguments = ("--cluster", cluster, "--batch", 4096, "--save", path)
+        assert run("plan", f"{model_file}:make", *arguments).exit_code == 0
+    return paths
+
+
+def test_two_plans_are_held_against_each_other(run, saved) -> None:
+    result = run("compare", *saved)
+    assert result.exit_code == 0, result.output
+    assert "operators are split alike" in result.stdout
+    found = json.loads(run("compare", *saved, "--json").stdout)
+    assert found["clusters"] == ["2x2xh100", "4x8x1080ti"]
+    assert any(line["kind"] == "linear" for line in found["lines"])
+
+
+def test_a_plan_and_itself_differ_in_nothing(run, saved) -> None:
+    found = json.loads(run("compare", saved[0], saved[0], "--json").stdout)
+    assert found["lines"] == []
+    assert found["parameters"] == 0
+
+
+def test_options_of_methods_do_not_go_with_plans(refused, saved) -> None:
+    assert "goes with one MODEL" in refused("compare", *saved, "--cluster", "8xa100")

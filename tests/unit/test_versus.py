@@ -1,0 +1,114 @@
+"""No method beats the exact search on what fits; what cannot run says why."""
+
+from __future__ import annotations
+
+import pytest
+
+import shardfold as sf
+from shardfold import zoo
+from shardfold.errors import InputError
+from shardfold.plans.contest import METHODS, SEARCHES, Effort
+from shardfold.plans.strategies import STRATEGIES
+from shardfold.versus import Comparison
+
+CLUSTERS = ("8xa100", "4x8x1080ti", "2x8xh100")
+MODELS = ("alexnet-tiny", "rnnlm-tiny", "transformer-tiny", "gpt2-tiny", "mixtral-8x7b-tiny")
+QUICK = Effort(moves=5_000, ilp_seconds=10.0, ilp_variables=4_000)
+
+
+def compared(name: str, cluster: str, **options: object) -> Comparison:
+    if zoo.entry(name).source.startswith("Hugging"):
+        pytest.importorskip("transformers")
+    module, args, kwargs = zoo.build(name)
+    given = {"effort": QUICK, **options}
+    return sf.compare(module, args, kwargs, cluster=cluster, **given)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("cluster", CLUSTERS)
+@pytest.mark.parametrize("name", MODELS)
+def test_exact_is_never_slower(name: str, cluster: str) -> None:
+    found = compared(name, cluster)
+    assert tuple(r.method for r in found.results) == METHODS
+    exact = found.results[0]
+    assert exact.proven
+    for result in found.results:
+        if result.step_seconds is None:
+            assert result.note
+            assert result.method in STRATEGIES or result.method == "ilp"
+        elif result.fits:
+            assert exact.step_seconds <= result.step_seconds * (1 + 1e-9)
+    assert all(r.fits for r in found.results if r.fits is not None)  # nothing was passed over
+
+
+def test_exact_and_the_strategies_are_what_plan_says() -> None:
+    module, args, kwargs = zoo.build("alexnet-tiny")
+    plan = sf.plan(module, args, kwargs, cluster="2x4xh100", mesh="2x4")
+    found = compared("alexnet-tiny", "2x4xh100", mesh="2x4")
+    steps = {r.method: r.step_seconds for r in found.results}
+    e = plan.estimate
+    assert steps["exact"] == e.step_seconds
+    assert steps["data-parallel"] == e.data_parallel_seconds
+    assert steps["zero-3"] == e.fully_sharded_seconds
+    assert found.speedups["exact"] == pytest.approx(e.data_parallel_seconds / e.step_seconds)
+    memory = {r.method: r.peak_bytes for r in found.results}
+    assert memory["data-parallel"] == e.data_parallel_bytes
+
+
+def test_data_parallel_sends_every_gradient_once() -> None:
+    """A ring all-reduce over n sends 2(n - 1)/n of the gradients' bytes from each device."""
+    found = compared("rnnlm-tiny", "8xa100", methods=("exact", "data-parallel"))
+    module, _, _ = zoo.build("rnnlm-tiny")
+    gradients = 4 * sum(p.numel() for p in module.parameters())
+    sent = found.results[1].communication_bytes
+    assert sent == pytest.approx(2 * 7 / 8 * gradients, rel=1e-3)
+
+
+def test_an_integer_program_ties_and_says_so() -> None:
+    found = compared("rnnlm-tiny", "2x2xh100", methods=("exact", "ilp"), mesh="2x2")
+    exact, program = found.results
+    assert program.step_seconds == pytest.approx(exact.step_seconds, rel=1e-9)
+    assert program.note == "ties with exact"
+    assert program.proven
+
+
+def test_a_large_integer_program_is_skipped_with_its_size() -> None:
+    effort = Effort(moves=10, ilp_variables=10)
+    found = compared("alexnet-tiny", "2xh100", methods=("ilp",), effort=effort)
+    assert found.results[0].step_seconds is None
+    assert "variables, more than 10" in found.results[0].note
+
+
+def test_what_does_not_fit_is_told_apart() -> None:
+    """A limit that data parallelism exceeds: it may be faster, but it does not fit."""
+    free = compared("alexnet-tiny", "2x4xh100")
+    by_name = {r.method: r for r in free.results}
+    limit = by_name["zero-3"].peak_bytes * 1.05
+    bound = compared("alexnet-tiny", "2x4xh100", memory_limit=limit)
+    exact = bound.results[0]
+    assert exact.fits
+    assert exact.step_seconds >= by_name["exact"].step_seconds * (1 - 1e-9)
+    assert not {r.method: r for r in bound.results}["data-parallel"].fits
+    for result in bound.results:
+        if result.fits:
+            assert exact.step_seconds <= result.step_seconds * (1 + 1e-9)
+        elif result.step_seconds and result.step_seconds < exact.step_seconds:
+            assert result.note == "faster than what fits"
+
+
+def test_random_moves_start_from_the_best_strategy_by_hand() -> None:
+    found = compared("gpt2-tiny", "8xa100")
+    steps = {r.method: r.step_seconds for r in found.results if r.step_seconds}
+    assert steps["mcmc"] <= min(steps[s] for s in STRATEGIES if s in steps) * (1 + 1e-9)
+
+
+def test_plain_values_hold_everything() -> None:
+    found = compared("rnnlm-tiny", "8xa100", methods=("data-parallel", "greedy"))
+    plain = found.as_plain()
+    assert [r["method"] for r in plain["results"]] == ["data-parallel", "greedy"]
+    assert plain["results"][0]["speedup"] == 1.0
+    assert set(SEARCHES) < set(METHODS)
+
+
+def test_an_unknown_method_suggests_the_nearest() -> None:
+    with pytest.raises(InputError, match=r"Unknown method 'mcmcm'. Did you mean mcmc\?"):
+        compared("rnnlm-tiny", "8xa100", methods=("mcmcm",))
