@@ -69,7 +69,7 @@ def plan(
     not know. Without `fold`, repeated blocks are traced one by one: slower, with the same result.
     `save_problem` writes the winning mesh's search problem to a file, for `shardfold solve`.
     """
-    from shardfold.capture import capture
+    from shardfold.capture import capture, capture_short
 
     target = parse(cluster) if isinstance(cluster, str) else cluster
     meshes = _meshes(target, mesh)
@@ -78,7 +78,10 @@ def plan(
 
     started = time.perf_counter()
     watch(Stage("capture", 0, 1))
-    graph = capture(model, args, kwargs, dtype=dtype, loss=loss, fold=fold)
+    if fold and not fixed:  # a pin may tell apart what a short graph takes together
+        graph = capture_short(model, args, kwargs, dtype=dtype, loss=loss)
+    else:
+        graph = capture(model, args, kwargs, dtype=dtype, loss=loss, fold=fold)
     captured = time.perf_counter()
 
     atoms = atomise(graph, rules_of(graph, {**pricing.rules, **(rules or {})}))
@@ -96,7 +99,7 @@ def plan(
     searched = time.perf_counter()
     if save_problem is not None:
         meta = {"cluster": target.name, "mesh": str(chosen.best.mesh), "unit": "seconds"}
-        write_problem(chosen.best.tabulated.problem, save_problem, meta=meta)
+        write_problem(chosen.best.unfolded.problem, save_problem, meta=meta)
 
     watch(Stage("describe", 0, 1))
     return describe(

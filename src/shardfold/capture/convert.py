@@ -79,15 +79,19 @@ def convert_folded(folded: Folded, runs: tuple[Run, ...] = ()) -> Program:
 def _repeats(
     graph: Graph, spans: list[tuple[int, int]], runs: tuple[Run, ...]
 ) -> tuple[Repeat, ...]:
-    """The runs in terms of the graph's operators; the first period of a run stands before it."""
+    """The runs in terms of the graph's operators.
+
+    The first and the last period of a run stand outside: what is around the run may read or
+    write what no other period's neighbours do.
+    """
     repeats = []
     removed = 0
     for run in runs:
         first = run.first - removed
         ends = [spans[first + (k + 1) * run.period - 1][1] for k in range(KEPT)]
         removed += (run.count - KEPT) * run.period
-        repeat = Repeat(ends[0], ends[1] - ends[0], KEPT - 1, run.count - 1, run.paths[1:])
-        if repeat.end != ends[-1] or not are_alike(graph, repeat):
+        repeat = Repeat(ends[0], ends[1] - ends[0], KEPT - 2, run.count - 2, run.paths[1:-1])
+        if repeat.end != ends[-2] or not are_alike(graph, repeat):
             raise UnfoldableError(f"the periods of {run.paths[0][0]} are not alike as traced")
         repeats.append(repeat)
     return tuple(repeats)
@@ -189,7 +193,7 @@ class _Converter:
             return self._region(name, args, grad)
         kind = _kind(node)
         if kind == "shardfold.block":
-            return self._inline(node, [ref.value for ref in args[0]], args[1], grad)
+            return self._inline([ref.value for ref in args[0]], args[1], grad)
         if kind in IGNORED:
             return None
         if kind in TRANSPARENT or _is_no_op(kind, node):
@@ -233,7 +237,7 @@ class _Converter:
         self._alias_and_write(node, values, results)
         return pytree.tree_unflatten(indices, spec)
 
-    def _inline(self, node: fx.Node, given: list[int], number: int, grad: bool) -> list[int]:
+    def _inline(self, given: list[int], number: int, grad: bool) -> list[int]:
         """Put a traced block in place of the opaque operator that stands for it."""
         assert self.folded is not None
         call = self.folded.calls[number]
@@ -244,7 +248,7 @@ class _Converter:
             self.templates[key] = _Converter(block.program).template(block, flows, grad)
         lists = (self.tensors, self.ops, self.calls, self.sources)
         before = len(self.ops)
-        outputs = self.templates[key].copy(given, call.path, node.name, *lists)
+        outputs = self.templates[key].copy(given, call.path, *lists)
         self.spans.append((before, len(self.ops)))
         return outputs
 

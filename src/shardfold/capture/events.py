@@ -42,6 +42,7 @@ class Log:
 
     events: list[Event] = field(default_factory=list)
     blocks: list[tuple[int, int, str]] = field(default_factory=list)  # event, behaviour, path
+    paths: set[str] = field(default_factory=set)  # of the blocks called so far
     known: dict[int, Any] = field(default_factory=dict)
     alive: list[Any] = field(default_factory=list)
     is_paused: bool = False
@@ -75,6 +76,7 @@ class Log:
     def block(self, behaviour: int, path: str, leaves: list[Any], outputs: list[Any]) -> None:
         """Add the call of a block."""
         self.blocks.append((len(self.events), behaviour, path))
+        self.paths.add(path)
         self.note(f"block {behaviour}", leaves, outputs)
 
     def _argument(self, leaf: Any) -> Any:

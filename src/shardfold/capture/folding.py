@@ -212,6 +212,8 @@ class _Folding:
         """Pass 1: run the first block of each behaviour, answer for its replicas."""
         leaves, spec = pytree.tree_flatten((args, kwargs))
         signature = _signature(leaves, spec, path)
+        if path in self.log.paths:
+            raise UnfoldableError(f"{path} is called more than once")
         known = self._find(block, path, signature)
         if known is None:
             known = self._first(block, path, signature, leaves, (args, kwargs))

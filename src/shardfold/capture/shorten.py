@@ -4,8 +4,9 @@ The full model is run on meta tensors, blocks answered by stubs (`folding`), and
 noted (`events`). A run is a stretch of blocks with a repeating pattern of behaviours. Its period
 is a block or a few, and what the model does before them; every period but the first must do the
 same as the one before, on what that one left and on what was there before the run. Then all but
-the first three and the last two periods are taken out of the model, and what the short model
-does must be what the full one did without them. A depth of 1,000 so costs a thousand stub calls, and nothing else.
+the first three and the last two periods are taken out of the model, and what the short model does
+must be what the full one did without them. A depth of 1,000 so costs a thousand stub calls, and
+nothing else.
 """
 
 from __future__ import annotations

@@ -27,7 +27,6 @@ class Template:
         self,
         given: list[int],
         path: str,
-        name: str,
         tensors: list[Tensor],
         ops: list[Op],
         calls: list[Invocation],
@@ -39,15 +38,14 @@ class Template:
             if index in number:
                 continue
             number[index] = len(tensors)
-            prefix = name if tensor.role == "activation" else path
-            tensors.append(replace(tensor, names=tuple(f"{prefix}.{n}" for n in tensor.names)))
+            tensors.append(replace(tensor, names=tuple(f"{path}.{n}" for n in tensor.names)))
             if index in self.sources:
                 source = self.sources[index]
                 sources[number[index]] = replace(source, name=f"{path}.{source.name}")
         for op in self.ops:
             ops.append(
                 Op(
-                    f"{name}.{op.name}",
+                    f"{path}.{op.name}",
                     op.kind,
                     tuple(Operand(o.name, number[o.tensor]) for o in op.operands),
                     tuple(number[r] for r in op.results),

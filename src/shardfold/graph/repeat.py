@@ -1,6 +1,6 @@
 """A run of periods of which a graph holds only a few: what stands for how many.
 
-    operators:  before | period | period | period | period | after
+    operators:  before | period | period | period | after
                          `start`  each `length` operators, `traced` of them in the graph,
                                   standing for `count` in the model
 
@@ -63,8 +63,8 @@ class Repeat:
     def order(self) -> list[tuple[int, int | None]]:
         """All periods in execution order: the traced one, and which copy of it, if it is one.
 
-        >>> Repeat(0, 1, 4, 6, ()).order()
-        [(0, None), (1, None), (1, 0), (1, 1), (2, None), (3, None)]
+        >>> Repeat(0, 1, 3, 5, ()).order()
+        [(0, None), (1, None), (1, 0), (1, 1), (2, None)]
         """
         copies: list[tuple[int, int | None]] = [(MODEL, c) for c in range(self.missing)]
         traced: list[tuple[int, int | None]] = [(k, None) for k in range(self.traced)]

@@ -159,33 +159,39 @@ class Assembly:
     def tensors(self) -> tuple[TensorEntry, ...]:
         """An entry for every tensor that several operators read."""
         return tuple(
-            TensorEntry(
-                self.graph.tensors[vertex.index].name,
-                self.states(vertex.index, vertex.layouts, self.choice[v]),
-            )
+            self.tensor(v)
             for v, vertex in enumerate(self.tabulated.vertices)
-            if vertex.what == "tensor" and vertex.layouts is not None
+            if vertex.what == "tensor"
         )
+
+    def tensor(self, v: int) -> TensorEntry:
+        """The entry of the tensor that vertex `v` decides."""
+        vertex = self.tabulated.vertices[v]
+        layout = self.states(vertex.index, vertex.layouts, self.choice[v])
+        return TensorEntry(self.graph.tensors[vertex.index].name, layout)
 
     def parameters(self) -> tuple[ParameterEntry, ...]:
         """An entry for every parameter; one that no operator reads is stored whole."""
-        placed = {
-            vertex.index: (vertex, self.choice[v])
-            for v, vertex in enumerate(self.tabulated.vertices)
-            if vertex.storage is not None
-        }
-        entries = []
-        for index in self.graph.parameters():
-            tensor = self.graph.tensors[index]
-            layout: tuple[str, ...] = ("whole",) * len(self.tabulated.mesh.axes)
-            again = False
-            if index in placed:
-                vertex, choice = placed[index]
-                assert vertex.storage is not None
-                layout = self.states(index, vertex.layouts, choice)
-                again = bool(vertex.storage.regathers[choice])
-            entries.append(ParameterEntry(tensor.names, tensor.type.shape, layout, again))
-        return tuple(entries)
+        return tuple(self.parameter(index) for index in self.graph.parameters())
+
+    @cached_property
+    def _stored(self) -> dict[int, int]:
+        """The vertex that decides the storage of each parameter."""
+        vertices = enumerate(self.tabulated.vertices)
+        return {vertex.index: v for v, vertex in vertices if vertex.storage is not None}
+
+    def parameter(self, index: int) -> ParameterEntry:
+        """The entry of one parameter."""
+        tensor = self.graph.tensors[index]
+        layout: tuple[str, ...] = ("whole",) * len(self.tabulated.mesh.axes)
+        again = False
+        if index in self._stored:
+            v = self._stored[index]
+            storage = self.tabulated.vertices[v].storage
+            assert storage is not None
+            layout = self.states(index, storage.layouts, self.choice[v])
+            again = bool(storage.regathers[self.choice[v]])
+        return ParameterEntry(tensor.names, tensor.type.shape, layout, again)
 
     def states(self, tensor: int, layouts: Layouts | None, choice: int) -> tuple[str, ...]:
         """Per axis: `dim 1` (`dim 1.0` where only a piece of the dim is split), or whole."""
@@ -209,14 +215,15 @@ class Assembly:
                 continue
             op = self.graph.ops[vertex.index]
             cost = sum(self.seconds(s) for s in self.steps[v] if isinstance(s, Compute))
-            groups[op.kind, self._reason(vertex.space)].append(cost)
+            groups[op.kind, self.reason(vertex.space)].append(cost)
         entries = [
             UnsplitEntry(kind, len(costs), sum(costs), sum(costs) / step_seconds, reason)
             for (kind, reason), costs in groups.items()
         ]
         return tuple(sorted(entries, key=lambda entry: (-entry.seconds, entry.kind)))
 
-    def _reason(self, space: Space) -> str:
+    def reason(self, space: Space) -> str:
+        """Why an operator has but one configuration."""
         if not space.rule.rule.known:
             return "no rule"
         return (

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from shardfold.cluster import Cluster, Mesh
 from shardfold.costs import CostModel, Optimizer, Pricing, Tabulated, tabulate
+from shardfold.costs.unfold import Unfolded, unfold
 from shardfold.errors import InfeasibleError
 from shardfold.graph import Graph
 from shardfold.plans.pins import Pin, Refusal, held, refused
@@ -32,6 +33,7 @@ class Candidate:
     tabulated: Tabulated
     solution: Solution
     left: Restricted  # the choices that pins leave: all, without any
+    unfolded: Unfolded  # the problem with all periods of every run
     feasible: bool = True  # False: nothing on this mesh fits the memory limit
 
 
@@ -82,8 +84,9 @@ def choose(
         watch(number, 2 * count)
         model = pricing.model(cluster, mesh)
         tables = tabulate(graph, atoms, mesh, model, optimizer)
-        every = Restricted(tables.problem, {})
-        free.append(Candidate(mesh, model, tables, every.solve(), every))
+        unfolded = unfold(tables, graph)
+        every = Restricted(unfolded.problem, {})
+        free.append(Candidate(mesh, model, tables, every.solve(), every, unfolded))
     is_given = limit_bytes is not None
     pinned = _pinned(free, pins, graph, atoms) if pins else []
     best = _best(free, limit, is_given, lambda n: watch(count + n, 2 * count))

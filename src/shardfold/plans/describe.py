@@ -7,6 +7,8 @@ import platform
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 
+import numpy as np
+
 from shardfold.cluster import Cluster
 from shardfold.costs import Optimizer
 from shardfold.graph import Graph
@@ -25,6 +27,7 @@ from shardfold.plans.plan import (
     Plan,
     Provenance,
 )
+from shardfold.plans.replicas import Whole
 from shardfold.plans.store import FORMAT
 from shardfold.spaces import Atoms
 
@@ -43,8 +46,10 @@ def describe(
 ) -> Plan:
     """Put the decisions, their estimate and where they came from into a plan."""
     best = chosen.best
-    assembly = Assembly(graph, atoms, best.tabulated, best.solution.choice, best.model, optimizer)
-    operators = assembly.operators()
+    own = best.solution.choice[: len(best.tabulated.vertices)]
+    assembly = Assembly(graph, atoms, best.tabulated, own, best.model, optimizer)
+    whole = Whole(assembly, best.unfolded, np.array(best.solution.choice))
+    operators, parameters = whole.operators(), whole.parameters()
     return Plan(
         format=FORMAT,
         version=VERSION,
@@ -53,18 +58,18 @@ def describe(
             AxisEntry(axis.name, axis.size, cluster.levels[axis.level].name)
             for axis in best.mesh.axes
         ),
-        estimate=_estimate(assembly, chosen, cluster),
+        estimate=_estimate(whole, chosen, cluster),
         meshes=tuple(
             MeshEntry(str(c.mesh), c.solution.cost, c.solution.lower_bound) for c in chosen.tried
         ),
-        unsplit=assembly.unsplit(best.solution.cost),
+        unsplit=whole.unsplit(best.solution.cost),
         operators=operators,
-        tensors=assembly.tensors(),
-        parameters=assembly.parameters(),
+        tensors=whole.tensors(),
+        parameters=parameters,
         provenance=Provenance(
             graph=graph.digest(),
-            operators=len(graph.ops),
-            parameters=sum(math.prod(graph.tensors[i].type.shape) for i in graph.parameters()),
+            operators=len(operators),
+            parameters=sum(math.prod(entry.shape) for entry in parameters),
             cluster=cluster.as_plain(),
             cost=cost,
             optimizer=optimizer.name,
@@ -93,13 +98,15 @@ def _pinned(graph: Graph, operators: Sequence[OperatorEntry], chosen: Chosen) ->
     return Pinned(tuple(entries), min(free, pinned) if both_fit else free)
 
 
-def _estimate(assembly: Assembly, chosen: Chosen, cluster: Cluster) -> Estimate:
+def _estimate(whole: Whole, chosen: Chosen, cluster: Cluster) -> Estimate:
     """The winner's figures, and those of the two strategies that everybody knows."""
-    tabulated = chosen.best.tabulated
-    problem = tabulated.problem
-    batch = batch_factors(assembly.graph, assembly.atoms)
-    plain, sharded = data_parallel(tabulated, batch), fully_sharded(tabulated, batch)
-    totals = assembly.totals()
+    tabulated, unfolded = chosen.best.tabulated, chosen.best.unfolded
+    problem = unfolded.problem
+    batch = batch_factors(whole.assembly.graph, whole.assembly.atoms)
+    plain, sharded = (
+        unfolded.extended(by_hand(tabulated, batch)) for by_hand in (data_parallel, fully_sharded)
+    )
+    totals = whole.totals()
     return Estimate(
         step_seconds=chosen.best.solution.cost,
         compute_seconds=totals["compute"],
