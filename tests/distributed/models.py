@@ -65,6 +65,26 @@ class Planes(nn.Module):
         return functional.cross_entropy(self.head(x.mean((2, 3))), labels)
 
 
+class Losses(nn.Module):
+    """Every form of cross-entropy: weights, smoothing, probabilities, planes, sums."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(6, 8)
+        self.register_buffer("weights", torch.rand(8) + 0.5)
+
+    def forward(self, x: Tensor, labels: Tensor, shares: Tensor) -> Tensor:
+        logits = self.head(x)
+        flat, wanted = logits.flatten(0, 1), labels.flatten()
+        loss = functional.cross_entropy
+        found = loss(flat, wanted, self.weights) + loss(flat, wanted, label_smoothing=0.1)
+        found = found + loss(logits.transpose(1, 2), labels) + loss(flat, shares)
+        found = found + loss(flat, shares, self.weights, label_smoothing=0.2, reduction="sum")
+        found = found + loss(flat, wanted, reduction="none").square().mean()
+        found = found + torch.logsumexp(flat, 1).mean() + functional.l1_loss(flat, shares)
+        return found + functional.nll_loss(torch.log_softmax(flat, -1), wanted)
+
+
 def _mlp() -> tuple[Any, Any, Any]:
     return MLP(), (torch.randn(10, 10), torch.randn(10, 6)), {}
 
@@ -79,4 +99,11 @@ def _planes() -> tuple[Any, Any, Any]:
     return Planes(), (torch.randn(4, 4, 16, 16), torch.randint(10, (4,))), {}
 
 
-HAND_WRITTEN = {"mlp": _mlp, "norms": _norms, "planes": _planes}
+def _losses() -> tuple[Any, Any, Any]:
+    labels = torch.randint(8, (4, 6))
+    labels[0] = -100
+    shares = torch.softmax(torch.randn(24, 8), -1)
+    return Losses(), (torch.randn(4, 6, 6), labels, shares), {}
+
+
+HAND_WRITTEN = {"losses": _losses, "mlp": _mlp, "norms": _norms, "planes": _planes}

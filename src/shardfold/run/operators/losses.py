@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from torch.nn.functional import cross_entropy
 
 from shardfold.run.groups import Axes
 from shardfold.run.operators.site import Context, Local, Site, statistics_dtype, summed
+from shardfold.run.operators.sums import WholeSum
 from shardfold.spaces.rules.losses import MEAN, NONE, PICKED, POINTWISE
 
 SUM = 2
@@ -33,25 +35,22 @@ def _cross_entropy(site: Site) -> Local:
     assert target is not None
     if not site.is_split:
         return site.invoke
-    if site.rule.rule.operands[target] == site.rule.rule.operands[0]:
-        return _soft(site, target)
-    weight = site.position("weight")
-    smoothing = float(site.argument("label_smoothing", 0.0))
+    is_soft = site.rule.rule.operands[target] == site.rule.rule.operands[0]
+    weight, smoothing = site.position("weight"), float(site.argument("label_smoothing", 0.0))
     reduction = site.argument("reduction", MEAN)
     ignored = int(site.argument("ignore_index", -100))
-    classes = site.axes("c")
-    if classes and (weight is not None or smoothing):
-        raise site.unsupported("class weights and label smoothing need whole classes")
-    low, high = site.part("c") if classes else (0, 0)
+    if site.axes("c") and weight is not None and smoothing and not is_soft:
+        raise site.unsupported("class weights together with label smoothing need whole classes")
+    classes = _Classes.of(site, smoothing, ignored) if site.axes("c") else None
 
     def call(tensors: Sequence[Tensor], context: Context) -> Any:
         given, wanted = tensors[0], tensors[target]
         weights = None if weight is None else tensors[weight]
-        if classes:
-            part = (low, high, ignored)
-            total = _SplitClasses.apply(given, wanted, part, classes, context)
+        if classes is not None:
+            split = classes.soft if is_soft else classes.picked
+            rows, counted = split(given, wanted, weights, context)
         else:
-            total = cross_entropy(
+            rows = cross_entropy(
                 given,
                 wanted,
                 weights,
@@ -59,68 +58,89 @@ def _cross_entropy(site: Site) -> Local:
                 reduction="none",
                 label_smoothing=smoothing,
             )
+            counted = None if is_soft else _counted(wanted, weights, ignored)
         if reduction == NONE:
-            return total
+            return rows
         if reduction == SUM:
-            return total.sum()
-        return total.sum() / _count(site, wanted, weights, ignored, context).to(total.dtype)
+            return rows.sum()
+        if is_soft or counted is None:
+            return rows.sum() / math.prod(site.size(f) for f in _rows(site))
+        count = summed(context, counted.sum().to(_word(counted)), site, _rows(site))
+        return rows.sum() / count.to(rows.dtype)
 
     return call
 
 
-def _count(
-    site: Site, wanted: Tensor, weights: Tensor | None, ignored: int, context: Context
-) -> Tensor:
-    """How many rows of the whole batch count, or their weight."""
+def _counted(wanted: Tensor, weights: Tensor | None, ignored: int) -> Tensor:
+    """What each row counts for in a mean: 1 or its class's weight; 0 where it is ignored."""
     kept = wanted != ignored
     if weights is None:
-        own = kept.sum().to(torch.int32)
-    else:
-        own = weights.detach()[wanted.clamp(min=0)].mul(kept).sum()
-    return summed(context, own, site, _rows(site))
+        return kept
+    return weights.detach()[wanted.clamp(min=0)].mul(kept)
 
 
-class _SplitClasses(torch.autograd.Function):
-    """The loss of each row, from a part of its logits; dim 1 (or the only dim) are the classes."""
+def _word(counted: Tensor) -> torch.dtype:
+    """A count is sent as four bytes, a sum of weights as it is."""
+    return counted.dtype if counted.is_floating_point() else torch.int32
 
-    @staticmethod
-    def forward(
-        ctx: Any,
-        logits: Tensor,
-        target: Tensor,
-        part: tuple[int, int, int],
-        axes: Axes,
-        context: Context,
-    ) -> Tensor:
-        low, high, ignored = part
-        dim = min(1, logits.dim() - 1)
+
+@dataclass(frozen=True, slots=True)
+class _Classes:
+    """The loss of each row from a part of its logits; dim 1 (or the only dim) are the classes."""
+
+    axes: Axes
+    low: int
+    high: int
+    size: int
+    dim: int
+    smoothing: float
+    ignored: int
+
+    @classmethod
+    def of(cls, site: Site, smoothing: float, ignored: int) -> _Classes:
+        low, high = site.part("c")
+        dim = min(1, site.inputs[0].rank - 1)
+        return cls(site.axes("c"), low, high, site.size("c"), dim, smoothing, ignored)
+
+    def picked(
+        self, logits: Tensor, target: Tensor, weights: Tensor | None, context: Context
+    ) -> tuple[Tensor, Tensor]:
+        """Targets that are classes: each row's loss, and what it counts for in a mean."""
+        x = self._shifted(logits, context)
+        kept = target != self.ignored
+        mine = (target >= self.low) & (target < self.high) & kept
+        local = (target - self.low).clamp(0, self.high - self.low - 1)
+        words = [x.exp().sum(self.dim), x.gather(self.dim, local.unsqueeze(self.dim)), mine]
+        words[1] = words[1].squeeze(self.dim) * mine
+        words[2:] = [] if weights is None else [weights.to(x.dtype)[local] * mine]
+        words += [x.sum(self.dim)] if self.smoothing else []
+        total, own, *more = WholeSum.apply(torch.stack(words), self.axes, context).unbind(0)
+        log = total.log()
+        rows = log - own if weights is None else (log - own) * more[0]
+        if self.smoothing:
+            every = log - more[-1] / self.size
+            rows = (1 - self.smoothing) * rows + self.smoothing * every
+        counted = kept if weights is None else more[0].detach() * kept
+        return (rows * kept).to(logits.dtype), counted
+
+    def soft(
+        self, logits: Tensor, target: Tensor, weights: Tensor | None, context: Context
+    ) -> tuple[Tensor, None]:
+        """Targets that are probabilities: each row's loss."""
+        x = self._shifted(logits, context)
+        share = target * (1 - self.smoothing) + self.smoothing / self.size
+        if weights is not None:
+            shape = [-1 if d == self.dim else 1 for d in range(x.dim())]
+            share = share * weights.view(shape)
+        words = [x.exp().sum(self.dim), (share * x).sum(self.dim), share.sum(self.dim)]
+        total, own, shares = WholeSum.apply(torch.stack(words), self.axes, context).unbind(0)
+        return (total.log() * shares - own).to(logits.dtype), None
+
+    def _shifted(self, logits: Tensor, context: Context) -> Tensor:
+        """Logits less the row's largest anywhere."""
         x = logits.to(statistics_dtype(logits.dtype))
-        most = context.groups.all_reduce(x.amax(dim), axes, most=True)
-        shifted = x - most.unsqueeze(dim)
-        exp = shifted.exp()
-        mine = (target >= low) & (target < high) & (target != ignored)
-        local = (target - low).clamp(0, high - low - 1).unsqueeze(dim)
-        picked = shifted.gather(dim, local).squeeze(dim).mul(mine)
-        sums = context.groups.all_reduce(torch.stack([exp.sum(dim), picked]), axes)
-        kept = target != ignored
-        ctx.save_for_backward(exp, sums[0], local, mine, kept)
-        ctx.dim, ctx.dtype = dim, logits.dtype
-        return (sums[0].log() - sums[1]).mul(kept).to(logits.dtype)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
-        exp, total, local, mine, kept = ctx.saved_tensors
-        found = exp / total.unsqueeze(ctx.dim)
-        found.scatter_add_(ctx.dim, local, -mine.to(found.dtype).unsqueeze(ctx.dim))
-        found.mul_((gradient * kept).to(found.dtype).unsqueeze(ctx.dim))
-        return found.to(ctx.dtype), None, None, None, None
-
-
-def _soft(site: Site, target: int) -> Local:
-    """Targets that are probabilities: a mean divides by the number of rows."""
-    if site.axes("c"):
-        raise site.unsupported("probabilities as targets need whole classes")
-    return _divided(site, math.prod(site.size(f) for f in _rows(site)))
+        most = x.detach().amax(self.dim, keepdim=True)
+        return x - context.groups.all_reduce(most, self.axes, most=True)
 
 
 def _pointwise(site: Site) -> Local:
@@ -143,18 +163,41 @@ def _picked(site: Site) -> Local:
     if not site.is_split:
         return site.invoke
     target, weight = site.position("target"), site.position("weight")
-    if site.axes("c") or len(site.results) > 1 or target is None:
-        raise site.unsupported("classes in parts")
+    if len(site.results) > 1 or target is None:
+        raise site.unsupported("the divisor is a result of its own")
     reduction, ignored = site.argument("reduction", MEAN), int(site.argument("ignore_index", -100))
-    if reduction != MEAN:
+    pick = _own_classes(site, target, ignored) if site.axes("c") else None
+    if pick is None and reduction != MEAN:
         return site.invoke
 
     def call(tensors: Sequence[Tensor], context: Context) -> Any:
         weights = None if weight is None else tensors[weight]
-        total = site.invoke(tensors, context, reduction=SUM)
-        return total / _count(site, tensors[target], weights, ignored, context).to(total.dtype)
+        if pick is None:
+            total = site.invoke(tensors, context, reduction=SUM)
+        else:
+            rows = pick(tensors)
+            total = rows if reduction == NONE else rows.sum()
+            if reduction != MEAN:
+                return total
+        counted = _counted(tensors[target], weights, ignored)
+        count = summed(context, counted.sum().to(_word(counted)), site, _rows(site))
+        return total / count.to(total.dtype)
 
     return call
+
+
+def _own_classes(site: Site, target: int, ignored: int) -> Callable[[Sequence[Tensor]], Tensor]:
+    """Each row's loss where its class is in this part, zero elsewhere: parts of a sum."""
+    low, high = site.part("c")
+    dim = min(1, site.inputs[0].rank - 1)
+
+    def pick(tensors: Sequence[Tensor]) -> Tensor:
+        wanted = tensors[target]
+        mine = (wanted >= low) & (wanted < high) & (wanted != ignored)
+        local = (wanted - low).clamp(0, high - low - 1).unsqueeze(dim)
+        return -tensors[0].gather(dim, local).squeeze(dim) * mine
+
+    return pick
 
 
 TABLE: Mapping[str, Callable[[Site], Local]] = {

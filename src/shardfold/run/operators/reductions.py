@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shardfold.run.operators.site import Context, Local, Site
+from shardfold.run.operators.site import Context, Local, Site, statistics_dtype
+from shardfold.run.operators.sums import WholeSum
 from shardfold.spaces.rules.windows import SPATIAL
 
 
@@ -49,7 +50,30 @@ def _adaptive(site: Site) -> Local:
     return call
 
 
+def _logsumexp(site: Site) -> Local:
+    """The maximum of each row comes first, then its sum of exponentials."""
+    rank = site.inputs[0].rank
+    given = site.argument("dim")
+    dims = [d % rank for d in ((given,) if isinstance(given, int) else given)]
+    factors = [f"i{d}" for d in dims]
+    if not site.axes(*factors):
+        return site.invoke
+    if len([f for f in factors if site.axes(f)]) > 1:
+        raise site.unsupported("several reduced dims in parts")
+    axes, keep = site.axes(*factors), bool(site.argument("keepdim", False))
+
+    def call(tensors: Sequence[Tensor], context: Context) -> Any:
+        x = tensors[0].to(statistics_dtype(tensors[0].dtype))
+        most = context.groups.all_reduce(x.detach().amax(dims, keepdim=True), axes, most=True)
+        total = WholeSum.apply((x - most).exp().sum(dims, keepdim=True), axes, context)
+        found = (total.log() + most).to(tensors[0].dtype)
+        return found if keep else found.squeeze(dims)
+
+    return call
+
+
 TABLE: Mapping[str, Callable[[Site], Local]] = {
     "aten.mean": _mean,
+    "aten.logsumexp": _logsumexp,
     **{f"aten.adaptive_avg_pool{k}d": _adaptive for k in (1, 2, 3)},
 }
