@@ -24,6 +24,7 @@ RUN = (
     "docs/tutorial.md",
     "docs/how-to/plan-your-own-model.md",
     "docs/how-to/add-a-rule.md",
+    "docs/how-to/compare.md",
 )
 
 

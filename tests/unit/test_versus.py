@@ -12,7 +12,7 @@ from shardfold.plans.strategies import STRATEGIES
 from shardfold.versus import Comparison
 
 CLUSTERS = ("8xa100", "4x8x1080ti", "2x8xh100")
-MODELS = ("alexnet-tiny", "rnnlm-tiny", "transformer-tiny", "gpt2-tiny", "mixtral-8x7b-tiny")
+MODELS = ("alexnet-tiny", "rnnlm-tiny", "transformer-tiny", "gpt2-tiny")
 QUICK = Effort(moves=5_000, ilp_seconds=10.0, ilp_variables=4_000)
 
 
