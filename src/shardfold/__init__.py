@@ -9,12 +9,12 @@ if TYPE_CHECKING:
     from shardfold.api import plan
     from shardfold.errors import ShardfoldError
     from shardfold.plans import Plan
-    from shardfold.questions import explain
+    from shardfold.questions import explain, what_if
     from shardfold.run import parallelize
     from shardfold.versus import compare
 
 __version__ = "0.1.0"
-__all__ = ["Plan", "ShardfoldError", "compare", "explain", "parallelize", "plan"]
+__all__ = ["Plan", "ShardfoldError", "compare", "explain", "parallelize", "plan", "what_if"]
 
 # Public names and where they live: importing shardfold loads none of them, nor torch.
 _HOMES = {
@@ -24,6 +24,7 @@ _HOMES = {
     "explain": "shardfold.questions",
     "parallelize": "shardfold.run",
     "plan": "shardfold.api",
+    "what_if": "shardfold.questions",
 }
 
 

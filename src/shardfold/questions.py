@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from math import isclose
 from typing import TYPE_CHECKING, Any
 
 from shardfold import collector
 from shardfold.api import Stage, Watch, ignore
+from shardfold.api import plan as find_plan
+from shardfold.cluster import Cluster, mesh_from_text, parse
 from shardfold.cluster.files import from_plain
-from shardfold.costs import pricing_named
+from shardfold.costs import optimizer_named, pricing_named
+from shardfold.errors import ClusterError, PlanError
+from shardfold.graph import Graph
 from shardfold.plans import Plan, check
+from shardfold.plans.choose import RESERVE
 from shardfold.plans.explain import case_of
 from shardfold.plans.explain import explain as reasons
 from shardfold.plans.explanation import Explanation
+from shardfold.plans.recall import restated
+from shardfold.plans.whatif import Kept, WhatIf
 from shardfold.spaces import Maker, atomise, rules_of
 
 if TYPE_CHECKING:
@@ -45,8 +53,7 @@ def explain(
     from shardfold.capture import capture
 
     watch(Stage("capture", 0, 1))
-    dtype = None if plan.provenance.dtype == AS_IN_MODEL else plan.provenance.dtype
-    graph = capture(model, args, kwargs, dtype=dtype, loss=loss)
+    graph = capture(model, args, kwargs, dtype=_dtype(plan), loss=loss)
     check(plan, graph)
     pricing = pricing_named(plan.provenance.cost)
     atoms = atomise(graph, rules_of(graph, {**pricing.rules, **(rules or {})}))
@@ -54,3 +61,79 @@ def explain(
     return reasons(
         plan, case, op, everything, lambda done, total: watch(Stage("explain", done, total))
     )
+
+
+def what_if(
+    model: nn.Module,
+    args: tuple[Any, ...] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    plan: Plan,
+    cluster: str | Cluster | None = None,
+    dtype: str | None = None,
+    optimizer: str | None = None,
+    cost: str | None = None,
+    memory_limit: float | None = None,
+    loss: Callable[[Any], Any] | None = None,
+    rules: Mapping[str, Maker] | None = None,
+    watch: Watch = ignore,
+) -> WhatIf:
+    """The best plan if something changes, and what the splits of `plan` would cost there.
+
+    What is not given stays as in `plan`, its pins included. `args` and `kwargs` may be a batch of
+    another size. The old splits can be priced where a mesh of the same shape exists.
+    """
+    from shardfold.capture import capture
+
+    old = from_plain(plan.provenance.cluster)
+    target = parse(cluster) if isinstance(cluster, str) else cluster or old
+    made = plan.provenance
+    dtype, cost = dtype or _dtype(plan), cost or made.cost
+    optimizer = optimizer or made.optimizer
+    if memory_limit is None and not _is_default_limit(plan, old):
+        memory_limit = plan.estimate.limit_bytes
+    after = find_plan(
+        model,
+        args,
+        kwargs,
+        cluster=target,
+        dtype=dtype,
+        optimizer=optimizer,
+        cost=cost,
+        memory_limit=memory_limit,
+        pins=None if plan.pinned is None else {p.pattern: p.split for p in plan.pinned.pins},
+        loss=loss,
+        rules=rules,
+        watch=watch,
+    )
+    graph = capture(model, args, kwargs, dtype=dtype, loss=loss)
+    return WhatIf(plan, after, _kept(plan, graph, target, cost, optimizer, rules))
+
+
+def _kept(
+    plan: Plan,
+    graph: Graph,
+    cluster: Cluster,
+    cost: str,
+    optimizer: str,
+    rules: Mapping[str, Maker] | None,
+) -> Kept:
+    """What the plan's choice costs in the new setting, or why it is not possible there."""
+    pricing = pricing_named(cost)
+    atoms = atomise(graph, rules_of(graph, {**pricing.rules, **(rules or {})}))
+    try:
+        mesh = mesh_from_text("x".join(str(axis.size) for axis in plan.mesh) or "1", cluster)
+        model = pricing.model(cluster, mesh)
+        assembly = restated(plan, graph, atoms, mesh, model, optimizer_named(optimizer))
+    except (ClusterError, PlanError) as error:
+        return Kept(None, None, str(error))
+    problem = assembly.tabulated.problem
+    return Kept(problem.total(assembly.choice), problem.total_bytes(assembly.choice))
+
+
+def _dtype(plan: Plan) -> str | None:
+    return None if plan.provenance.dtype == AS_IN_MODEL else plan.provenance.dtype
+
+
+def _is_default_limit(plan: Plan, cluster: Cluster) -> bool:
+    return isclose(plan.estimate.limit_bytes, (1 - RESERVE) * cluster.device.memory_bytes)

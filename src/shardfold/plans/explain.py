@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
 from shardfold.cluster import Cluster, Mesh
 from shardfold.cluster.mesh import Axis
-from shardfold.costs import optimizer_named, pricing_named, tabulate
+from shardfold.costs import optimizer_named, pricing_named
 from shardfold.costs.steps import Values
 from shardfold.errors import InfeasibleError
 from shardfold.graph import Graph
@@ -27,7 +27,7 @@ from shardfold.plans.differences import changes, terms
 from shardfold.plans.explanation import Alternative, Explanation, Reason
 from shardfold.plans.pins import Pin, held, matching, refused
 from shardfold.plans.plan import OperatorEntry, Plan
-from shardfold.plans.recall import recalled
+from shardfold.plans.recall import restated
 from shardfold.plans.restrict import Kept, Restricted, restricted
 from shardfold.search import Problem, Solution
 from shardfold.spaces import Atoms
@@ -72,13 +72,11 @@ class Case:
 
 def case_of(plan: Plan, graph: Graph, atoms: Atoms, cluster: Cluster) -> Case:
     """The plan's tables made anew, with its own choice, pins and limit."""
-    mesh = mesh_of(plan, cluster)
     pricing = pricing_named(plan.provenance.cost)
     optimizer = optimizer_named(plan.provenance.optimizer)
-    model = pricing.model(cluster, mesh)
-    tables = tabulate(graph, atoms, mesh, model, optimizer)
-    blank = Assembly(graph, atoms, tables, (0,) * len(tables.vertices), model, optimizer)
-    assembly = replace(blank, choice=recalled(plan, blank))
+    mesh = mesh_of(plan, cluster)
+    assembly = restated(plan, graph, atoms, mesh, pricing.model(cluster, mesh), optimizer)
+    tables = assembly.tabulated
     pins = [] if plan.pinned is None else [Pin.parse(p.pattern, p.split) for p in plan.pinned.pins]
     kept, refusal = held(pins, assembly.splits, tables)
     if refusal is not None:

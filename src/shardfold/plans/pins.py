@@ -1,7 +1,8 @@
 """Pins: splits that the user fixes, as `layers.*.mlp.up=out/8`, before the search.
 
-A pattern with `*` and `?` names modules by their paths, or one operator by its name. In a module
-the pin holds for every operator that can be split so, and there must be one.
+A pattern with `*` and `?` names modules by their paths, or operators by their names; with a colon
+in front, `:linear_2`, by names alone. In a module the pin holds for every operator that can be
+split so, and there must be one.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from shardfold.plans.blocks import shared_prefix
 from shardfold.plans.splits import UNSPLIT, Rows, Split, Splits, in_words
 
 REST = "*"  # among the words of a split: and whatever else is best
+NAMED = ":"  # before a pattern: of operators' names, not of modules' paths
 MOST = 12  # splits that a message lists
 
 
@@ -97,14 +99,15 @@ def matching(pattern: str, graph: Graph) -> list[list[int]]:
     A path may be written without the leading names that all paths of the model share.
     """
     skip = shared_prefix([op.origin.module for op in graph.ops])
+    by_name = pattern.startswith(NAMED)
     alone: list[list[int]] = []
     modules: dict[str, list[int]] = {}
     for index, op in enumerate(graph.ops):
         path = op.origin.module
         short = ".".join(path.split(".")[skip:])
-        if path and (fnmatchcase(path, pattern) or fnmatchcase(short, pattern)):
+        if not by_name and path and (fnmatchcase(path, pattern) or fnmatchcase(short, pattern)):
             modules.setdefault(path, []).append(index)
-        elif fnmatchcase(op.name, pattern):
+        elif fnmatchcase(op.name, pattern.removeprefix(NAMED)):
             alone.append([index])
     found = [*modules.values(), *alone]
     if not found:
@@ -191,7 +194,8 @@ def refused(refusals: Mapping[str, Refusal], graph: Graph) -> InputError:
         splits.sort(key=lambda text: not any(f"{word}/" in text for word in pin.wanted))
         more = f" and {len(splits) - MOST} more" if len(splits) > MOST else ""
         op = graph.ops[operators[0]]
-        where = op.name if len(operators) == 1 else op.origin.module
+        name = op.name if len(operators) == 1 else ""
+        where = " ".join(filter(None, (op.origin.module, name)))
         kinds = ", ".join(dict.fromkeys(graph.ops[i].kind for i in operators))
         meshes = ", ".join(mesh for mesh, _ in found)
         lines.append(

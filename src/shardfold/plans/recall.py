@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
-from shardfold.costs import Vertex
+from shardfold.cluster import Mesh
+from shardfold.costs import CostModel, Optimizer, Vertex, tabulate
 from shardfold.errors import PlanError
+from shardfold.graph import Graph
 from shardfold.plans.assemble import Assembly, factor_name
 from shardfold.plans.plan import Plan
+from shardfold.spaces import Atoms
 
 Words = tuple[object, ...]
+
+
+def restated(
+    plan: Plan, graph: Graph, atoms: Atoms, mesh: Mesh, model: CostModel, optimizer: Optimizer
+) -> Assembly:
+    """The plan's choice on tables made anew, on a mesh with as many axes as its own."""
+    tables = tabulate(graph, atoms, mesh, model, optimizer)
+    blank = Assembly(graph, atoms, tables, (0,) * len(tables.vertices), model, optimizer)
+    return replace(blank, choice=recalled(plan, blank))
 
 
 def recalled(plan: Plan, assembly: Assembly) -> tuple[int, ...]:
