@@ -72,7 +72,7 @@ def test_version(run) -> None:
 
 
 def test_an_unknown_command_suggests_the_nearest(refused) -> None:
-    assert refused("plann") == "No command is called 'plann'. Did you mean plan?"
+    assert refused("showw") == "No command is called 'showw'. Did you mean show?"
 
 
 @pytest.mark.parametrize(
