@@ -28,7 +28,7 @@ from torch.utils import _pytree as pytree
 
 from shardfold.capture.events import Event, Log, Recorder
 from shardfold.capture.export import export
-from shardfold.capture.reads import PLAIN, Reads, agree, recording
+from shardfold.capture.reads import PLAIN, Reads, Tree, agree, recording
 from shardfold.capture.repeats import repeated_blocks
 from shardfold.capture.shorten import Run, find_runs, shortened, without_removed
 from shardfold.errors import ModelError
@@ -140,6 +140,7 @@ def _same_as(
     for ours, theirs in zip(short.behaviours, full.behaviours, strict=True):
         ours.replicas = theirs.replicas
         ours.reads |= theirs.reads
+    short.trees.update(full.trees)
     return True
 
 
@@ -168,6 +169,7 @@ class _Folding:
     by_kind: dict[Any, list[int]] = field(default_factory=dict)
     calls: list[BlockCall] = field(default_factory=list)
     log: Log = field(default_factory=Log)
+    trees: dict[int, Tree] = field(default_factory=dict)  # of the blocks, by identity
 
     def discover(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Log:
         """Pass 1 by itself: what the model does around its blocks."""
@@ -243,9 +245,16 @@ class _Folding:
     def _find(self, block: nn.Module, path: str, signature: Signature) -> Behaviour | None:
         for index in self.by_kind.get(self.kinds[path], ()):
             known = self.behaviours[index]
-            if known.signature == signature and agree(known.block, block, known.reads):
+            if known.signature == signature and self._agree(known, block):
                 return known
         return None
+
+    def _agree(self, known: Behaviour, block: nn.Module) -> bool:
+        """Whether a block agrees with the one that was run, in all that it read."""
+        for each in (known.block, block):
+            if id(each) not in self.trees:
+                self.trees[id(each)] = dict(each.named_modules())
+        return agree(self.trees[id(known.block)], self.trees[id(block)], known.reads)
 
     def _emit(self, block: nn.Module, path: str, args: Any, kwargs: Any) -> Any:
         """Pass 2: one opaque operator a block."""
@@ -271,7 +280,7 @@ class _Folding:
                 raise UnfoldableError(f"{behaviour.path} alone: {error.__cause__}") from error
         behaviour.reads |= reads
         for replica in behaviour.replicas:
-            if not agree(behaviour.block, replica, behaviour.reads):
+            if not self._agree(behaviour, replica):
                 raise UnfoldableError(f"blocks like {behaviour.path} differ in what they read")
         made = [k for k, o in enumerate(behaviour.outputs) if isinstance(o, torch.Tensor)]
         return Block(program, behaviour.path, tuple(made))

@@ -9,7 +9,7 @@ forward or a hook does.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from types import MethodType
@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 Reads = set[tuple[str, str]]  # (path of the module inside the block, attribute)
+Tree = Mapping[str, nn.Module]  # a module and those inside it, by path
 
 MISSING = object()
 PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, type)
@@ -55,19 +56,14 @@ def _recorder(cls: type[nn.Module], path: str, reads: Reads) -> type[nn.Module]:
     return recorder
 
 
-def agree(one: nn.Module, other: nn.Module, reads: Reads) -> bool:
+def agree(one: Tree, other: Tree, reads: Reads) -> bool:
     """Whether two modules of one structure have equal values in all attributes of `reads`."""
-    ours, theirs = dict(one.named_modules()), dict(other.named_modules())
-    return all(
-        _equal(
-            vars(ours[path]).get(name, MISSING),
-            vars(theirs[path]).get(name, MISSING),
-            ours[path],
-            theirs[path],
-        )
-        for path, name in reads
-        if name not in STRUCTURE
-    )
+    for path, name in reads:
+        ours, theirs = one[path], other[path]
+        a, b = vars(ours).get(name, MISSING), vars(theirs).get(name, MISSING)
+        if a is not b and name not in STRUCTURE and not _equal(a, b, ours, theirs):
+            return False
+    return True
 
 
 def _equal(a: Any, b: Any, owner: nn.Module, twin: nn.Module) -> bool:

@@ -8,6 +8,7 @@ the original is shared in the copy.
 from __future__ import annotations
 
 import copy
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -27,6 +28,10 @@ DTYPES = {
     "fp16": torch.float16,
     "float16": torch.float16,
 }
+
+
+UNCHANGING = (bool, int, float, str, bytes, type(None), torch.dtype, torch.device, type)
+EMPTY = (dict, list, set, OrderedDict)
 
 
 class WithLoss(nn.Module):
@@ -50,13 +55,46 @@ def skeleton(model: nn.Module, dtype: str | None) -> nn.Module:
     tensors = {id(t): t for t in [*model.parameters(), *model.buffers()]}
     memo: dict[int, Any] = {key: _twin(tensor, target) for key, tensor in tensors.items()}
     try:
-        return copy.deepcopy(model, memo).train()
+        return _copied(model, memo).train()
     except (TypeError, RuntimeError) as error:
         raise ModelError(
             f"The model {type(model).__name__} cannot be copied without its weights ({error}). "
             "Build it under `with torch.device('meta'):` and without handles, locks or "
             "non-leaf tensors as attributes."
         ) from error
+
+
+def _copied(model: nn.Module, memo: dict[int, Any]) -> nn.Module:
+    """As `copy.deepcopy(model, memo)`, without asking it about every attribute of every layer.
+
+    Modules are copied as their dictionaries say, unless one of them has its own way of being
+    copied; attributes that cannot change are shared, and the others are left to deepcopy.
+    """
+    modules = list(model.modules())
+    if any(_copies_itself(type(module)) for module in modules):
+        return copy.deepcopy(model, memo)
+    for module in modules:
+        memo[id(module)] = object.__new__(type(module))
+    for module in modules:
+        twin = vars(memo[id(module)])
+        for name, value in vars(module).items():
+            if isinstance(value, dict) and name in ("_parameters", "_buffers", "_modules"):
+                twin[name] = {k: None if v is None else memo[id(v)] for k, v in value.items()}
+            elif isinstance(value, UNCHANGING):
+                twin[name] = value
+            elif not value and type(value) in EMPTY:
+                twin[name] = type(value)()
+            else:
+                twin[name] = copy.deepcopy(value, memo)
+    found: nn.Module = memo[id(model)]
+    return found
+
+
+def _copies_itself(kind: type[nn.Module]) -> bool:
+    own = ("__deepcopy__", "__getstate__", "__reduce__", "__reduce_ex__")
+    return kind.__setstate__ is not nn.Module.__setstate__ or any(
+        getattr(kind, name, None) is not getattr(nn.Module, name, None) for name in own
+    )
 
 
 def on_meta(tree: Any, dtype: str | None) -> Any:

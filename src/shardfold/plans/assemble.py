@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -40,6 +40,14 @@ class Assembly:
     choice: tuple[int, ...]
     model: CostModel
     optimizer: Optimizer
+    known: dict[object, list[Step]] = field(default_factory=dict, compare=False, repr=False)
+    prices: dict[int, float] = field(default_factory=dict, compare=False, repr=False)
+
+    def choosing(self, choice: tuple[int, ...]) -> Assembly:
+        """The same problem under another choice; steps that are alike are made once for both."""
+        other = replace(self, choice=choice)
+        other.__dict__["splits"] = self.splits
+        return other
 
     @cached_property
     def splits(self) -> Splits:
@@ -54,7 +62,7 @@ class Assembly:
         operator that writes; a parameter's update to its first reader.
         """
         found: dict[int, list[Step]] = defaultdict(list)
-        cache: dict[object, list[Step]] = {}
+        cache = self.known
         for v, vertex in enumerate(self.tabulated.vertices):
             if vertex.space is not None:
                 key: object = (id(self.tabulated.problem.costs[v]), self.choice[v])
@@ -115,14 +123,10 @@ class Assembly:
 
     def seconds(self, step: Step) -> float:
         """As `price`, for steps of this assembly: operators that are alike share them."""
-        found = self._prices.get(id(step))
+        found = self.prices.get(id(step))
         if found is None:
-            found = self._prices[id(step)] = self.price(step)
+            found = self.prices[id(step)] = self.price(step)
         return found
-
-    @cached_property
-    def _prices(self) -> dict[int, float]:
-        return {}
 
     def price(self, step: Step) -> float:
         """What one step of one case costs."""

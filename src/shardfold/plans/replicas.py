@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import msgspec
@@ -167,7 +167,7 @@ class _Run:
         if key not in self.known:
             choice = np.array(self.assembly.choice)
             choice[self.copies.traced[periods]] = rows
-            self.known[key] = replace(self.assembly, choice=tuple(choice.tolist()))
+            self.known[key] = self.assembly.choosing(tuple(choice.tolist()))
         return self.known[key]
 
     def operators(self, own: Sequence[OperatorEntry]) -> list[OperatorEntry]:
