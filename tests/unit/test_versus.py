@@ -95,8 +95,9 @@ def test_what_does_not_fit_is_told_apart() -> None:
             assert result.note == "faster than what fits"
 
 
-def test_random_moves_start_from_the_best_strategy_by_hand() -> None:
-    found = compared("gpt2-tiny", "8xa100")
+@pytest.mark.parametrize("cluster", ["8xa100", "4x8x1080ti"])
+def test_random_moves_start_from_the_best_strategy_by_hand(cluster: str) -> None:
+    found = compared("gpt2-tiny", cluster)
     steps = {r.method: r.step_seconds for r in found.results if r.step_seconds}
     assert steps["mcmc"] <= min(steps[s] for s in STRATEGIES if s in steps) * (1 + 1e-9)
 

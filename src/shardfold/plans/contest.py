@@ -2,7 +2,8 @@
 
 All are priced by the additive cost model that the search minimises: a method's step is the total
 of its choice. A strategy by hand is tried on every mesh and keeps its best, one that fits in
-memory before one that does not. The other searches get the mesh on which the exact one won.
+memory before one that does not. The other searches get the mesh on which the exact one won,
+random moves that of the best strategy by hand, from which they start.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from shardfold.costs import Optimizer
 from shardfold.costs.model import VOLUME
@@ -61,6 +63,16 @@ class Result:
     note: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class _ByHand:
+    """A strategy's best choice, the mesh it is on, and how long all meshes took."""
+
+    rank: tuple[bool, float]
+    candidate: Candidate
+    choice: Choice
+    seconds: float
+
+
 @dataclass(frozen=True)
 class Contest:
     """The tables of a model on every mesh of a cluster, and what the exact search chose."""
@@ -94,58 +106,68 @@ class Contest:
         return self._priced(EXACT, best, best.solution.choice, seconds, proven=proven)
 
     def _strategy(self, name: str) -> Result:
-        begin = time.perf_counter()
-        found: list[tuple[Setting, Candidate, Choice]] = []
-        reason = ""
-        for candidate in self.chosen.tried:
-            setting = self._setting(candidate)
-            choice = STRATEGIES[name](setting)
-            if isinstance(choice, Unfit):
-                reason = choice.reason
-            else:
-                found.append((setting, candidate, choice))
-        if not found:
-            return Result(name, note=f"does not apply: {reason}")
-        _, best, choice = min(found, key=lambda each: each[0].rank(each[2]))
-        return self._priced(name, best, choice, time.perf_counter() - begin)
+        found = self._by_hand(name)
+        if isinstance(found, Unfit):
+            return Result(name, note=f"does not apply: {found.reason}")
+        return self._priced(name, found.candidate, found.choice, found.seconds)
 
-    def _setting(self, candidate: Candidate) -> Setting:
-        return Setting(self.graph, self.atoms, candidate.tabulated, self.chosen.limit_bytes)
+    def _by_hand(self, name: str) -> _ByHand | Unfit:
+        """A strategy on the mesh that suits it best; tried once, as random moves ask again."""
+        if name not in self._tried:
+            begin = time.perf_counter()
+            choices = [(c, s, STRATEGIES[name](s)) for c, s in self._settings]
+            seconds = time.perf_counter() - begin
+            applied = [
+                _ByHand(setting.rank(choice), candidate, choice, seconds)
+                for candidate, setting, choice in choices
+                if not isinstance(choice, Unfit)
+            ]
+            reasons = [choice for _, _, choice in choices if isinstance(choice, Unfit)]
+            self._tried[name] = min(applied, key=lambda f: f.rank) if applied else reasons[0]
+        return self._tried[name]
+
+    @cached_property
+    def _tried(self) -> dict[str, _ByHand | Unfit]:
+        return {}
+
+    @cached_property
+    def _settings(self) -> tuple[tuple[Candidate, Setting], ...]:
+        limit = self.chosen.limit_bytes
+        return tuple(
+            (candidate, Setting(self.graph, self.atoms, candidate.tabulated, limit))
+            for candidate in self.chosen.tried
+        )
 
     def _search(self, name: str) -> Result:
-        best = self.chosen.best
-        problem = best.tabulated.problem
-        if name == "ilp" and _variables(problem) > self.effort.ilp_variables:
+        candidate, start = self.chosen.best, None
+        if name == "mcmc":
+            # As FlexFlow: from the expert's strategy, here the best of them on its own mesh.
+            tried = list(map(self._by_hand, STRATEGIES))
+            best = min((f for f in tried if isinstance(f, _ByHand)), key=lambda f: f.rank)
+            candidate, start = best.candidate, best.choice
+        problem = candidate.tabulated.problem
+        most = self.effort.ilp_variables
+        if name == "ilp" and _variables(problem) > most:
             return Result(
-                name,
-                note=f"skipped: {_variables(problem):,} variables, more than "
-                f"{self.effort.ilp_variables:,}",
+                name, note=f"skipped: {_variables(problem):,} variables, more than {most:,}"
             )
-        start = self._start() if name == "mcmc" else ()
         begin = time.perf_counter()
         try:
             choice, proven = self._searched(name, problem, start)
         except InputError as error:
-            return Result(name, note=str(error))
-        return self._priced(name, best, choice, time.perf_counter() - begin, proven=proven)
+            return Result(name, note=str(error).rstrip("."))
+        return self._priced(name, candidate, choice, time.perf_counter() - begin, proven=proven)
 
-    def _searched(self, name: str, problem: Problem, start: Choice) -> tuple[Choice, bool]:
+    def _searched(self, name: str, problem: Problem, start: Choice | None) -> tuple[Choice, bool]:
         """The choice that another search finds, and whether it proves it."""
-        limit = self.chosen.limit_bytes if self.chosen.smallest_bytes is None else None
-        seconds = self.effort.ilp_seconds
         if name == "ilp":
-            answer = ilp(problem, memory_limit=limit, seconds=seconds)
+            limit = self.chosen.limit_bytes if self.chosen.smallest_bytes is None else None
+            answer = ilp(problem, memory_limit=limit, seconds=self.effort.ilp_seconds)
         elif name == "mcmc":
             answer = mcmc(problem, start=start, moves=self.effort.moves)
         else:
             answer = greedy(problem) if name == "greedy" else draws(problem)
         return tuple(map(int, answer.choice)), answer.lower_bound is None
-
-    def _start(self) -> Choice:
-        """Where random moves begin: the fastest strategy by hand, as in FlexFlow."""
-        setting = self._setting(self.chosen.best)
-        tried = [strategy(setting) for strategy in STRATEGIES.values()]
-        return min((c for c in tried if not isinstance(c, Unfit)), key=setting.rank)
 
     def _priced(
         self, name: str, candidate: Candidate, choice: Choice, seconds: float, proven: bool = False
