@@ -28,17 +28,17 @@ SVG = """<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" 
 
 
 def chart(results: Sequence[Result], speedups: Mapping[str, float], title: str) -> str:
-    """Step times as bars, the shortest first; methods without a figure are left out."""
+    """Speeds (one over the step) as bars, the fastest first; methods without one are left out."""
     shown = sorted(
         (r for r in results if r.step_seconds is not None), key=lambda r: r.step_seconds or 0.0
     )
-    longest = max((r.step_seconds or 0.0 for r in shown), default=0.0) or 1.0
+    fastest = min((r.step_seconds or 0.0 for r in shown), default=0.0)
     body = [
         _text(16, 26, title, "title"),
-        _text(16, 46, "Predicted step, additive cost model; pale bars do not fit in memory"),
+        _text(16, 46, "Predicted speed, additive cost model; pale bars do not fit in memory"),
     ]
     for number, result in enumerate(shown):
-        body += _bar(result, speedups.get(result.method), TOP + ROW * number, longest)
+        body += _bar(result, speedups.get(result.method), TOP + ROW * number, fastest)
     return SVG.format(
         width=LEFT + WIDTH + RIGHT,
         height=TOP + ROW * len(shown) + 16,
@@ -47,9 +47,9 @@ def chart(results: Sequence[Result], speedups: Mapping[str, float], title: str) 
     )
 
 
-def _bar(result: Result, ratio: float | None, y: float, longest: float) -> list[str]:
+def _bar(result: Result, ratio: float | None, y: float, fastest: float) -> list[str]:
     step = result.step_seconds or 0.0
-    width = WIDTH * step / longest
+    width = WIDTH * fastest / step if step else WIDTH
     style = "large" if not result.fits else "exact" if result.method == "exact" else "other"
     words = seconds(step) + ("" if ratio is None else f" ({ratio:.2f}x data parallel)")
     return [

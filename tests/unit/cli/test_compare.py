@@ -42,7 +42,7 @@ def test_the_chart_has_a_bar_a_method(run, model_file, tmp_path) -> None:
     names = [t.text for t in drawn.iter(f"{space}text") if t.get("class") == "name"]
     assert names[0] == "exact"
     widths = [float(bar.get("width", "0")) for bar in bars]
-    assert widths == sorted(widths)
+    assert widths == sorted(widths, reverse=True)
 
 
 def test_methods_are_listed(run) -> None:
