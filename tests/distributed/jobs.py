@@ -11,9 +11,8 @@ from shardfold import zoo
 from shardfold.capture import capture_program
 from shardfold.errors import ShardfoldError
 from shardfold.plans.store import loads
-from shardfold.run import parallelize
 from shardfold.run.check import compare_captured
-from shardfold.run.parallelize import Settings
+from shardfold.run.parallelize import Settings, assemble, lowered_here, prepared
 from shardfold.spaces import atomise, rules_of
 
 from .models import HAND_WRITTEN
@@ -59,11 +58,12 @@ def collectives(rank: int, cases: list[Case]) -> list[str]:
     models: dict[str, Any] = {}
     found = []
     for name, label, data in cases:
-        if name not in models:
-            models[name] = build(name)
-        model, args, kwargs = models[name]
         plan = loads(data)
-        module = parallelize(model, plan, args, kwargs)
+        if name not in models:
+            model, args, kwargs = build(name)
+            models[name] = (model, args, kwargs, prepared(model, plan, args, kwargs, None, None))
+        model, args, kwargs, (program, atoms) = models[name]
+        module = assemble(model, program, lowered_here(plan, program, atoms, None), Settings())
         names = tuple(axis.name for axis in plan.mesh)
         with recorded(module._run.context.groups, names) as ran:
             module(*args, **kwargs).backward()
