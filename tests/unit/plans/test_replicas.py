@@ -1,0 +1,57 @@
+"""A plan from a short graph is the plan of the whole model."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+import shardfold as sf
+from shardfold import zoo
+
+
+def both(name: str, layers: int, cluster: str, limit: float | None = None) -> list[sf.Plan]:
+    model, args, kwargs = zoo.build(name, layers=layers)
+    return [
+        sf.plan(model, args, kwargs, cluster=cluster, fold=fold, memory_limit=limit)
+        for fold in (True, False)
+    ]
+
+
+@pytest.mark.parametrize("cluster", ["2x2xh100", "8xa100"])
+@pytest.mark.parametrize("name", ["llama3-8b-tiny", "t5-large-tiny", "mixtral-8x7b-tiny"])
+def test_short_and_full_give_the_same_plan(name: str, cluster: str) -> None:
+    short, full = both(name, 9, cluster)
+    for field in ("step_seconds", "data_parallel_seconds", "fully_sharded_seconds", "peak_bytes"):
+        ours, theirs = getattr(short.estimate, field), getattr(full.estimate, field)
+        assert ours == pytest.approx(theirs, rel=1e-9), field
+    assert short.provenance.graph == full.provenance.graph
+    assert short.provenance.parameters == full.provenance.parameters
+    assert [o.module for o in short.operators] == [o.module for o in full.operators]
+    assert [o.kind for o in short.operators] == [o.kind for o in full.operators]
+    assert [p.names for p in short.parameters] == [p.names for p in full.parameters]
+    assert len(short.tensors) == len(full.tensors)
+    assert len({o.name for o in short.operators}) == len(short.operators)
+
+
+def parts(plan: sf.Plan) -> tuple[float, float]:
+    e = plan.estimate
+    by_operator = math.fsum(o.seconds for o in plan.operators)
+    return by_operator, e.compute_seconds + e.communication_seconds + e.update_seconds
+
+
+def test_the_parts_add_up_where_layers_choose_alike() -> None:
+    short, _ = both("llama3-8b-tiny", 12, "2x2xh100")
+    for total in parts(short):
+        assert total == pytest.approx(short.estimate.step_seconds, rel=1e-9)
+
+
+def test_the_parts_add_up_where_a_limit_makes_layers_differ() -> None:
+    free, _ = both("gpt2-tiny", 12, "4xa100")
+    model, args, kwargs = zoo.build("gpt2-tiny", layers=12)
+    limit = 0.9 * free.estimate.peak_bytes
+    short = sf.plan(model, args, kwargs, cluster="4xa100", memory_limit=limit)
+    assert short.estimate.peak_bytes <= limit
+    assert short.estimate.step_seconds >= free.estimate.step_seconds
+    for total in parts(short):
+        assert total == pytest.approx(short.estimate.step_seconds, rel=1e-9)
