@@ -1,4 +1,4 @@
-"""Does every zoo model plan, how fast, and in how much memory?
+"""Plans of every zoo model: how fast, and in how much memory.
 
 Plans each full-size model on each cluster in a process of its own and prints one row: seconds to
 capture and to search, peak memory of the process, step time against the baselines, and the most
@@ -11,18 +11,20 @@ that any unsplit operator costs.
 from __future__ import annotations
 
 import json
-import platform
 import resource
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
+
+from environment import environment
 
 CLUSTERS = ("8xa100", "8x8xh100")
 
 
-def measure(name: str, cluster: str) -> dict[str, object]:
+def measure(name: str, cluster: str) -> dict[str, Any]:
     """Plan one model; runs in a process of its own so that its peak memory is its own."""
     import torch
 
@@ -53,14 +55,25 @@ def measure(name: str, cluster: str) -> dict[str, object]:
     }
 
 
-def in_subprocess(name: str, cluster: str) -> dict[str, object]:
+def in_subprocess(name: str, cluster: str) -> dict[str, Any]:
     """Run `measure` in a fresh interpreter."""
     command = [sys.executable, __file__, "--child", name, "--cluster", cluster]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise click.ClickException(f"{name} on {cluster}: {done.stderr.strip()[-400:]}")
-    row: dict[str, object] = json.loads(done.stdout.splitlines()[-1])
+    row: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return row
+
+
+def as_line(row: dict[str, Any]) -> str:
+    """One row of the table."""
+    step = row["step_seconds"]
+    return (
+        f"{row['model']:14} {row['cluster']:9} {row['capture_seconds']:6.1f}s "
+        f"{row['search_seconds']:6.1f}s {row['process_bytes'] / 2**30:5.2f} {step * 1e3:8.2f} "
+        f"{row['data_parallel_seconds'] / step:6.2f}x {row['fully_sharded_seconds'] / step:6.2f}x "
+        f"{row['largest_unsplit_share']:7.2%}{'' if row['fits'] else '  does not fit'}"
+    )
 
 
 @click.command(help=__doc__)
@@ -82,20 +95,10 @@ def main(names: tuple[str, ...], clusters: tuple[str, ...], out: str | None, chi
         for cluster in clusters:
             row = in_subprocess(name, cluster)
             rows.append(row)
-            step = float(str(row["step_seconds"]))
-            print(
-                f"{name:14} {cluster:9} {row['capture_seconds']:6.1f}s {row['search_seconds']:6.1f}s "
-                f"{float(str(row['process_bytes'])) / 2**30:5.2f} {step * 1e3:8.2f} "
-                f"{float(str(row['data_parallel_seconds'])) / step:6.2f}x "
-                f"{float(str(row['fully_sharded_seconds'])) / step:6.2f}x "
-                f"{row['largest_unsplit_share']:7.2%}"
-                f"{'' if row['fits'] else '  does not fit'}",
-                flush=True,
-            )
+            print(as_line(row), flush=True)
     if out:
-        environment = {"python": platform.python_version(), "machine": platform.processor()}
-        environment["cores"] = "1"
-        Path(out).write_text(json.dumps({"environment": environment, "rows": rows}, indent=1))
+        found = {"environment": environment(), "rows": rows}
+        Path(out).write_text(json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":
