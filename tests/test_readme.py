@@ -25,6 +25,7 @@ RUN = (
     "docs/how-to/plan-your-own-model.md",
     "docs/how-to/add-a-rule.md",
     "docs/how-to/compare.md",
+    "docs/how-to/explain-and-pin.md",
 )
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 import shardfold as sf
+from shardfold import zoo
 from shardfold.plans.whatif import WhatIf
 from virtual.models import Language, tokens
 
@@ -51,3 +53,28 @@ def test_a_limit_that_was_asked_for_stays(plan: sf.Plan) -> None:
         memory_limit=limit,
     )
     assert asked(small).after.estimate.limit_bytes == limit
+
+
+def test_another_batch_is_planned_and_the_old_splits_are_priced_for_it(plan: sf.Plan) -> None:
+    twice = torch.cat([tokens(), tokens()])
+    found = sf.what_if(Language(), (twice,), {"labels": twice}, plan=plan)
+    assert found.kept.step_seconds is not None
+    assert found.kept.step_seconds >= found.after.estimate.step_seconds * (1 - 1e-9)
+    assert found.kept.step_seconds > plan.estimate.step_seconds
+
+
+def test_another_model_has_no_old_splits(plan: sf.Plan) -> None:
+    module, args, kwargs = zoo.build("rnnlm-tiny", device="meta")
+    found = sf.what_if(module, args, kwargs, plan=plan)
+    assert found.kept.step_seconds is None
+    assert "The plan decides on" in found.kept.reason
+
+
+def test_one_device_has_no_alternatives() -> None:
+    module, args, kwargs = zoo.build("rnnlm-tiny", device="meta")
+    alone = sf.plan(module, args, kwargs, cluster="1xa100")
+    found = sf.explain(module, args, kwargs, plan=alone, op="projection")
+    assert "No other split is possible." in str(found)
+    assert sf.what_if(module, args, kwargs, plan=alone).kept.step_seconds == pytest.approx(
+        alone.estimate.step_seconds
+    )

@@ -24,9 +24,8 @@ def as_text(found: Explanation, everything: bool = False) -> str:
     """The whole explanation; without `everything`, the best alternatives and largest terms."""
     axes = " x ".join(f"{axis.name}={axis.size}" for axis in found.mesh) or "one device"
     best = "the best there is" if found.optimal else "the best found"
-    lines = [
-        f"On {found.cluster}, mesh {axes}: a step takes {seconds(found.step_seconds)}, {best}."
-    ]
+    step = seconds(found.step_seconds)
+    lines = [*_filled(f"On {found.cluster}, mesh {axes}: a step takes {step}, {best}.", "")]
     lines.extend(_filled(f"Alternatives are the best plans on this mesh {_limit(found)}.", ""))
     for reason in found.reasons:
         lines.extend(["", *_reason(reason, found, everything)])

@@ -26,7 +26,7 @@ def restated(
 
 
 def recalled(plan: Plan, assembly: Assembly) -> tuple[int, ...]:
-    """The plan's choice for every vertex; the plan must already be known to be for the graph.
+    """The plan's choice for every vertex of a graph with the same operators.
 
     The assembly's own choice does not matter. A configuration or a layout that a hand-edited plan
     names and that is not on offer is an error.
@@ -47,22 +47,36 @@ def recalled(plan: Plan, assembly: Assembly) -> tuple[int, ...]:
 
 def _stated(plan: Plan, assembly: Assembly) -> dict[int, tuple[str, Words]]:
     """What the plan says of each vertex: operators and tensors in order, parameters by name."""
-    graph = assembly.graph
+    graph, vertices = assembly.graph, assembly.tabulated.vertices
     tensors = iter(plan.tensors)
     parameters = {entry.names: entry for entry in plan.parameters}
+    _check_counts(
+        ("operators", len(plan.operators), len(graph.ops)),
+        ("tensors", len(plan.tensors), sum(vertex.what == "tensor" for vertex in vertices)),
+    )
     found: dict[int, tuple[str, Words]] = {}
-    for v, vertex in enumerate(assembly.tabulated.vertices):
+    for v, vertex in enumerate(vertices):
         if vertex.space is not None:
             operator = plan.operators[vertex.index]
             found[v] = (operator.name, operator.config)
         elif vertex.storage is not None:
             names = graph.tensors[vertex.index].names
+            if names not in parameters:
+                raise PlanError(f"The plan has no parameter {names[0]}. Plan again.")
             stored = parameters[names]
             found[v] = (names[0], (*stored.layout, stored.regather))
         else:
             tensor = next(tensors)
             found[v] = (tensor.name, tensor.layout)
     return found
+
+
+def _check_counts(*counts: tuple[str, int, int]) -> None:
+    for what, stated, needed in counts:
+        if stated != needed:
+            raise PlanError(
+                f"The plan decides on {stated} {what}, the model has {needed}. Plan again."
+            )
 
 
 def _key(vertex: Vertex, assembly: Assembly) -> object:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 
+import msgspec
 import pytest
 
 import shardfold as sf
@@ -151,3 +152,27 @@ def test_a_plan_for_another_model_is_refused() -> None:
     module, args, kwargs = zoo.build("rnnlm-tiny", device="meta")
     with pytest.raises(PlanError, match="another model"):
         sf.explain(module, args, kwargs, plan=told("alexnet-tiny").plan)
+
+
+def edited(plan: sf.Plan, module: str, config: tuple[str, ...]) -> sf.Plan:
+    operators = tuple(
+        msgspec.structs.replace(entry, config=config) if entry.module == module else entry
+        for entry in plan.operators
+    )
+    return msgspec.structs.replace(plan, operators=operators)
+
+
+def test_a_plan_edited_by_hand_is_priced_as_it_stands() -> None:
+    module, args, kwargs = zoo.build("rnnlm-tiny", device="meta")
+    plan = sf.plan(module, args, kwargs, cluster=CLUSTER)
+    other = edited(plan, "projection", ("i0", "-"))
+    found = sf.explain(module, args, kwargs, plan=other, op="projection")
+    (reason,) = found.reasons
+    assert reason.operator.split == {"batch": 2}
+    assert found.step_seconds > plan.estimate.step_seconds
+    assert not found.optimal
+    assert reason.runner_up is not None
+    assert reason.runner_up.step_seconds == pytest.approx(plan.estimate.step_seconds, rel=1e-9)
+    assert sum(t.seconds for t in reason.terms) < 0
+    with pytest.raises(PlanError, match=r"has 'nonsense -' for linear, which is not on offer"):
+        sf.explain(*(module, args, kwargs), plan=edited(plan, "projection", ("nonsense", "-")))
