@@ -5,14 +5,19 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from shardfold import collector
 from shardfold.api import Stage, Watch, ignore
 from shardfold.cluster import Cluster, Mesh, mesh_from_text, parse
 from shardfold.costs import optimizer_named, pricing_named
+from shardfold.plans import Plan
 from shardfold.plans.choose import choose
 from shardfold.plans.contest import METHODS, Contest, Effort, Result, check_methods, speedups
+from shardfold.plans.describe import describe
 from shardfold.spaces import Maker, atomise, rules_of
 
 if TYPE_CHECKING:
@@ -61,12 +66,14 @@ def compare(
     loss: Callable[[Any], Any] | None = None,
     rules: Mapping[str, Maker] | None = None,
     effort: Effort | None = None,
+    save_plans: str | Path | None = None,
     watch: Watch = ignore,
 ) -> Comparison:
     """Price the exact plan, strategies by hand and other searches on the same tables.
 
     The arguments are those of `plan`. `methods` are names of `METHODS`; `effort` bounds what the
     other searches may spend. No exact plan is slower than a method whose choice fits in memory.
+    `save_plans` is a folder that gets a plan of every method that has one: `megatron.json`.
     """
     from shardfold.capture import capture
 
@@ -76,8 +83,10 @@ def compare(
     pricing, updates = pricing_named(cost), optimizer_named(optimizer)
 
     watch(Stage("capture", 0, 1))
+    begin = time.perf_counter()
     graph = capture(model, args, kwargs, dtype=dtype, loss=loss)
     atoms = atomise(graph, rules_of(graph, {**pricing.rules, **(rules or {})}))
+    captured = time.perf_counter() - begin
     begin = time.perf_counter()
     chosen = choose(
         graph,
@@ -91,6 +100,11 @@ def compare(
     )
     searched = time.perf_counter() - begin
     contest = Contest(graph, atoms, chosen, updates, effort or Effort())
+    results = contest.results(methods, lambda done, total: watch(Stage("comparing", done, total)))
+    if save_plans is not None:
+        watch(Stage("describe", 0, 1))
+        made = {"cost": cost, "dtype": dtype, "capture_seconds": captured}
+        _save(contest, results, target, Path(save_plans), {**made, "search_seconds": searched})
     return Comparison(
         cluster=target.name,
         cost=cost,
@@ -99,7 +113,26 @@ def compare(
         limit_bytes=chosen.limit_bytes,
         operators=len(graph.ops),
         tables_seconds=searched,
-        results=contest.results(
-            methods, lambda done, total: watch(Stage("comparing", done, total))
-        ),
+        results=results,
     )
+
+
+def _save(
+    contest: Contest,
+    results: Sequence[Result],
+    cluster: Cluster,
+    folder: Path,
+    made: Mapping[str, Any],
+) -> None:
+    """Write a plan of every method that came to something."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in (r.method for r in results if r.step_seconds is not None):
+        chosen = contest.chosen_by(name)
+        plan = describe(contest.graph, contest.atoms, cluster, chosen, contest.optimizer, **made)
+        _noted(plan, f"Chosen by {name}.").save(folder / f"{name}.json")
+
+
+def _noted(plan: Plan, note: str) -> Plan:
+    """The plan with a note before the others."""
+    made = msgspec.structs.replace(plan.provenance, notes=(note, *plan.provenance.notes))
+    return msgspec.structs.replace(plan, provenance=made)

@@ -43,6 +43,12 @@ if TYPE_CHECKING:
 @click.option(
     "--chart", type=click.Path(dir_okay=False), metavar="FILE.svg", help="Draw the steps as bars."
 )
+@click.option(
+    "--save-plans",
+    type=click.Path(file_okay=False),
+    metavar="FOLDER",
+    help="Write a plan of every method there, such as megatron.json.",
+)
 @output_options
 def compare(what: tuple[str, ...], as_json: bool, everything: bool, **options: Any) -> None:
     """Hold the best plan of MODEL against strategies by hand and other searches.
@@ -64,7 +70,8 @@ def compare(what: tuple[str, ...], as_json: bool, everything: bool, **options: A
 
 def _plans(first: str, second: str, as_json: bool, everything: bool, options: Any) -> None:
     """Show where two saved plans differ."""
-    given = [name for name in ("cluster", "methods", "chart", "mesh") if options[name] is not None]
+    alone = ("cluster", "methods", "chart", "mesh", "save_plans")
+    given = [name.replace("_", "-") for name in alone if options[name] is not None]
     if given:
         raise click.UsageError(f"--{given[0]} goes with one MODEL, not with two plans.")
     from shardfold.plans import load
@@ -76,7 +83,8 @@ def _plans(first: str, second: str, as_json: bool, everything: bool, options: An
         return
     from shardfold.report.comparison import difference_view
 
-    _print(difference_view(found, (first, second), everything))
+    names = (Path(first).name, Path(second).name)
+    _print(difference_view(found, names if len(set(names)) == 2 else (first, second), everything))
 
 
 def _methods(model: str, as_json: bool, options: Any) -> None:
@@ -135,6 +143,7 @@ def _compared(model: str, options: Any) -> Comparison:
                 cost=options["cost"],
                 memory_limit=options["memory_limit"],
                 rules=example.rules,
+                save_plans=options["save_plans"],
                 effort=Effort(moves=options["moves"], ilp_seconds=options["ilp_seconds"]),
                 watch=watch,
             )

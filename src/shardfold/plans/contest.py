@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from shardfold.costs import Optimizer
@@ -22,11 +22,12 @@ from shardfold.graph import Graph
 from shardfold.plans.assemble import Assembly
 from shardfold.plans.choose import Candidate, Chosen
 from shardfold.plans.strategies import STRATEGIES, Choice, Setting, Unfit
-from shardfold.search import Problem
+from shardfold.search import Problem, Solution
 from shardfold.search.draws import draws
 from shardfold.search.greedy import greedy
 from shardfold.search.ilp import ilp
 from shardfold.search.mcmc import mcmc
+from shardfold.search.solution import Statistics
 from shardfold.spaces import Atoms
 
 EXACT = "exact"
@@ -172,6 +173,7 @@ class Contest:
     def _priced(
         self, name: str, candidate: Candidate, choice: Choice, seconds: float, proven: bool = False
     ) -> Result:
+        self._priced_choices[name] = (candidate, choice)
         problem = candidate.tabulated.problem
         step, peak = problem.total(choice), problem.total_bytes(choice)
         best = self.chosen.best.solution.cost
@@ -187,6 +189,26 @@ class Contest:
             proven=proven,
             note=_note(name, step / best, fits),
         )
+
+    @cached_property
+    def _priced_choices(self) -> dict[str, tuple[Candidate, Choice]]:
+        return {}
+
+    def chosen_by(self, name: str) -> Chosen:
+        """What a method that has a result chose, in the shape from which a plan is made."""
+        if name == EXACT:
+            return self.chosen
+        candidate, choice = self._priced_choices[name]
+        problem = candidate.tabulated.problem
+        solution = Solution(
+            choice,
+            problem.total(choice),
+            is_optimal=False,
+            lower_bound=self.chosen.lower_bound,
+            bytes=problem.total_bytes(choice),
+            statistics=Statistics(name),
+        )
+        return replace(self.chosen, best=replace(candidate, solution=solution))
 
     def sent_bytes(self, candidate: Candidate, choice: Choice) -> float:
         """Bytes that one device sends in a step."""

@@ -45,6 +45,23 @@ def test_the_chart_has_a_bar_a_method(run, model_file, tmp_path) -> None:
     assert widths == sorted(widths, reverse=True)
 
 
+def test_every_method_has_a_plan_like_any_other(run, model_file, tmp_path) -> None:
+    folder = tmp_path / "plans"
+    model = f"{model_file}:make"
+    result = run(
+        "compare", model, "--cluster", "2x2xh100", "--save-plans", folder, "--json", *QUICK
+    )
+    steps = {r["method"]: r["step_seconds"] for r in json.loads(result.stdout)["results"]}
+    known = {name for name, step in steps.items() if step is not None}
+    assert {path.stem for path in folder.iterdir()} == known
+    for name in known:
+        shown = run("show", folder / f"{name}.json", "--model", model, "--json")
+        assert json.loads(shown.stdout)["step_seconds"] == steps[name]
+        assert f"Chosen by {name}." in json.loads(shown.stdout)["notes"]
+    found = run("compare", folder / "exact.json", folder / "data-parallel.json")
+    assert found.exit_code == 0
+
+
 def test_methods_are_listed(run) -> None:
     assert run("compare", "any", "--methods", "list").stdout.splitlines()[0] == "exact"
 
