@@ -4,7 +4,7 @@ For operator v and each split s that it could have,
 
     best(s) = min over choices x with x_v in s of total(x), within the memory limit
 
-is one search with v's choices restricted to s. The smallest best(s) is the runner-up.
+is a search with v's choices restricted to s. The smallest best(s) is the runner-up.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from shardfold.cluster import Cluster, Mesh
 from shardfold.cluster.mesh import Axis
 from shardfold.costs import optimizer_named, pricing_named
 from shardfold.costs.steps import Values
-from shardfold.errors import InfeasibleError
 from shardfold.graph import Graph
+from shardfold.plans.alternatives import Limit, Tried, alternatives
 from shardfold.plans.assemble import Assembly
 from shardfold.plans.differences import changes, terms
 from shardfold.plans.explanation import Alternative, Explanation, Reason
@@ -29,7 +29,7 @@ from shardfold.plans.pins import Pin, held, matching, refused
 from shardfold.plans.plan import OperatorEntry, Plan
 from shardfold.plans.recall import restated
 from shardfold.plans.restrict import Kept, Restricted, restricted
-from shardfold.search import Problem, Solution
+from shardfold.search import Problem
 from shardfold.spaces import Atoms
 
 SMALL = 0.05  # of the slowest operator that matches: those below are left out
@@ -47,6 +47,11 @@ class Case:
     assembly: Assembly
     left: Restricted
     limit_bytes: float | None  # None: no plan fits
+
+    @cached_property
+    def limit(self) -> Limit:
+        """The limit, with what follows from it."""
+        return Limit(self.problem, self.left, self.limit_bytes)
 
     @property
     def problem(self) -> Problem:
@@ -104,8 +109,7 @@ def explain(
     reasons = []
     for number, (index, alike) in enumerate(picked):
         watch(number, len(picked))
-        reasons.append(_reason(case, index, alike))
-    fastest = case.left.solve()
+        reasons.append(_reason(case, index, alike, everything))
     stated = plan.estimate.step_seconds * (1 + ROUNDING)
     return Explanation(
         cluster=plan.cluster,
@@ -113,7 +117,7 @@ def explain(
         step_seconds=case.step_seconds,
         optimal=plan.estimate.optimal and case.step_seconds <= stated,
         limit_bytes=case.limit_bytes,
-        limit_binds=case.limit_bytes is not None and (fastest.bytes or 0.0) > case.limit_bytes,
+        limit_binds=case.limit.binds,
         reasons=tuple(reasons),
         left_out=left_out,
     )
@@ -140,50 +144,34 @@ def _picked(case: Case, pattern: str | None, everything: bool) -> tuple[list[tup
     return [(members[0], len(members)) for members in kept], left_out
 
 
-def _reason(case: Case, index: int, alike: int) -> Reason:
-    """Solve with each other split of operator `index`, and compare the best with the plan."""
+def _reason(case: Case, index: int, alike: int, everything: bool) -> Reason:
+    """Search with each other split of operator `index`, and compare the best with the plan."""
     v = case.vertex_of[index]
-    vertex = case.assembly.tabulated.vertices[v]
     entry = case.entries[index]
-    pinned = dict(case.left.kept)
-    is_pinned = pinned.pop(v, None) is not None
-    found: list[tuple[Alternative, Kept]] = []
-    for key, (split, rows) in case.assembly.splits.offered(vertex).items():
-        if key != frozenset(entry.split.items()):
-            kept = {**pinned, v: rows}
-            solution = _solved(restricted(case.problem, kept), case.limit_bytes)
-            found.append((_alternative(split, solution), kept))
-    found.sort(key=lambda pair: _order(pair[0]))
-    alternatives = tuple(alternative for alternative, _ in found)
-    has_second = bool(alternatives) and alternatives[0].step_seconds is not None
-    other = _nearest(case, found[0][1]) if has_second else case.assembly.choice
+    offered = case.assembly.splits.offered(case.assembly.tabulated.vertices[v])
+    chosen = frozenset(entry.split.items())
+    found = alternatives(case.limit, v, offered, chosen, everything)
+    other = case.assembly.choice
+    if found and found[0].solution is not None:
+        is_free = not case.limit.binds and case.limit.is_within(found[0].solution)
+        other = _nearest(case, found[0].kept) if is_free else found[0].solution.choice
     return Reason(
         operator=entry,
         alike=alike,
-        is_pinned=is_pinned,
+        is_pinned=v in case.left.kept,
         step_seconds=case.step_seconds,
-        alternatives=alternatives,
+        alternatives=tuple(map(_alternative, found)),
         terms=terms(case.assembly, v, other),
         changes=changes(case.assembly, v, other),
     )
 
 
-def _solved(left: Restricted, limit_bytes: float | None) -> Solution | None:
-    try:
-        return left.solve(limit_bytes)
-    except InfeasibleError:
-        return None
-
-
-def _alternative(split: dict[str, int], solution: Solution | None) -> Alternative:
-    if solution is None:
-        return Alternative(split, None, None, None)
-    bound = solution.cost if solution.is_optimal else solution.lower_bound
-    return Alternative(split, solution.cost, bound, solution.bytes)
-
-
-def _order(alternative: Alternative) -> float:
-    return float("inf") if alternative.step_seconds is None else alternative.step_seconds
+def _alternative(tried: Tried) -> Alternative:
+    found = tried.solution
+    if found is None:
+        return Alternative(tried.split, None, tried.bound if tried.fits else None, None)
+    bound = found.cost if found.is_optimal else tried.bound
+    return Alternative(tried.split, found.cost, bound, found.bytes)
 
 
 def _nearest(case: Case, kept: Kept) -> tuple[int, ...]:

@@ -95,13 +95,15 @@ def _alternatives(reason: Reason, everything: bool) -> list[str]:
 
 
 def _figures(alternative: Alternative, reason: Reason) -> str:
-    if alternative.step_seconds is None:
+    bound, step = alternative.lower_bound_seconds, alternative.step_seconds
+    if bound is None:
         return f"{'does not fit':>9}"
-    step = alternative.step_seconds
-    more = step - reason.step_seconds
-    bound = alternative.lower_bound_seconds or 0.0
-    proven = "" if bound >= step * (1 - 1e-9) else f"  (at least {seconds(bound)})"
-    return f"{seconds(step):>9} {signed(more):>9} {more / reason.step_seconds:>+8.2%}{proven}"
+    shown = bound if step is None else step
+    more = shown - reason.step_seconds
+    note = "  at least" if step is None else ""
+    if step is not None and bound < step * (1 - 1e-9):
+        note = f"  (bound {seconds(bound)})"
+    return f"{seconds(shown):>9} {signed(more):>9} {more / reason.step_seconds:>+8.2%}{note}"
 
 
 def signed(value: float) -> str:

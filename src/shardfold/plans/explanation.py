@@ -8,8 +8,8 @@ from shardfold.plans.plan import AxisEntry, OperatorEntry, Value
 class Alternative(Value, frozen=True):
     """Another split of one operator, with everything else chosen anew around it.
 
-    Without a step, nothing fits in memory with this split. A lower bound below the step says how
-    far the search was from proving it.
+    A lower bound below the step says how far the search was from proving it. Without a step, only
+    the bound is known, as memory binds and others are better; without either, nothing fits.
     """
 
     split: dict[str, int]

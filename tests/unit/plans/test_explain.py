@@ -134,6 +134,24 @@ def test_a_binding_limit_holds_for_the_alternatives() -> None:
     assert steps
     assert all((a.peak_bytes or 0.0) <= limit for a in steps)
     assert steps[0].step_seconds >= plan.estimate.step_seconds * (1 - 1e-9)
+    (full,) = sf.explain(
+        *(module, args, kwargs), plan=plan, op="projection", everything=True
+    ).reasons
+    exact = {frozenset(a.split.items()): a for a in full.alternatives}
+    assert len(exact) == len(reason.alternatives)
+    assert reason.runner_up is not None
+    assert reason.runner_up.step_seconds == pytest.approx(full.alternatives[0].step_seconds)
+    for alternative in reason.alternatives:
+        known = exact[frozenset(alternative.split.items())].step_seconds or float("inf")
+        assert (alternative.lower_bound_seconds or 0.0) <= known * (1 + 1e-9)
+    pinned = sf.plan(
+        *(module, args, kwargs),
+        cluster=CLUSTER,
+        mesh="2x2",
+        memory_limit=limit,
+        pins={"projection": in_words(reason.runner_up.split)},
+    )
+    assert pinned.estimate.step_seconds == pytest.approx(reason.runner_up.step_seconds, rel=1e-9)
 
 
 def test_a_pinned_operator_is_said_to_be_and_its_pin_shows_its_price() -> None:
