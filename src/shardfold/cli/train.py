@@ -22,7 +22,7 @@ SHOWN = 10  # lines of progress, at most
 @run_options
 @click.option("--steps", type=click.IntRange(min=1), default=10, show_default=True)
 @click.option("--lr", type=float, default=1e-3, show_default=True, help="Learning rate.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Of dropout and drawn weights.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Of dropout and new weights.")
 @size_options
 def train(
     model: str,

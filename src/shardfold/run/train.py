@@ -1,4 +1,4 @@
-"""A small trainer: AdamW on one batch repeated, or on random tokens, under a plan."""
+"""A small trainer under a plan: the plan's optimizer, on the example batch repeated."""
 
 from __future__ import annotations
 
