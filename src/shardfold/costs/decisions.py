@@ -40,7 +40,8 @@ class Edge:
     target: int
     left: Layouts
     needed: Layouts
-    regathers: NDArray[np.bool_] | None = None
+    regathers: NDArray[np.bool_] | None = None  # of a parameter: gathered again in backward
+    drops: NDArray[np.bool_] | None = None  # of a parameter: the gathered copy is not kept
 
 
 @dataclass(frozen=True, slots=True)

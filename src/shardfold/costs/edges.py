@@ -91,11 +91,11 @@ class EdgePrices:
     def bytes(self, edge: Edge, tensor: Tensor, atoms: tuple[int, ...]) -> Values:
         """Bytes of a gathered parameter that is kept through the step, beside the stored part."""
         shape = (len(edge.left), len(edge.needed))
-        if edge.regathers is None:
+        if edge.drops is None:
             return self.zeros.setdefault(shape, np.zeros(shape))
         stored = local_items(forward_states(edge.left), atoms, self.mesh.shape)[:, None]
         used = local_items(forward_states(edge.needed), atoms, self.mesh.shape)[None, :]
-        dropped = edge.regathers[:, None] | (used <= stored)
+        dropped = edge.drops[:, None] | (used <= stored)
         return np.where(dropped, 0.0, used * tensor.type.item_bytes)
 
     def _table(

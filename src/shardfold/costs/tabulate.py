@@ -209,9 +209,16 @@ class _Tabulator:
         storage, costs, memory = self.cache[key]
         chosen = Vertex("parameter", tensor, layouts=storage.layouts, storage=storage)
         vertex = self._vertex(chosen, costs, memory)
-        for (reader, _), layouts in zip(readers, needed, strict=True):
-            edge = Edge(tensor, vertex, reader, storage.layouts, layouts, storage.regathers)
-            self._edge(edge)
+        for (reader, position), layouts in zip(readers, needed, strict=True):
+            # Backward gathers again only what it needs: a bias or an embedding's table is not.
+            again = storage.regathers & self._saves(reader, position)
+            self._edge(
+                Edge(tensor, vertex, reader, storage.layouts, layouts, again, storage.regathers)
+            )
+
+    def _saves(self, vertex: int, position: int) -> bool:
+        """Whether the operator of a vertex needs that operand again in backward."""
+        return position in self.atoms.rules[self.vertices[vertex].index].rule.saves
 
     def _local_bytes(self, tensor: int, layouts: Layouts) -> Values:
         items = local_items(forward_states(layouts), self.atoms.tensors[tensor], self.mesh.shape)
