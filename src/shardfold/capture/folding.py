@@ -138,8 +138,9 @@ def _same_as(
     if log.events != expected or len(short.behaviours) != len(full.behaviours):
         return False
     for ours, theirs in zip(short.behaviours, full.behaviours, strict=True):
-        ours.replicas = theirs.replicas
-        ours.reads |= theirs.reads
+        if not ours.reads <= theirs.reads:  # what was checked at full depth must cover them
+            return False
+        ours.replicas, ours.reads = theirs.replicas, theirs.reads
     short.trees.update(full.trees)
     return True
 
@@ -245,16 +246,16 @@ class _Folding:
     def _find(self, block: nn.Module, path: str, signature: Signature) -> Behaviour | None:
         for index in self.by_kind.get(self.kinds[path], ()):
             known = self.behaviours[index]
-            if known.signature == signature and self._agree(known, block):
+            if known.signature == signature and self._agree(known, block, known.reads):
                 return known
         return None
 
-    def _agree(self, known: Behaviour, block: nn.Module) -> bool:
-        """Whether a block agrees with the one that was run, in all that it read."""
+    def _agree(self, known: Behaviour, block: nn.Module, reads: Reads) -> bool:
+        """Whether a block agrees with the one that was run, in what that one read."""
         for each in (known.block, block):
             if id(each) not in self.trees:
                 self.trees[id(each)] = dict(each.named_modules())
-        return agree(self.trees[id(known.block)], self.trees[id(block)], known.reads)
+        return agree(self.trees[id(known.block)], self.trees[id(block)], reads)
 
     def _emit(self, block: nn.Module, path: str, args: Any, kwargs: Any) -> Any:
         """Pass 2: one opaque operator a block."""
@@ -278,9 +279,9 @@ class _Folding:
                 program = export(behaviour.block, *behaviour.arguments)
             except ModelError as error:
                 raise UnfoldableError(f"{behaviour.path} alone: {error.__cause__}") from error
-        behaviour.reads |= reads
-        for replica in behaviour.replicas:
-            if not self._agree(behaviour, replica):
+        further = reads - behaviour.reads
+        for replica in behaviour.replicas if further else ():
+            if not self._agree(behaviour, replica, further):
                 raise UnfoldableError(f"blocks like {behaviour.path} differ in what they read")
         made = [k for k, o in enumerate(behaviour.outputs) if isinstance(o, torch.Tensor)]
         return Block(program, behaviour.path, tuple(made))

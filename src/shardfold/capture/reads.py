@@ -27,6 +27,11 @@ PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.d
 STRUCTURE = {"_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"}
 
 
+def _is_compared(name: str) -> bool:
+    """Attributes to compare; a module with hooks is no block, so all hooks are alike: none."""
+    return name not in STRUCTURE and not (name.startswith("_") and "hooks" in name)
+
+
 @contextmanager
 def recording(block: nn.Module) -> Iterator[Reads]:
     """Note every attribute that is read on `block` or a module in it."""
@@ -46,7 +51,7 @@ def _recorder(cls: type[nn.Module], path: str, reads: Reads) -> type[nn.Module]:
     """A subclass that behaves the same and notes what is read."""
 
     def noted(self: nn.Module, name: str) -> Any:
-        if not name.startswith("__"):
+        if not name.startswith("__") and _is_compared(name):
             reads.add((path, name))
         return object.__getattribute__(self, name)
 
@@ -61,7 +66,7 @@ def agree(one: Tree, other: Tree, reads: Reads) -> bool:
     for path, name in reads:
         ours, theirs = one[path], other[path]
         a, b = vars(ours).get(name, MISSING), vars(theirs).get(name, MISSING)
-        if a is not b and name not in STRUCTURE and not _equal(a, b, ours, theirs):
+        if a is not b and not _equal(a, b, ours, theirs):
             return False
     return True
 

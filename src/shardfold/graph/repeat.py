@@ -11,6 +11,7 @@ holds for every period that is left out.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -118,59 +119,46 @@ def operator_order(graph: Graph) -> list[tuple[int, int, int | None]]:
     return found + [(op, -1, None) for op in range(at, len(graph.ops))]
 
 
-def records(graph: Graph) -> list[Any]:
-    """What each operator of the model computes, from what: plain values, free of numbering.
+def records(graph: Graph) -> list[str]:
+    """What each operator of the model computes, from what: texts that are free of numbering.
 
     A tensor is named by its parameter's or input's name, or by the operator that wrote it.
     """
-    place: dict[tuple[int, int | None], int] = {}  # where (operator, copy) stands in the model
     order = operator_order(graph)
-    for index, (op, _, copy) in enumerate(order):
-        place[op, copy] = index
+    place = {(op, copy): index for index, (op, _, copy) in enumerate(order)}
     writer = {t: (i, k) for i, op in enumerate(graph.ops) for k, t in enumerate(op.results)}
-    shared: dict[int, Any] = {}
+    local = [_local(graph, op) for op in graph.ops]
     found = []
     for op, number, copy in order:
         repeat = graph.repeats[number] if number >= 0 else None
-        if op not in shared:
-            shared[op] = _local(graph, graph.ops[op])
-        sources = [
-            _source(graph, tensor, op, repeat, copy, writer, place)
-            for tensor in graph.ops[op].inputs
-        ]
-        found.append([shared[op], sources])
+        found.append(local[op])
+        for tensor in graph.ops[op].inputs:
+            if tensor in writer:
+                at, position = writer[tensor]
+                found.append(f"{place[_written(at, op, repeat, copy)]}.{position}")
+            else:
+                found.append(_given(graph, tensor, repeat, copy))
     return found
 
 
-def _local(graph: Graph, op: Op) -> list[Any]:
-    results = [[*_type(graph, t)] for t in op.results]
+def _local(graph: Graph, op: Op) -> str:
+    results = [_type(graph, t) for t in op.results]
     names = [operand.name for operand in op.operands]
-    return [op.kind, names, sorted(op.attributes.items()), results]
+    return json.dumps([op.kind, names, sorted(op.attributes.items()), results], default=str)
 
 
-def _type(graph: Graph, tensor: int) -> tuple[Any, ...]:
+def _type(graph: Graph, tensor: int) -> list[Any]:
     found = graph.tensors[tensor]
-    return found.type.shape, found.type.dtype, found.requires_grad
+    return [found.type.shape, found.type.dtype, found.requires_grad]
 
 
-def _source(
-    graph: Graph,
-    tensor: int,
-    op: int,
-    repeat: Repeat | None,
-    copy: int | None,
-    writer: dict[int, tuple[int, int]],
-    place: dict[tuple[int, int | None], int],
-) -> Any:
-    """Where an operand of one operator (or of one copy of it) comes from."""
+def _given(graph: Graph, tensor: int, repeat: Repeat | None, copy: int | None) -> str:
+    """A parameter or input by name; a buffer, which no plan moves, by type alone."""
     found = graph.tensors[tensor]
-    if found.role != "activation":
-        names: Sequence[str] = found.names if found.role != "buffer" else ()
-        if repeat is not None and copy is not None:
-            names = [repeat.renamed(name, copy) for name in names]
-        return [found.role, *names, *_type(graph, tensor)]
-    at, position = writer[tensor]
-    return [place[_written(at, op, repeat, copy)], position]
+    names: Sequence[str] = found.names if found.role != "buffer" else ()
+    if repeat is not None and copy is not None:
+        names = [repeat.renamed(name, copy) for name in names]
+    return json.dumps([found.role, *names, *_type(graph, tensor)])
 
 
 def _written(at: int, op: int, repeat: Repeat | None, copy: int | None) -> tuple[int, int | None]:

@@ -143,6 +143,42 @@ class Whole:
                 yield who[key], run.copies.traced[period].tolist(), times
 
 
+@dataclass(frozen=True, slots=True)
+class _Named:
+    """An entry whose name and module lie under a block, to be put under another one."""
+
+    entry: OperatorEntry
+    name: tuple[int, str]  # the block among its period's, -1 for none; what follows its path
+    module: tuple[int, str]
+
+    @classmethod
+    def of(cls, entry: OperatorEntry, paths: Sequence[str]) -> _Named:
+        """Take an entry's names apart."""
+        return cls(entry, _apart(entry.name, paths), _apart(entry.module, paths))
+
+    def under(self, paths: Sequence[str]) -> OperatorEntry:
+        """The entry with its names under other blocks."""
+        (a, name), (b, module) = self.name, self.module
+        e = self.entry
+        return OperatorEntry(
+            name if a < 0 else paths[a] + name,
+            e.kind,
+            module if b < 0 else paths[b] + module,
+            e.source,
+            e.config,
+            e.split,
+            e.seconds,
+            e.collectives,
+        )
+
+
+def _apart(name: str, paths: Sequence[str]) -> tuple[int, str]:
+    for k, path in enumerate(paths):
+        if name == path or name.startswith(f"{path}."):
+            return k, name[len(path) :]
+    return -1, name
+
+
 class _Run:
     """One run: which assembly describes which of its periods."""
 
@@ -173,21 +209,22 @@ class _Run:
     def operators(self, own: Sequence[OperatorEntry]) -> list[OperatorEntry]:
         """The entries of every period; `own` are those of the graph's operators."""
         found: list[OperatorEntry] = []
-        entries: dict[int, tuple[OperatorEntry, ...]] = {id(self.assembly): tuple(own)}
+        known: dict[tuple[int, int], list[_Named]] = {}
         for order in range(self.repeat.count):
             assembly, period = self.described(order)
-            if id(assembly) not in entries:
-                entries[id(assembly)] = assembly.operators()
-            ops = self.repeat.ops(period)
-            for entry in entries[id(assembly)][ops.start : ops.stop]:
-                found.append(
-                    msgspec.structs.replace(
-                        entry,
-                        name=self.renamed(entry.name, order),
-                        module=self.renamed(entry.module, order),
-                    )
-                )
+            key = (id(assembly), period)
+            if key not in known:
+                ops = self.repeat.ops(period)
+                entries = own if assembly is self.assembly else assembly.operators()
+                named = entries[ops.start : ops.stop]
+                known[key] = [_Named.of(e, self.repeat.paths[self._path(order)]) for e in named]
+            paths = self.repeat.paths[order]
+            found += [named.under(paths) for named in known[key]]
         return found
+
+    def _path(self, order: int) -> int:
+        """The period whose names the describing one bears."""
+        return order if order in (0, self.repeat.count - 1) else MODEL
 
     def renamed(self, name: str, order: int) -> str:
         """A name of whichever period describes the order-th, as it is in the order-th."""
