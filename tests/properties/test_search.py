@@ -5,8 +5,8 @@ from math import isclose
 
 import numpy as np
 import pytest
-from search_problems import random_problem, renumbered, repeated_problem
 
+from search_problems import random_problem, renumbered, repeated_problem
 from shardfold.errors import InfeasibleError
 from shardfold.search import Problem, solve
 from shardfold.search import exact as exact_module
