@@ -25,6 +25,7 @@ from shardfold.spaces.rules import (
     reduction,
     views,
 )
+from shardfold.spaces.rules.held_back import offered
 
 Maker: TypeAlias = Callable[[Call], Rule]
 
@@ -50,7 +51,7 @@ def rule_for(call: Call, extra: Mapping[str, Maker] | None = None) -> Rule:
 
 
 def rules_of(graph: Graph, extra: Mapping[str, Maker] | None = None) -> tuple[Rule, ...]:
-    """The rule of every operator of a graph; calls that are alike share one."""
+    """The rule of every operator of a graph, as the planner offers it; alike calls share one."""
     known: dict[object, Rule] = {}
     rules = []
     for op in graph.ops:
@@ -58,6 +59,6 @@ def rules_of(graph: Graph, extra: Mapping[str, Maker] | None = None) -> tuple[Ru
         names = tuple(operand.name for operand in op.operands)
         key = (op.kind, names, call.inputs, call.results, repr(op.attributes))
         if key not in known:
-            known[key] = rule_for(call, extra)
+            known[key] = offered(rule_for(call, extra), call)
         rules.append(known[key])
     return tuple(rules)
