@@ -86,10 +86,11 @@ from shardfold.capture import capture
 module, args, kwargs = zoo.build("llama3-70b")
 graph = capture(module, args, kwargs)
 sizes = [graph.tensors[i].type for i in graph.parameters()]
+status = Path("/proc/self/status").read_text()
 print(json.dumps({
     "layers": sum(op.kind.endswith("attention") for op in graph.ops),
     "parameter_bytes": sum(t.bytes for t in sizes),
-    "peak_bytes": 1024 * int(re.search("VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]),
+    "peak_bytes": 1024 * int(re.search("VmHWM:\\s+(\\d+)", status)[1]),
 }))
 """
 
