@@ -119,16 +119,15 @@ class _Tabulator:
         results = self.graph.ops[index].results
         constant = all(t in self.constant for t in results)
         kept = self.saved.by_operator(index)
-        read_later = constant and tuple(t for t in results if self.saved.by_reader(t))
-        key = ("op", constant, id(rule), tensors, kept, bool(read_later))
+        later = tuple(k for k, t in enumerate(results) if constant and self.saved.by_reader(t))
+        key = ("op", constant, id(rule), tensors, kept, later)
         if key not in self.cache:
             space = space_of(rule, self.mesh)
             if constant:
                 space = Space(rule, np.full((1, len(self.mesh.axes)), -1, dtype=np.int8))
             costs = price(operator_steps(space, tensors, self.mesh), self.model)
             memory = saved_bytes(space, tensors, kept, self.mesh)
-            for tensor in read_later or ():
-                memory = memory + self.graph.tensors[tensor].type.bytes
+            memory = memory + sum(tensors.results[k].bytes for k in later)
             self.cache[key] = (space, costs, memory)
         space, costs, memory = self.cache[key]
         return self._vertex(Vertex("op", index, space=space), costs, memory)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -20,7 +21,6 @@ from shardfold.plans.plan import (
     OperatorEntry,
     ParameterEntry,
     TensorEntry,
-    UnsplitEntry,
 )
 from shardfold.plans.splits import Splits
 from shardfold.spaces import Atoms, Space
@@ -211,21 +211,6 @@ class Assembly:
             found.append(f"dim {dim}{piece}")
         return tuple(found)
 
-    def unsplit(self, step_seconds: float) -> tuple[UnsplitEntry, ...]:
-        """Operators that every device computes in full because nothing else was on offer."""
-        groups: dict[tuple[str, str], list[float]] = defaultdict(list)
-        for v, vertex in enumerate(self.tabulated.vertices):
-            if vertex.space is None or len(vertex.space.configs) > 1:
-                continue
-            op = self.graph.ops[vertex.index]
-            cost = sum(self.seconds(s) for s in self.steps[v] if isinstance(s, Compute))
-            groups[op.kind, self.reason(vertex.space)].append(cost)
-        entries = [
-            UnsplitEntry(kind, len(costs), sum(costs), sum(costs) / step_seconds, reason)
-            for (kind, reason), costs in groups.items()
-        ]
-        return tuple(sorted(entries, key=lambda entry: (-entry.seconds, entry.kind)))
-
     def reason(self, space: Space) -> str:
         """Why an operator has but one configuration."""
         if not space.rule.rule.known:
@@ -234,11 +219,11 @@ class Assembly:
             "no dim that divides" if not any(space.rule.splittable) else "depends on no parameter"
         )
 
-    def totals(self) -> dict[str, float]:
-        """Seconds of local work, of communication and of the update."""
+    def totals(self, vertices: Iterable[int] | None = None) -> dict[str, float]:
+        """Seconds of local work, of communication and of the update, of some vertices or all."""
         totals = {"compute": 0.0, "communication": 0.0, "update": 0.0}
-        for steps in self.steps.values():
-            for step in steps:
+        for v in self.steps if vertices is None else vertices:
+            for step in self.steps.get(v, ()):
                 kind = "communication" if isinstance(step, Collective) else "compute"
                 kind = "update" if step.phase == "update" else kind
                 totals[kind] += self.seconds(step)

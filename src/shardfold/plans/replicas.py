@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from shardfold.costs.steps import Collective, Compute
+from shardfold.costs.steps import Compute
 from shardfold.costs.unfold import Copies, Unfolded
 from shardfold.graph.repeat import MODEL, operator_order
 from shardfold.plans.assemble import Assembly
@@ -104,11 +104,8 @@ class Whole:
         """Seconds of local work, of communication and of the update."""
         totals = {"compute": 0.0, "communication": 0.0, "update": 0.0}
         for assembly, vertices, times in self._weighted():
-            for v in vertices:
-                for step in assembly.steps[v]:
-                    kind = "communication" if isinstance(step, Collective) else "compute"
-                    kind = "update" if step.phase == "update" else kind
-                    totals[kind] += times * assembly.seconds(step)
+            for kind, seconds in assembly.totals(vertices).items():
+                totals[kind] += times * seconds
         return totals
 
     def unsplit(self, step_seconds: float) -> tuple[UnsplitEntry, ...]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from shardfold.spaces.call import Call
-from shardfold.spaces.rule import Rule
+from shardfold.spaces.rule import TOKEN, Rule
 
 
 def _attention(call: Call) -> Rule:
@@ -18,24 +18,23 @@ def _attention(call: Call) -> Rule:
     query, key = call.shape("query"), call.shape("key")
     batch = [f"b{i}" if i else "b" for i in range(len(query) - 3)]
     sizes = dict(zip(batch, query, strict=False))
-    heads, mask_heads = "h", "h"
+    heads = "h"
     if len(query) > 2:
         shared = key[-3]
         sizes["h"] = shared
         if query[-3] != shared:
             sizes["r"] = query[-3] // shared
-            heads, mask_heads = ("(h r)", "(h r)") if shared > 1 else ("r", "r")
+            heads = "(h r)" if shared > 1 else "r"
     lead = " ".join(batch)
     grouped = f"{lead} {heads}" if len(query) > 2 else ""
     plain = f"{lead} h" if len(query) > 2 else ""
-    mask = f"{lead} {mask_heads} q k".split()
     notation = {
         "query": f"{grouped} q d",
         "key": f"{plain} k d",
         "value": f"{plain} k e",
     }
     if call.has("attn_mask"):
-        notation["attn_mask"] = _mask(f"{grouped} q k", len(call.shape("attn_mask")), mask)
+        notation["attn_mask"] = _mask(f"{grouped} q k", len(call.shape("attn_mask")))
     causal = bool(call.attribute("is_causal", False))
     work = tuple(f for f in (*batch, "h", "r", "q", "k", "d") if f in sizes or f in "qkd")
     return call.rule(
@@ -53,10 +52,8 @@ def _attention(call: Call) -> Rule:
     )
 
 
-def _mask(full: str, dims: int, _: list[str]) -> str:
+def _mask(full: str, dims: int) -> str:
     """The mask aligns with `... heads q k` from the right."""
-    from shardfold.spaces.rule import TOKEN
-
     tokens = [f"({merged})" if merged else single for merged, single in TOKEN.findall(full)]
     return " ".join(tokens[len(tokens) - dims :])
 
