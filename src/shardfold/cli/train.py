@@ -66,6 +66,7 @@ def _train(
     seed: int,
 ) -> tuple[list[StepReport], int, int | None]:
     from shardfold.cli.quiet import quiet
+    from shardfold.run.train import Recipe, begin
     from shardfold.run.train import train as run
 
     example = real_model(model, sizes)
@@ -78,18 +79,10 @@ def _train(
                 err=True,
             )
 
+    batch = (example.args, example.kwargs)
     with quiet():
-        reports = run(
-            example.module,
-            plan,
-            example.args,
-            example.kwargs,
-            steps=steps,
-            lr=lr,
-            rules=example.rules,
-            seed=seed,
-            watch=show,
-        )
+        state = begin(example.module, plan, batch, Recipe(lr=lr, seed=seed), example.rules)
+        reports = run(state, lambda step: batch, steps=steps, watch=show)
     return reports, *_sizes([*example.args, *example.kwargs.values()])
 
 

@@ -1,4 +1,9 @@
-"""A small trainer under a plan: the plan's optimizer, on the example batch repeated."""
+"""A small trainer under a plan: all that changes is one `State`, and a step takes it forward.
+
+The data is a function from a step's number to its batch, so that a run that was interrupted goes
+on with the batch it would have had. Whoever keeps checkpoints saves the state in `after`, and
+hands `train` one that has taken some steps already.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +17,12 @@ from torch import Tensor, nn
 
 from shardfold.errors import RunError
 from shardfold.plans import Plan
+from shardfold.run.module import Parallel
 from shardfold.run.parallelize import parallelize
 from shardfold.spaces import Maker
+
+Batch = tuple[tuple[Any, ...], Mapping[str, Any]]
+Data = Callable[[int], Batch]  # the whole batch of a step
 
 UPDATES: Mapping[str, Callable[..., Any]] = {
     "sgd": torch.optim.SGD,
@@ -21,6 +30,26 @@ UPDATES: Mapping[str, Callable[..., Any]] = {
     "adam": torch.optim.Adam,
     "adamw": torch.optim.AdamW,
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How to train: the learning rate and its warm-up, where to clip, and the seed."""
+
+    lr: float = 1e-3
+    warmup: int = 0  # steps in which the learning rate grows to `lr`
+    clip: float | None = None  # the largest norm of all gradients together
+    seed: int = 0  # of dropout, and of weights that a meta-device model draws
+
+
+@dataclass(slots=True)
+class State:
+    """All that changes while training: what a checkpoint holds."""
+
+    module: Parallel
+    optimizer: torch.optim.Optimizer
+    schedule: torch.optim.lr_scheduler.LRScheduler
+    step: int = 0  # steps taken
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,33 +61,60 @@ class StepReport:
     seconds: float
 
 
-def train(
+def begin(
     model: nn.Module,
     plan: Plan,
-    args: tuple[Any, ...] = (),
-    kwargs: Mapping[str, Any] | None = None,
+    example: Batch,
+    recipe: Recipe,
+    rules: Mapping[str, Maker] | None = None,
+) -> State:
+    """The state before the first step, with the plan's optimizer; on every rank."""
+    args, kwargs = example
+    check_data(args, kwargs)
+    module = parallelize(model, plan, args, kwargs, rules=rules, seed=recipe.seed)
+    optimizer = UPDATES[plan.provenance.optimizer](module.parameters(), lr=recipe.lr)
+
+    def share(step: int) -> float:
+        return min(1.0, (step + 1) / (recipe.warmup + 1))
+
+    return State(module, optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, share))
+
+
+def advance(state: State, batch: Batch, clip: float | None = None) -> float:
+    """Take one step; the loss before it."""
+    args, kwargs = batch
+    loss = state.module(*args, **kwargs)
+    state.optimizer.zero_grad(set_to_none=True)
+    loss.backward()
+    if clip is not None:
+        nn.utils.clip_grad_norm_(state.module.parameters(), clip)
+    state.optimizer.step()
+    state.schedule.step()
+    state.step += 1
+    return float(loss.detach())
+
+
+def train(
+    state: State,
+    data: Data,
     *,
     steps: int,
-    lr: float = 1e-3,
-    rules: Mapping[str, Maker] | None = None,
-    seed: int = 0,
+    clip: float | None = None,
     watch: Callable[[StepReport], None] = lambda report: None,
+    after: Callable[[State], None] = lambda state: None,
 ) -> list[StepReport]:
-    """Take `steps` steps on the example batch with the plan's optimizer; on every rank."""
-    given = dict(kwargs or {})
-    check_data(args, given)
-    module = parallelize(model, plan, args, given, rules=rules, seed=seed)
-    optimizer = UPDATES[plan.provenance.optimizer](module.parameters(), lr=lr)
+    """Train until `steps` steps have been taken in all; on every rank.
+
+    `watch` is told of every step, `after` is given the state when a step is done.
+    """
     reports = []
-    for number in range(steps):
+    while state.step < steps:
         started = time.perf_counter()
-        loss = module(*args, **given)
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        optimizer.step()
-        value = float(loss.detach())
-        reports.append(StepReport(number, value, time.perf_counter() - started))
+        number = state.step
+        loss = advance(state, data(number), clip)
+        reports.append(StepReport(number, loss, time.perf_counter() - started))
         watch(reports[-1])
+        after(state)
     return reports
 
 
