@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardfold.cluster import Mesh
+from shardfold.costs.recompute import KEEP_ALL, Regions
 from shardfold.costs.storage import Storage
 from shardfold.graph import Graph
 from shardfold.search import Problem
@@ -42,6 +43,7 @@ class Edge:
     needed: Layouts
     regathers: NDArray[np.bool_] | None = None  # of a parameter: gathered again in backward
     drops: NDArray[np.bool_] | None = None  # of a parameter: the gathered copy is not kept
+    again: bool = False  # moved once more where the operator that moves it is recomputed
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,7 @@ class Tabulated:
     vertices: tuple[Vertex, ...]
     edges: tuple[Edge, ...]
     problem: Problem
+    regions: Regions = KEEP_ALL
 
 
 def constant_tensors(graph: Graph) -> set[int]:

@@ -11,7 +11,7 @@ from shardfold.cluster import Mesh
 from shardfold.costs.decisions import Edge
 from shardfold.costs.model import CostModel, price
 from shardfold.costs.reshard import reshard, reshard_all
-from shardfold.costs.steps import Collective, Phase, Step, Steps, Values, joined
+from shardfold.costs.steps import Collective, Phase, Step, Steps, Values, joined, recomputed
 from shardfold.graph import Tensor
 from shardfold.spaces.layout import (
     Layouts,
@@ -30,16 +30,20 @@ def edge_steps(
     atoms: tuple[int, ...],
     item_bytes: int,
     requires_grad: bool,
+    again: bool = False,
 ) -> Steps:
     """The reshards of an edge, row by row: values forward, gradients backward.
 
-    A parameter that is regathered is gathered once more, before its use in backward.
+    A parameter that is regathered is gathered once more, before its use in backward. `again`: the
+    operator that moves the tensor is recomputed; what it gathers then serves backward, too.
     """
     values = (forward_states(left), forward_states(needed))
     parts = [reshard(*values, mesh.shape, atoms, item_bytes, "forward")]
-    if regathers.any():
-        again = reshard(*values, mesh.shape, atoms, item_bytes, "backward")
-        parts.append(_only(again, regathers))
+    if again:
+        parts.append(recomputed(parts[0]))
+    elif regathers.any():
+        second = reshard(*values, mesh.shape, atoms, item_bytes, "backward")
+        parts.append(_only(second, regathers))
     if requires_grad:
         gradients = (gradient_states(needed), gradient_states(left))
         parts.append(reshard(*gradients, mesh.shape, atoms, item_bytes, "backward"))
@@ -80,9 +84,11 @@ class EdgePrices:
         item_bytes = tensor.type.item_bytes
         values = (forward_states(edge.left), forward_states(edge.needed))
         total = self._table(*values, atoms, item_bytes, "forward")
-        if edge.regathers is not None and edge.regathers.any():
-            again = self._table(*values, atoms, item_bytes, "backward")
-            total = total + again * edge.regathers[:, None]
+        if edge.again:
+            total = total * 2
+        elif edge.regathers is not None and edge.regathers.any():
+            second = self._table(*values, atoms, item_bytes, "backward")
+            total = total + second * edge.regathers[:, None]
         if tensor.requires_grad:
             gradients = (gradient_states(edge.needed), gradient_states(edge.left))
             total = total + self._table(*gradients, atoms, item_bytes, "backward").T
@@ -91,7 +97,7 @@ class EdgePrices:
     def bytes(self, edge: Edge, tensor: Tensor, atoms: tuple[int, ...]) -> Values:
         """Bytes of a gathered parameter that is kept through the step, beside the stored part."""
         shape = (len(edge.left), len(edge.needed))
-        if edge.drops is None:
+        if edge.drops is None or edge.again:
             return self.zeros.setdefault(shape, np.zeros(shape))
         stored = local_items(forward_states(edge.left), atoms, self.mesh.shape)[:, None]
         used = local_items(forward_states(edge.needed), atoms, self.mesh.shape)[None, :]

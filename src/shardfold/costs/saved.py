@@ -2,7 +2,8 @@
 
 A tensor is kept because an operator that reads it, or the one that writes it, needs it for its
 gradient. It is counted once: where its layout is decided if it has several readers, at its
-reader if that keeps it, else at its writer.
+reader if that keeps it, else at its writer. A region that is run again keeps what it reads from
+outside, as it lies there, and nothing that it makes itself.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from shardfold.cluster import Mesh
+from shardfold.costs.recompute import KEEP_ALL, Regions
 from shardfold.costs.steps import Values
 from shardfold.costs.work import Tensors, operand_local_bytes, result_bytes
 from shardfold.graph import Graph
@@ -29,8 +31,8 @@ class Kept:
 class Saved:
     """Who keeps what, for one graph."""
 
-    def __init__(self, graph: Graph, atoms: Atoms) -> None:
-        self.graph, self.atoms = graph, atoms
+    def __init__(self, graph: Graph, atoms: Atoms, regions: Regions = KEEP_ALL) -> None:
+        self.graph, self.atoms, self.regions = graph, atoms, regions
         self.readers = graph.readers()
         self.writer = {t: i for i, op in enumerate(graph.ops) for t in op.results}
 
@@ -39,26 +41,41 @@ class Saved:
         op, rule = self.graph.ops[index], self.atoms.rules[index].rule
         if not self._has_gradient(index):
             return Kept()
+        recomputed = self.regions.of(index) is not None
         operands = tuple(
             k
-            for k in rule.saves
+            for k in (() if recomputed else rule.saves)
             if self.graph.tensors[op.inputs[k]].role == "activation"
             and len(self.readers[op.inputs[k]]) == 1
         )
-        elsewhere = len(self.readers.get(op.results[0], ())) > 1 or self.by_reader(op.results[0])
-        return Kept(operands, rule.saves_results and not elsewhere)
+        several = len(self.readers.get(op.results[0], ())) > 1
+        elsewhere = several or self.by_reader(op.results[0])
+        entering = not several and any(self._enters(t) for t in op.results)
+        result = rule.saves_results and not elsewhere and not recomputed
+        return Kept(operands, result or entering)
 
     def by_reader(self, tensor: int) -> bool:
-        """Whether an operator that reads the tensor keeps it."""
-        return any(
-            k in self.atoms.rules[i].rule.saves and self._has_gradient(i)
+        """Whether an operator that reads the tensor keeps it, or a region that it enters."""
+        return self._enters(tensor) or any(
+            k in self.atoms.rules[i].rule.saves
+            and self._has_gradient(i)
+            and self.regions.of(i) is None
             for i, k in self.readers.get(tensor, ())
         )
 
     def by_anyone(self, tensor: int) -> bool:
         """Whether a reader or the writer keeps the tensor."""
-        writes = self.atoms.rules[self.writer[tensor]].rule.saves_results
+        writer = self.writer[tensor]
+        writes = self.atoms.rules[writer].rule.saves_results and self.regions.of(writer) is None
         return writes or self.by_reader(tensor)
+
+    def _enters(self, tensor: int) -> bool:
+        """Whether a region that is run again reads the tensor from outside."""
+        if not self.regions or tensor not in self.writer:
+            return False
+        home = self.regions.of(self.writer[tensor])
+        reading = {self.regions.of(i) for i, _ in self.readers.get(tensor, ())}
+        return bool(reading - {None, home})
 
     def _has_gradient(self, index: int) -> bool:
         return any(self.graph.tensors[t].requires_grad for t in self.graph.ops[index].results)

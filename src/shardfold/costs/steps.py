@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from shardfold.spaces.layout import Layouts
 
 Kind = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "halo", "slice"]
-Phase = Literal["forward", "backward", "update"]
+Phase = Literal["forward", "recompute", "backward", "update"]
 Rows = NDArray[np.intp]
 Values = NDArray[np.float64]
 
@@ -95,6 +95,12 @@ def by_axes(masks: NDArray[np.int64], axes: int) -> list[tuple[tuple[int, ...], 
             members = tuple(a for a in range(axes) if mask >> a & 1)
             groups.append((members, np.flatnonzero(masks == mask)))
     return groups
+
+
+def recomputed(steps: Steps) -> Steps:
+    """The forward steps once more, as they are run again before backward."""
+    again = (replace(s, phase="recompute") for s in steps.steps if s.phase == "forward")
+    return Steps(steps.cases, tuple(again))
 
 
 def joined(parts: Sequence[Steps]) -> Steps:

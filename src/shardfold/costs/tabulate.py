@@ -17,6 +17,7 @@ from shardfold.cluster import Mesh
 from shardfold.costs.decisions import Edge, Tabulated, Vertex, constant_tensors
 from shardfold.costs.edges import EdgePrices
 from shardfold.costs.model import CostModel, price
+from shardfold.costs.recompute import KEEP_ALL, Regions
 from shardfold.costs.saved import Saved, saved_bytes
 from shardfold.costs.steps import Values
 from shardfold.costs.storage import Optimizer, storages, update_steps
@@ -39,21 +40,32 @@ Place = tuple[int, int]  # a vertex, and the position of a tensor among its oper
 
 
 def tabulate(
-    graph: Graph, atoms: Atoms, mesh: Mesh, model: CostModel, optimizer: Optimizer
+    graph: Graph,
+    atoms: Atoms,
+    mesh: Mesh,
+    model: CostModel,
+    optimizer: Optimizer,
+    regions: Regions = KEEP_ALL,
 ) -> Tabulated:
-    """Price every choice of every decision of `graph` on `mesh`."""
-    return _Tabulator(graph, atoms, mesh, model, optimizer).run()
+    """Price every choice of every decision of `graph` on `mesh`; `regions` are recomputed."""
+    return _Tabulator(graph, atoms, mesh, model, optimizer, regions).run()
 
 
 class _Tabulator:
     """Collects vertices and edges; every priced table is cached by what it depends on."""
 
     def __init__(
-        self, graph: Graph, atoms: Atoms, mesh: Mesh, model: CostModel, optimizer: Optimizer
+        self,
+        graph: Graph,
+        atoms: Atoms,
+        mesh: Mesh,
+        model: CostModel,
+        optimizer: Optimizer,
+        regions: Regions,
     ) -> None:
         self.graph, self.atoms, self.mesh = graph, atoms, mesh
-        self.model, self.optimizer = model, optimizer
-        self.saved = Saved(graph, atoms)
+        self.model, self.optimizer, self.regions = model, optimizer, regions
+        self.saved = Saved(graph, atoms, regions)
         self.prices = EdgePrices(mesh, model)
         self.constant = constant_tensors(graph)
         self.vertices: list[Vertex] = []
@@ -85,7 +97,7 @@ class _Tabulator:
             tuple(self.edge_bytes),
             tuple(self._name(v) for v in self.vertices),
         )
-        return Tabulated(self.mesh, tuple(self.vertices), tuple(self.edges), problem)
+        return Tabulated(self.mesh, tuple(self.vertices), tuple(self.edges), problem, self.regions)
 
     def _name(self, vertex: Vertex) -> str:
         named = self.graph.ops if vertex.what == "op" else self.graph.tensors
@@ -101,7 +113,7 @@ class _Tabulator:
         tensor, atoms = self.graph.tensors[edge.tensor], self.atoms.tensors[edge.tensor]
         again = None if edge.regathers is None else edge.regathers.tobytes()
         kind = (tensor.role, tensor.type.item_bytes, tensor.requires_grad, atoms)
-        key = ("edge", kind, id(edge.left), id(edge.needed), again)
+        key = ("edge", kind, id(edge.left), id(edge.needed), again, edge.again)
         if key not in self.cache:
             # The edge is kept in the cache, so that no other layouts can take its ids.
             seconds = self.prices.seconds(edge, tensor, atoms)
@@ -120,12 +132,13 @@ class _Tabulator:
         constant = all(t in self.constant for t in results)
         kept = self.saved.by_operator(index)
         later = tuple(k for k, t in enumerate(results) if constant and self.saved.by_reader(t))
-        key = ("op", constant, id(rule), tensors, kept, later)
+        again = self.regions.runs_again(index)
+        key = ("op", constant, id(rule), tensors, kept, later, again)
         if key not in self.cache:
             space = space_of(rule, self.mesh)
             if constant:
                 space = Space(rule, np.full((1, len(self.mesh.axes)), -1, dtype=np.int8))
-            costs = price(operator_steps(space, tensors, self.mesh), self.model)
+            costs = price(operator_steps(space, tensors, self.mesh, again), self.model)
             memory = saved_bytes(space, tensors, kept, self.mesh)
             memory = memory + sum(tensors.results[k].bytes for k in later)
             self.cache[key] = (space, costs, memory)
@@ -153,7 +166,8 @@ class _Tabulator:
             self._kept(tensor, writer, self.cache.setdefault("whole", whole), [])
         elif len(readers) == 1:
             needed = self._layouts(readers[0], "operand")
-            self._edge(Edge(tensor, writer[0], readers[0][0], left, needed))
+            again = self._reads_again(readers[0])
+            self._edge(Edge(tensor, writer[0], readers[0][0], left, needed, again=again))
         elif readers:
             sides = [left, *(self._layouts(reader, "operand") for reader in readers)]
             self._kept(tensor, writer, self._options(tensor, sides), readers)
@@ -167,10 +181,13 @@ class _Tabulator:
             self.cache[key, saved] = (np.zeros(len(options)), memory, options)
         costs, memory, _ = self.cache[key, saved]
         vertex = self._vertex(Vertex("tensor", tensor, layouts=options), costs, memory)
-        self._edge(Edge(tensor, writer[0], vertex, self._layouts(writer, "result"), options))
+        left = self._layouts(writer, "result")
+        again = self.regions.runs_again(self.vertices[writer[0]].index)
+        self._edge(Edge(tensor, writer[0], vertex, left, options, again=again))
         for reader in readers:
             needed = self._layouts(reader, "operand")
-            self._edge(Edge(tensor, vertex, reader[0], options, needed))
+            again = self._reads_again(reader)
+            self._edge(Edge(tensor, vertex, reader[0], options, needed, again=again))
 
     def _options(self, tensor: int, sides: list[Layouts]) -> Layouts:
         """Every combination, axis by axis, of states that the writer or a reader knows."""
@@ -208,12 +225,16 @@ class _Tabulator:
         storage, costs, memory = self.cache[key]
         chosen = Vertex("parameter", tensor, layouts=storage.layouts, storage=storage)
         vertex = self._vertex(chosen, costs, memory)
+        kept, drops = storage.layouts, storage.regathers
         for (reader, position), layouts in zip(readers, needed, strict=True):
             # Backward gathers again only what it needs: a bias or an embedding's table is not.
-            again = storage.regathers & self._saves(reader, position)
-            self._edge(
-                Edge(tensor, vertex, reader, storage.layouts, layouts, again, storage.regathers)
-            )
+            regathers = storage.regathers & self._saves(reader, position)
+            again = self._reads_again((reader, position))
+            self._edge(Edge(tensor, vertex, reader, kept, layouts, regathers, drops, again))
+
+    def _reads_again(self, reader: Place) -> bool:
+        """Whether an operator is in a region that is recomputed."""
+        return self.regions.of(self.vertices[reader[0]].index) is not None
 
     def _saves(self, vertex: int, position: int) -> bool:
         """Whether the operator of a vertex needs that operand again in backward."""

@@ -9,7 +9,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardfold.cluster import Mesh
-from shardfold.costs.steps import Collective, Compute, Phase, Step, Steps, Values, by_axes
+from shardfold.costs.steps import (
+    Collective,
+    Compute,
+    Phase,
+    Step,
+    Steps,
+    Values,
+    by_axes,
+    recomputed,
+)
 from shardfold.graph import Graph, TensorType
 from shardfold.spaces import Atoms, Exchange, Space
 from shardfold.spaces.layout import forward_states, local_items
@@ -40,8 +49,8 @@ class Tensors:
         )
 
 
-def operator_steps(space: Space, tensors: Tensors, mesh: Mesh) -> Steps:
-    """Local work and inner collectives of every configuration of an operator."""
+def operator_steps(space: Space, tensors: Tensors, mesh: Mesh, again: bool = False) -> Steps:
+    """Local work and inner collectives of every configuration; forward twice if it runs `again`."""
     rule = space.rule.rule
     local = local_factors(space, mesh)
     steps: list[Step] = []
@@ -50,6 +59,8 @@ def operator_steps(space: Space, tensors: Tensors, mesh: Mesh) -> Steps:
         moved = operand_bytes(space, tensors, mesh) + result_bytes(space, tensors, mesh)
         steps.append(_compute(space, tensors, "forward", 1.0, flops, moved))
     steps.extend(_exchanges(space, local, mesh, "forward"))
+    if again:
+        steps.extend(recomputed(Steps(len(space.configs), tuple(steps))).steps)
     if any(tensors.result_grads):
         steps.extend(_exchanges(space, local, mesh, "backward"))
         times = rule.backward if rule.backward is not None else float(sum(tensors.input_grads))

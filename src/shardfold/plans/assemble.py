@@ -11,6 +11,7 @@ from functools import cached_property
 import numpy as np
 
 from shardfold.costs import CostModel, Tabulated
+from shardfold.costs.decisions import Edge
 from shardfold.costs.edges import edge_steps
 from shardfold.costs.steps import Collective, Compute, Step
 from shardfold.costs.storage import Optimizer, update_steps
@@ -74,11 +75,7 @@ class Assembly:
             at = edge.target
             if self.tabulated.vertices[at].space is None:
                 at = edge.source
-            pair = (self.choice[edge.source], self.choice[edge.target])
-            key = (id(self.tabulated.problem.edge_costs[number]), pair)
-            if key not in cache:
-                cache[key] = self._moved(number)
-            found[at].extend(cache[key])
+            found[at].extend(self.moved(number))
             if edge.regathers is not None and edge.source not in updated:
                 updated.add(edge.source)
                 key = (id(self.tabulated.problem.costs[edge.source]), self.choice[edge.source])
@@ -91,10 +88,19 @@ class Assembly:
         """The steps of one operator under one of its configurations, without its reshards."""
         single = Space(space.rule, space.configs[choice : choice + 1])
         tensors = Tensors.of(self.graph, self.atoms, index)
-        return operator_steps(single, tensors, self.tabulated.mesh).case(0)
+        again = self.tabulated.regions.runs_again(index)
+        return operator_steps(single, tensors, self.tabulated.mesh, again).case(0)
 
-    def _moved(self, number: int) -> list[Step]:
+    def moved(self, number: int) -> list[Step]:
+        """The steps that bring one edge's tensor from the layout it is left in to the needed."""
         edge = self.tabulated.edges[number]
+        pair = (self.choice[edge.source], self.choice[edge.target])
+        key = (id(self.tabulated.problem.edge_costs[number]), pair)
+        if key not in self.known:
+            self.known[key] = self._moved(edge)
+        return self.known[key]
+
+    def _moved(self, edge: Edge) -> list[Step]:
         left, needed = self.choice[edge.source], self.choice[edge.target]
         tensor = self.graph.tensors[edge.tensor]
         again = edge.regathers[left : left + 1] if edge.regathers is not None else np.zeros(1, bool)
@@ -106,6 +112,7 @@ class Assembly:
             self.atoms.tensors[edge.tensor],
             tensor.type.item_bytes,
             tensor.requires_grad,
+            edge.again,
         ).case(0)
 
     def _update(self, v: int) -> list[Step]:

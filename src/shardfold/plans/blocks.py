@@ -15,7 +15,7 @@ from shardfold.plans.rows import Block, Row, Traffic
 from shardfold.plans.splits import in_words
 
 KINDS = {"scaled_dot_product_attention": "attention", "cross_entropy_loss": "cross_entropy"}
-PHASES = {"forward": "fwd", "backward": "bwd", "update": "upd"}
+PHASES = {"forward": "fwd", "recompute": "again", "backward": "bwd", "update": "upd"}
 SHORT = {
     "all_reduce": "reduce",
     "all_gather": "gather",

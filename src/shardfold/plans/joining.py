@@ -15,7 +15,7 @@ from math import isclose, prod
 from shardfold.plans.rows import Row, Traffic
 
 UNNAMED = 0.05  # of a mixed row: kinds that go unnamed
-PHASES = ("fwd", "bwd", "upd")
+PHASES = ("fwd", "again", "bwd", "upd")
 
 
 def merged(rows: Iterable[Row]) -> list[Row]:
