@@ -28,6 +28,7 @@ from shardfold.plans.plan import (
     Provenance,
 )
 from shardfold.plans.replicas import Whole
+from shardfold.plans.sketch import sketch
 from shardfold.plans.store import FORMAT
 from shardfold.spaces import Atoms
 
@@ -80,6 +81,7 @@ def describe(
             notes=graph.notes,
         ),
         pinned=_pinned(graph, operators, chosen),
+        sketch=sketch(whole),
     )
 
 

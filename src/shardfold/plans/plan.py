@@ -122,6 +122,56 @@ class Pinned(Value, frozen=True):
     free_seconds: float
 
 
+class Side(Value, frozen=True):
+    """A tensor of an operator: its name among the operands, and how it lies, a state per axis."""
+
+    name: str
+    role: str
+    dtype: str
+    shape: tuple[int, ...]
+    layout: tuple[str, ...]
+
+
+class Face(Value, frozen=True):
+    """How an operator looks from outside: its rule, its factors (word and size), its tensors."""
+
+    rule: str
+    factors: tuple[tuple[str, str, int], ...]  # the rule's own name, in words, the size
+    operands: tuple[Side, ...]
+    results: tuple[Side, ...]
+
+
+class Move(Value, frozen=True):
+    """A collective that moves an operand (or the result -1 - k) to another layout."""
+
+    operand: int
+    phase: str
+    kind: str
+    axes: tuple[str, ...]
+    bytes: float
+
+
+class Row(Value, frozen=True):
+    """An operator as it is drawn: its face, what it reads, what is moved for it, its own work.
+
+    `reads` says for each operand how many operators back it was written; -1 - k is operator k of
+    the model, and 0 is no operator at all. `work` has the seconds of local work by phase.
+    """
+
+    face: int
+    reads: tuple[int, ...]
+    moves: tuple[Move, ...]
+    work: tuple[tuple[str, float], ...]
+
+
+class Sketch(Value, frozen=True):
+    """What a drawing needs of every operator; pieces are rows in order, and how many times."""
+
+    faces: tuple[Face, ...]
+    rows: tuple[Row, ...]
+    pieces: tuple[tuple[tuple[int, ...], int], ...]
+
+
 class Provenance(Value, frozen=True):
     """What the plan was made from."""
 
@@ -153,6 +203,7 @@ class Plan(Value, frozen=True, omit_defaults=True):
     parameters: tuple[ParameterEntry, ...]
     provenance: Provenance
     pinned: Pinned | None = None
+    sketch: Sketch | None = None
 
     @property
     def fits(self) -> bool:

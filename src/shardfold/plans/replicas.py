@@ -35,7 +35,8 @@ class Whole:
     choice: Ints  # of every vertex of the unfolded problem
 
     @cached_property
-    def _runs(self) -> list[_Run]:
+    def runs(self) -> list[_Run]:
+        """The runs, with who describes each of their periods."""
         return [_Run(self.assembly, run, run.rows(self.choice)) for run in self.unfolded.runs]
 
     def operators(self) -> tuple[OperatorEntry, ...]:
@@ -43,7 +44,7 @@ class Whole:
         own = self.assembly.operators()
         found: list[OperatorEntry] = []
         at = 0
-        for run in self._runs:
+        for run in self.runs:
             found += own[at : run.repeat.start]
             found += run.operators(own)
             at = run.repeat.end
@@ -70,7 +71,7 @@ class Whole:
         """An entry for every parameter of the model, by name."""
         inside = {
             self.assembly.tabulated.vertices[v].index
-            for run in self._runs
+            for run in self.runs
             for v in run.copies.traced.reshape(-1).tolist()
             if self.assembly.tabulated.vertices[v].what == "parameter"
         }
@@ -89,11 +90,11 @@ class Whole:
 
     def _decisions(self, what: str) -> Iterator[tuple[int, Assembly, _Run | None, int]]:
         """Every decision of a kind: its vertex, who describes it, its run, its period."""
-        in_runs = {v for run in self._runs for v in run.copies.traced.reshape(-1).tolist()}
+        in_runs = {v for run in self.runs for v in run.copies.traced.reshape(-1).tolist()}
         for v, vertex in enumerate(self.assembly.tabulated.vertices):
             if vertex.what == what and v not in in_runs:
                 yield v, self.assembly, None, 0
-        for run in self._runs:
+        for run in self.runs:
             for order in range(run.repeat.count):
                 assembly, period = run.described(order)
                 for v in run.copies.traced[period].tolist():
@@ -129,10 +130,10 @@ class Whole:
 
     def _weighted(self) -> Iterator[tuple[Assembly, Sequence[int], int]]:
         """Who describes which vertices, and how many times they stand in the model."""
-        in_runs = {v for run in self._runs for v in run.copies.traced.reshape(-1).tolist()}
+        in_runs = {v for run in self.runs for v in run.copies.traced.reshape(-1).tolist()}
         vertices = range(len(self.assembly.tabulated.vertices))
         yield self.assembly, [v for v in vertices if v not in in_runs], 1
-        for run in self._runs:
+        for run in self.runs:
             described = [run.described(order) for order in range(run.repeat.count)]
             who = {id(assembly): assembly for assembly, _ in described}
             counts = Counter((id(assembly), period) for assembly, period in described)

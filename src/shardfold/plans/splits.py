@@ -47,7 +47,7 @@ class Splits:
 
     def of(self, index: int, space: Space, row: Sequence[int]) -> Split:
         """The split that one configuration of operator `index` makes."""
-        names = self._names(index, space)
+        names = self.names(index, space)
         parts: Split = {}
         for factor, axis in zip(row, self.mesh.axes, strict=True):
             if factor >= 0:
@@ -57,7 +57,7 @@ class Splits:
     def offered(self, vertex: Vertex) -> dict[Key, tuple[Split, Rows]]:
         """Every distinct split of an operator, with the configurations that make it."""
         assert vertex.space is not None
-        names = self._names(vertex.index, vertex.space)
+        names = self.names(vertex.index, vertex.space)
         key = (vertex.space.configs.tobytes(), names)
         if key not in self._known:
             found: dict[Key, tuple[Split, list[int]]] = {}
@@ -67,7 +67,7 @@ class Splits:
             self._known[key] = {k: (s, np.array(rows)) for k, (s, rows) in found.items()}
         return self._known[key]
 
-    def _names(self, index: int, space: Space) -> tuple[str, ...]:
+    def names(self, index: int, space: Space) -> tuple[str, ...]:
         """A word for each factor of operator `index`."""
         identities = self.atoms.factors[index]
         return tuple(
