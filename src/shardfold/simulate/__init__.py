@@ -1,0 +1,21 @@
+"""A step in time: what runs when on which stream, and what memory it takes."""
+
+from shardfold.simulate.schedule import CLASSES, COMPUTE, Operator, Schedule, Segment, Task
+from shardfold.simulate.simulate import simulate, timeline
+from shardfold.simulate.timeline import Exposed, Sample, Simulation, Span, Timeline
+
+__all__ = [
+    "CLASSES",
+    "COMPUTE",
+    "Exposed",
+    "Operator",
+    "Sample",
+    "Schedule",
+    "Segment",
+    "Simulation",
+    "Span",
+    "Task",
+    "Timeline",
+    "simulate",
+    "timeline",
+]

@@ -1,0 +1,76 @@
+"""What a step is made of, as one device does it: tasks in order, blocks that repeat told once.
+
+A schedule is plain and complete: the simulator needs nothing else, and a plan file holds it. Its
+size does not grow with the number of devices (all of one kind do the same) nor with the number
+of equal blocks (a segment has a count).
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+# How a task relates to the device's own work:
+#   work     local computation, one after the other;
+#   wait     a collective whose result the next task needs, so that work stands still;
+#   ahead    a gather of parameters, which may run before it is needed;
+#   behind   a reduction of gradients, which only the update waits for.
+Mode = Literal["work", "wait", "ahead", "behind"]
+CLASSES = ("parameters", "gradients", "optimizer", "activations", "buffers")
+"""Of memory. Activations: what is kept for backward, or still to be read. Buffers: all that lives
+shortly: gathered parameters, tensors on their way between layouts, gradients of activations."""
+COMPUTE = "compute"
+"""The name of the stream of local work; the others bear the names of link levels."""
+
+
+class Value(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Base of plain values: immutable, strict about what a file may contain."""
+
+
+class Task(Value, frozen=True):
+    """A piece of work or a collective; bytes by class are taken as it starts, given as it ends."""
+
+    kind: str  # forward, backward, update, all_gather, ...
+    seconds: float
+    mode: Mode = "work"
+    levels: tuple[int, ...] = ()  # the levels of links that a collective crosses
+    bytes: float = 0.0  # of a collective's larger side
+    takes: dict[str, float] = msgspec.field(default_factory=dict)
+    gives: dict[str, float] = msgspec.field(default_factory=dict)
+
+
+class Operator(Value, frozen=True):
+    """One operator's tasks in each phase; `flops` are useful ones, of forward and backward."""
+
+    name: str
+    forward: tuple[Task, ...]
+    backward: tuple[Task, ...] = ()
+    update: tuple[Task, ...] = ()
+    flops: float = 0.0
+
+
+class Segment(Value, frozen=True):
+    """Operators that follow one another, `count` times: equal blocks are one segment.
+
+    With `recompute`, forward runs once more before each block's backward, and the
+    `inner_bytes` that only the block's own backward reads are not kept until then.
+    """
+
+    name: str
+    operators: tuple[Operator, ...]
+    count: int = 1
+    names: tuple[str, ...] = ()  # of each of the `count` blocks, where they have some
+    recompute: bool = False
+    inner_bytes: float = 0.0
+
+
+class Schedule(Value, frozen=True):
+    """A whole step: segments forward, then backward in reverse, then the update."""
+
+    levels: tuple[str, ...]  # outermost first
+    segments: tuple[Segment, ...]
+    resident: dict[str, float]  # bytes by class that are there all the time
+    peak_flops: float  # of a device, in the dtype of most products
+    ahead: int = 8  # operators whose parameters may be gathered before their turn
+    behind: int = 16  # operators whose gradients may wait to be reduced

@@ -1,0 +1,187 @@
+"""Small steps worked out by hand, and equal blocks counted against equal blocks walked through."""
+
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardfold.simulate import Operator, Schedule, Segment, Task, simulate, timeline
+
+NVLINK, IB = 1, 0
+
+
+def work(seconds, **memory):
+    return Task("forward", seconds, **memory)
+
+
+def back(seconds, **memory):
+    return Task("backward", seconds, **memory)
+
+
+def sent(kind, mode, seconds, *levels, **memory):
+    return Task(kind, seconds, mode, levels or (NVLINK,), **memory)
+
+
+def schedule(*segments, resident=None, **limits):
+    return Schedule(("node", "gpu"), segments, resident or {}, 1.0, **limits)
+
+
+def layer(forward=(), backward=(), update=(), count=1, **more):
+    return Segment("layer", (Operator("op", forward, backward, update, 1.0),), count, **more)
+
+
+def test_work_goes_one_after_the_other():
+    found = simulate(schedule(layer((work(1),), (back(2),), (Task("update", 3),), count=4)))
+    assert found.step_seconds == pytest.approx(24)
+    assert found.utilisation["compute"] == pytest.approx(1)
+    assert found.mfu == pytest.approx(4 / 24)
+
+
+def test_a_collective_of_activations_stops_work():
+    found = simulate(schedule(layer((work(1), sent("all_reduce", "wait", 5), work(1)))))
+    assert found.step_seconds == pytest.approx(7)
+    assert found.exposed_seconds == pytest.approx(5)
+
+
+def test_a_gradient_is_reduced_while_backward_goes_on():
+    # Backward of 3 blocks takes 2 each; each reduction 1.5: only the last one is seen.
+    step = schedule(layer((), (back(2), sent("reduce_scatter", "behind", 1.5)), count=3))
+    found = simulate(step)
+    assert found.step_seconds == pytest.approx(6 + 1.5)
+    assert found.exposed_seconds == pytest.approx(1.5)
+    assert found.communication_seconds == pytest.approx(4.5)
+
+
+def test_reductions_that_take_longer_than_backward_set_the_pace():
+    step = schedule(layer((), (back(1), sent("all_reduce", "behind", 2)), count=50))
+    assert simulate(step).step_seconds == pytest.approx(1 + 100)
+
+
+def test_a_gather_is_hidden_by_the_work_before_it():
+    # Only the first gather is seen: the others are shorter than the work before them.
+    step = schedule(layer((sent("all_gather", "ahead", 1), work(2)), count=10))
+    found = simulate(step)
+    assert found.step_seconds == pytest.approx(1 + 20)
+    assert found.exposed_seconds == pytest.approx(1)
+
+
+def test_gathers_that_take_longer_than_work_set_the_pace():
+    step = schedule(layer((sent("all_gather", "ahead", 3), work(2)), count=10))
+    assert simulate(step).step_seconds == pytest.approx(30 + 2)
+
+
+def test_levels_are_streams_of_their_own():
+    both = (sent("all_gather", "ahead", 1, IB), sent("all_gather", "ahead", 1, NVLINK), work(1))
+    assert simulate(schedule(layer(both))).step_seconds == pytest.approx(2)
+    across = (sent("all_gather", "ahead", 1, IB, NVLINK), *both)
+    assert simulate(schedule(layer(across))).step_seconds == pytest.approx(3)
+
+
+def test_what_work_waits_for_goes_before_what_is_queued():
+    step = schedule(
+        layer(
+            (),
+            (
+                sent("all_reduce", "behind", 10),
+                sent("all_reduce", "behind", 10),
+                back(1),
+                sent("all_to_all", "wait", 1),
+                back(1),
+            ),
+        )
+    )
+    # The first reduction runs from 0 to 10, the all-to-all from 10 to 11, the second then.
+    _, found = timeline(step)
+    assert [(s.kind, s.start_seconds) for s in found.spans if s.stream == "gpu"] == [
+        ("all_reduce", 0.0),
+        ("all_to_all", 10.0),
+        ("all_reduce", 11.0),
+    ]
+
+
+def test_the_update_waits_for_every_reduction():
+    step = schedule(
+        layer((), (back(1), sent("all_reduce", "behind", 4)), (Task("update", 1),), count=2)
+    )
+    assert simulate(step).step_seconds == pytest.approx(1 + 8 + 2)
+
+
+def test_gathers_ahead_hold_no_more_memory_than_allowed():
+    gather = sent("all_gather", "ahead", 0.1, takes={"buffers": 1.0})
+    step = schedule(layer((gather, work(1, gives={"buffers": 1.0})), count=20), ahead=3)
+    assert simulate(step).peak_bytes == pytest.approx(4)  # the one in use, and three more
+
+
+def test_the_peak_is_the_peak_over_time():
+    forward = (work(1, takes={"activations": 5.0, "buffers": 2.0}, gives={"buffers": 2.0}),)
+    backward = (back(1, takes={"gradients": 1.0}, gives={"activations": 5.0}),)
+    step = schedule(
+        layer(forward, backward, (Task("update", 1, gives={"gradients": 1.0}),), count=4),
+        resident={"parameters": 10.0},
+    )
+    found, over_time = timeline(step)
+    assert found.peak_bytes == pytest.approx(10 + 20 + 2)  # as forward ends
+    assert found.peak_by_class == pytest.approx({"parameters": 10, "activations": 20, "buffers": 2})
+    assert over_time.memory[-1].total == pytest.approx(10)
+    assert max(sample.total for sample in over_time.memory) == pytest.approx(31, abs=1)
+
+
+def test_recomputing_a_block_saves_its_inner_memory_and_costs_its_forward():
+    forward = (work(1, takes={"activations": 5.0}),)
+    backward = (back(2, gives={"activations": 5.0}),)
+    plain = simulate(schedule(layer(forward, backward, count=10)))
+    again = simulate(schedule(layer(forward, backward, count=10, recompute=True, inner_bytes=4.0)))
+    assert again.step_seconds == pytest.approx(plain.step_seconds + 10)
+    assert plain.peak_bytes == pytest.approx(50)
+    assert again.peak_bytes == pytest.approx(10 + 5)  # one block in full while it runs again
+
+
+seconds = st.floats(0.0, 4.0)
+tasks = st.one_of(
+    st.builds(work, seconds, takes=st.just({"activations": 3.0})),
+    st.builds(work, seconds, gives=st.just({"buffers": 1.0})),
+    st.builds(
+        sent,
+        st.sampled_from(["all_gather", "all_reduce"]),
+        st.sampled_from(["wait", "ahead", "behind"]),
+        seconds,
+        st.sampled_from([NVLINK, IB]),
+        takes=st.just({"buffers": 1.0}),
+    ),
+)
+some = st.lists(tasks, min_size=1, max_size=4).map(tuple)
+updates = st.lists(st.builds(Task, st.just("update"), seconds), max_size=2).map(tuple)
+operators = st.lists(
+    st.builds(Operator, st.just("op"), some, some, updates), min_size=1, max_size=3
+).map(tuple)
+
+
+@given(st.lists(st.tuples(operators, st.integers(1, 60)), min_size=1, max_size=3))
+def test_blocks_counted_are_blocks_walked_through(segments):
+    step = schedule(
+        *(Segment(str(k), ops, count) for k, (ops, count) in enumerate(segments)), ahead=2, behind=3
+    )
+    counted, (walked, _) = simulate(step), timeline(step)
+    assert counted.step_seconds == pytest.approx(walked.step_seconds, rel=1e-6)
+    assert counted.exposed_seconds == pytest.approx(walked.exposed_seconds, rel=1e-6, abs=1e-9)
+    assert counted.peak_bytes == pytest.approx(walked.peak_bytes, rel=1e-6)
+    assert counted.utilisation == pytest.approx(walked.utilisation, rel=1e-6)
+
+
+def test_a_thousand_layers_cost_what_ten_cost():
+    ops = tuple(
+        Operator(
+            f"op{k}",
+            (sent("all_gather", "ahead", 0.5), work(1.0)),
+            (back(2.0), sent("reduce_scatter", "behind", 1.0 + k % 3)),
+        )
+        for k in range(40)
+    )
+    seconds = {}
+    for count in (20, 1000):
+        begin = time.perf_counter()
+        found = simulate(schedule(Segment("layers", ops, count)))
+        seconds[count] = time.perf_counter() - begin
+        assert found.step_seconds > 120 * count
+    assert seconds[1000] < 5 * seconds[20]
