@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 from shardfold import collector
 from shardfold.cluster import Cluster, Mesh, mesh_from_text, parse
 from shardfold.costs import optimizer_named, pricing_named
+from shardfold.errors import InputError, nearest
 from shardfold.plans import Plan
-from shardfold.plans.choose import choose
+from shardfold.plans.choose import RECOMPUTE, Recompute, choose
 from shardfold.plans.describe import describe
 from shardfold.plans.pins import parse_pins
 from shardfold.search.files import write_problem
@@ -51,6 +52,7 @@ def plan(
     mesh: str | Mesh | None = None,
     cost: str = "roofline",
     memory_limit: float | None = None,
+    recompute: Recompute = "auto",
     pins: Pins = None,
     loss: Callable[[Any], Any] | None = None,
     rules: Mapping[str, Maker] | None = None,
@@ -63,7 +65,9 @@ def plan(
     `args` and `kwargs` are an example batch, as `model` takes it; nothing is run and no weight is
     allocated. `cluster` is a name such as `4x8xh100`, a path to a cluster file, or a `Cluster`.
     `mesh` (such as `4x8`) fixes what is otherwise tried. `memory_limit` is in bytes per device; by
-    default it is the device's memory less a tenth. `pins` fixes splits, such as
+    default it is the device's memory less a tenth. `recompute` says whether repeated blocks drop
+    their activations and make them again in backward: `auto` where that fits what would not, or
+    not as fast; `never`; `always`. `pins` fixes splits, such as
     `{"layers.*.mlp.up": "out/8"}`; the plan says what they cost. `loss` turns the model's output
     into a scalar where the model does not. `rules` adds rules for operators that shardfold does
     not know. Without `fold`, repeated blocks are traced one by one: slower, with the same result.
@@ -75,6 +79,8 @@ def plan(
     meshes = _meshes(target, mesh)
     pricing, updates = pricing_named(cost), optimizer_named(optimizer)
     fixed = parse_pins(pins)
+    if recompute not in RECOMPUTE:
+        raise InputError(f"Unknown recompute {recompute!r}. {nearest(recompute, RECOMPUTE)}")
 
     started = time.perf_counter()
     watch(Stage("capture", 0, 1))
@@ -95,6 +101,7 @@ def plan(
         memory_limit,
         lambda done, total: watch(Stage("search", done, total)),
         fixed,
+        recompute,
     )
     searched = time.perf_counter()
     if save_problem is not None:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from shardfold.cli.options import DTYPES, output_options, pin_option, size_in_bytes, size_options
 from shardfold.errors import PlanError
+
+if TYPE_CHECKING:
+    from shardfold.plans.choose import Recompute
 
 
 @click.command()
@@ -24,6 +28,13 @@ from shardfold.errors import PlanError
     type=size_in_bytes,
     metavar="SIZE",
     help="Per device, such as 60GiB. The device's memory less a tenth if left out.",
+)
+@click.option(
+    "--recompute",
+    type=click.Choice(("auto", "never", "always")),
+    default="auto",
+    show_default=True,
+    help="Make activations of repeated blocks again in backward: where it pays, never, always.",
 )
 @pin_option
 @click.option("--fold/--no-fold", default=True, help="Trace repeated blocks once, or each.")
@@ -43,6 +54,7 @@ def plan(
     mesh: str | None,
     cost: str,
     memory_limit: float | None,
+    recompute: Recompute,
     pins: tuple[str, ...],
     fold: bool,
     save: str | None,
@@ -87,6 +99,7 @@ def plan(
                 mesh=fixed,
                 cost=cost,
                 memory_limit=memory_limit,
+                recompute=recompute,
                 pins=pins,
                 rules=example.rules,
                 fold=fold,

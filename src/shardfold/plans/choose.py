@@ -1,17 +1,20 @@
 """The best choice over all meshes of a cluster, within the memory of a device.
 
 Each mesh is first solved without the limit: that is fast, proven, and a lower bound for whatever
-the limit allows. Only meshes that could still win are then solved within the limit. Pins are held
-against the best without them, found first.
+the limit allows. Only meshes that could still win are then solved within the limit, once with all
+activations kept and once with repeated blocks recomputed. Pins are held against the best without
+them, found first.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal, get_args
 
 from shardfold.cluster import Cluster, Mesh
 from shardfold.costs import CostModel, Optimizer, Pricing, Tabulated, tabulate
+from shardfold.costs.recompute import KEEP_ALL, Regions, block_regions
 from shardfold.costs.unfold import Unfolded, unfold
 from shardfold.errors import InfeasibleError
 from shardfold.graph import Graph
@@ -21,6 +24,8 @@ from shardfold.plans.splits import Splits
 from shardfold.search import Solution
 from shardfold.spaces import Atoms
 
+Recompute = Literal["auto", "never", "always"]
+RECOMPUTE = get_args(Recompute)
 RESERVE = 0.1  # of a device's memory: fragments, workspaces, the framework itself
 
 
@@ -54,6 +59,16 @@ class Chosen:
         possible = [c for c in self.tried if c.feasible] or self.tried
         return min(candidate.solution.lower_bound for candidate in possible)
 
+    def best_by_mesh(self) -> list[Candidate]:
+        """The winner of each mesh, over what is kept and what is recomputed."""
+        found: dict[str, Candidate] = {}
+        for candidate in self.tried:
+            rank = (not candidate.feasible, candidate.solution.cost)
+            known = found.get(str(candidate.mesh))
+            if known is None or rank < (not known.feasible, known.solution.cost):
+                found[str(candidate.mesh)] = candidate
+        return list(found.values())
+
     @property
     def is_optimal(self) -> bool:
         """Whether the winner is proven to be the best."""
@@ -71,6 +86,7 @@ def choose(
     limit_bytes: float | None,
     watch: Callable[[int, int], None],
     pins: Sequence[Pin] = (),
+    recompute: Recompute = "auto",
 ) -> Chosen:
     """Solve on every mesh, and keep the fastest choice that fits.
 
@@ -78,22 +94,34 @@ def choose(
     a model that cannot fit still gets its fastest plan, which says so.
     """
     limit = (1 - RESERVE) * cluster.device.memory_bytes if limit_bytes is None else limit_bytes
+
+    def candidates(regions: Regions) -> list[Candidate]:
+        found = []
+        for number, mesh in enumerate(meshes):
+            watch(number, 2 * len(meshes))
+            model = pricing.model(cluster, mesh)
+            tables = tabulate(graph, atoms, mesh, model, optimizer, regions)
+            unfolded = unfold(tables, graph)
+            every = Restricted(unfolded.problem, {})
+            found.append(Candidate(mesh, model, tables, every.solve(), every, unfolded))
+        return found
+
+    def recomputing() -> list[Candidate]:
+        regions = block_regions(graph, atoms)
+        return candidates(regions) if regions else []
+
+    def best(prepare: Callable[[list[Candidate]], list[Candidate]]) -> Chosen:
+        others = (lambda: prepare(recomputing())) if recompute == "auto" else (lambda: [])
+        ways = _Ways(prepare(kept), others)
+        return _best(ways, limit, limit_bytes is not None, lambda n: watch(count + n, 2 * count))
+
     count = len(meshes)
-    free = []
-    for number, mesh in enumerate(meshes):
-        watch(number, 2 * count)
-        model = pricing.model(cluster, mesh)
-        tables = tabulate(graph, atoms, mesh, model, optimizer)
-        unfolded = unfold(tables, graph)
-        every = Restricted(unfolded.problem, {})
-        free.append(Candidate(mesh, model, tables, every.solve(), every, unfolded))
-    is_given = limit_bytes is not None
-    pinned = _pinned(free, pins, graph, atoms) if pins else []
-    best = _best(free, limit, is_given, lambda n: watch(count + n, 2 * count))
+    kept = candidates(block_regions(graph, atoms) if recompute == "always" else KEEP_ALL)
+    free = best(lambda found: found)
     if not pins:
-        return best
-    found = _best(pinned, limit, is_given, lambda n: watch(count + n, 2 * count))
-    return replace(found, pins=tuple(pins), free=best)
+        return free
+    pinned = best(lambda found: _pinned(found, pins, graph, atoms))
+    return replace(pinned, pins=tuple(pins), free=free)
 
 
 def _pinned(
@@ -110,22 +138,33 @@ def _pinned(
             continue
         left = restricted(tables.problem, kept)
         found.append(replace(candidate, left=left, solution=left.solve()))
-    if not found:
+    if refusals and not found:
         raise refused(refusals, graph)
     return found
 
 
-def _best(
-    free: Sequence[Candidate], limit: float, is_given: bool, watch: Callable[[int], None]
-) -> Chosen:
-    """The fastest that fits; where nothing does and no limit was given, the fastest."""
+@dataclass(frozen=True, slots=True)
+class _Ways:
+    """Candidates that keep all activations, and how to make those that recompute blocks."""
+
+    keeping: Sequence[Candidate]
+    recomputing: Callable[[], Sequence[Candidate]]
+
+
+def _best(ways: _Ways, limit: float, is_given: bool, watch: Callable[[int], None]) -> Chosen:
+    """The fastest that fits; where nothing does and no limit was given, the fastest.
+
+    Recomputing only ever adds time, so it is looked at only where the limit binds.
+    """
+    fastest = min(ways.keeping, key=lambda c: c.solution.cost)
+    if (fastest.solution.bytes or 0.0) <= limit:
+        return Chosen(fastest, tuple(ways.keeping), limit)
     try:
-        tried = _within(free, limit, watch)
+        tried = _within([*ways.keeping, *ways.recomputing()], limit, watch)
     except InfeasibleError as error:
         if is_given:
             raise
-        best = min(free, key=lambda c: c.solution.cost)
-        return Chosen(best, tuple(free), limit, error.needed_bytes)
+        return Chosen(fastest, tuple(ways.keeping), limit, error.needed_bytes)
     fitting = [c for c in tried if (c.solution.bytes or 0.0) <= limit]
     return Chosen(min(fitting, key=lambda c: c.solution.cost), tuple(tried), limit)
 
@@ -134,24 +173,24 @@ def _within(
     free: Sequence[Candidate], limit: float, watch: Callable[[int], None]
 ) -> list[Candidate]:
     """The candidates, solved again within the limit where they exceed it and could still win."""
-    ordered = sorted(free, key=lambda c: c.solution.cost)
-    found: dict[str, Candidate] = {}
+    ordered = sorted(range(len(free)), key=lambda k: free[k].solution.cost)
+    found = list(free)
     best, needed = float("inf"), float("inf")
-    for number, candidate in enumerate(ordered):
+    for number, k in enumerate(ordered):
         watch(number)
-        solution, feasible = candidate.solution, True
+        solution, feasible = free[k].solution, True
         if (solution.bytes or 0.0) > limit and solution.cost < best:
             try:
-                solution = candidate.left.solve(limit)
+                solution = free[k].left.solve(limit)
             except InfeasibleError as error:
                 needed, feasible = min(needed, error.needed_bytes), False
         fits = (solution.bytes or 0.0) <= limit
         best = min(best, solution.cost) if fits else best
-        found[str(candidate.mesh)] = replace(candidate, solution=solution, feasible=feasible)
+        found[k] = replace(free[k], solution=solution, feasible=feasible)
     if best == float("inf"):
         raise InfeasibleError(
             needed_bytes=needed,
             limit_bytes=limit,
             hint="Try more devices, a smaller batch, or a dtype with fewer bytes.",
         )
-    return [found[str(candidate.mesh)] for candidate in free]
+    return found

@@ -11,6 +11,7 @@ import numpy as np
 
 from shardfold.cluster import Cluster
 from shardfold.costs import Optimizer
+from shardfold.costs.recompute import in_model
 from shardfold.graph import Graph
 from shardfold.plans.assemble import Assembly
 from shardfold.plans.baselines import batch_factors, data_parallel, fully_sharded
@@ -61,7 +62,10 @@ def describe(
         ),
         estimate=_estimate(whole, chosen, cluster),
         meshes=tuple(
-            MeshEntry(str(c.mesh), c.solution.cost, c.solution.lower_bound) for c in chosen.tried
+            MeshEntry(
+                str(c.mesh), c.solution.cost, c.solution.lower_bound, bool(c.tabulated.regions)
+            )
+            for c in chosen.best_by_mesh()
         ),
         unsplit=whole.unsplit(best.solution.cost),
         operators=operators,
@@ -81,6 +85,7 @@ def describe(
             notes=graph.notes,
         ),
         pinned=_pinned(graph, operators, chosen),
+        recompute=tuple((r.start, r.stop) for r in in_model(best.tabulated.regions, graph).ranges),
         sketch=sketch(whole),
     )
 

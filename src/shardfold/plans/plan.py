@@ -86,6 +86,7 @@ class MeshEntry(Value, frozen=True):
     mesh: str
     step_seconds: float
     lower_bound_seconds: float
+    recomputes: bool = False
 
 
 class Estimate(Value, frozen=True):
@@ -203,6 +204,7 @@ class Plan(Value, frozen=True, omit_defaults=True):
     parameters: tuple[ParameterEntry, ...]
     provenance: Provenance
     pinned: Pinned | None = None
+    recompute: tuple[tuple[int, int], ...] = ()  # operators (first, end) that run again in backward
     sketch: Sketch | None = None
 
     @property

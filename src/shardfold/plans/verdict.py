@@ -80,6 +80,14 @@ def memory(plan: Plan) -> str:
     return f"limit {size(plan.estimate.limit_bytes)}"
 
 
+def recomputed(plan: Plan) -> list[str]:
+    """Which activations are dropped and made again."""
+    if not plan.recompute:
+        return []
+    blocks = len(plan.recompute)
+    return [f"Recomputed in backward to save memory: {blocks} blocks."]
+
+
 def too_large(plan: Plan) -> list[str]:
     """What to try where no plan fits."""
     if plan.fits:

@@ -15,6 +15,7 @@ import numpy as np
 from shardfold.cluster import Mesh
 from shardfold.cluster.mesh import Axis
 from shardfold.costs.decisions import constant_tensors
+from shardfold.costs.recompute import block_regions
 from shardfold.errors import PlanError, nearest
 from shardfold.graph import Graph
 from shardfold.plans import Plan
@@ -36,6 +37,7 @@ class Decisions:
     kept: dict[int, Row]  # tensors with several readers, and the loss
     stored: dict[int, Row]  # parameters
     regathers: frozenset[int]
+    recompute: tuple[range, ...] = ()  # operators that run again before backward
 
 
 def decisions_of(plan: Plan, graph: Graph, atoms: Atoms) -> Decisions:
@@ -55,7 +57,19 @@ def decisions_of(plan: Plan, graph: Graph, atoms: Atoms) -> Decisions:
         if parameter.regather:
             regathers.add(index)
     configs = tuple(_config(plan, i, atoms, mesh) for i in range(len(graph.ops)))
-    return Decisions(mesh, configs, kept, stored, frozenset(regathers))
+    return Decisions(
+        mesh, configs, kept, stored, frozenset(regathers), _recompute(plan, graph, atoms)
+    )
+
+
+def _recompute(plan: Plan, graph: Graph, atoms: Atoms) -> tuple[range, ...]:
+    """The plan's regions, which must be the model's own blocks."""
+    stated = tuple(range(first, end) for first, end in plan.recompute)
+    if stated and stated != block_regions(graph, atoms).ranges:
+        raise PlanError(
+            "The plan recomputes operators that are not the model's blocks. Plan again."
+        )
+    return stated
 
 
 def shared_tensors(graph: Graph) -> list[int]:

@@ -78,6 +78,8 @@ def lowered_here(
     """The instructions of this process."""
     _check_world(plan)
     decisions = decisions_of(plan, program.graph, atoms)
+    if decisions.recompute:
+        raise RunError("This plan recomputes blocks, which cannot be run yet: plan without that.")
     rank = dist.get_rank() if decisions.mesh.axes else 0
     place = Place.of_rank(rank, decisions.mesh.shape)
     return lower(program, atoms, decisions, place, frozenset(rules or ()))
@@ -101,6 +103,7 @@ def assemble(model: nn.Module, program: Program, lowered: Lowered, settings: Set
         mesh = init_device_mesh(device.type, lowered.mesh.shape, mesh_dim_names=lowered.mesh.names)
     groups = Groups(lowered.place)
     groups.make(lowered.axes())
+    groups.make_background(lowered.background_axes())
     tensors = program.graph.tensors
     keepings = {tensors[s.tensor].name: keeping(s) for s in lowered.parameters}
     context = Context(groups, device, seed=settings.seed, double=settings.double)

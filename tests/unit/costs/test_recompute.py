@@ -1,0 +1,134 @@
+"""Recomputed blocks: which operators run again, what that costs and saves, folded as unfolded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import shardfold as sf
+from shardfold.capture import capture, capture_short
+from shardfold.costs.recompute import Regions, block_regions, in_model
+from shardfold.errors import InputError
+from shardfold.graph import Graph
+from shardfold.spaces import atomise, rules_of
+
+
+ROWS = 65536  # enough for splitting the batch to pay
+
+
+class Block(nn.Module):
+    def __init__(self, width: int, norm: type[nn.Module] = nn.LayerNorm) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = (
+            norm(width),
+            nn.Linear(width, 4 * width),
+            nn.Linear(4 * width, width),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(F.gelu(self.up(self.norm(x))))
+
+
+class Stack(nn.Module):
+    def __init__(self, layers: int, norm: type[nn.Module] = nn.LayerNorm) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Block(64, norm) for _ in range(layers))
+        self.head = nn.Linear(64, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x).square().mean()
+
+
+def stack(layers: int, norm: type[nn.Module] = nn.LayerNorm) -> tuple[nn.Module, tuple[Tensor]]:
+    with torch.device("meta"):
+        return Stack(layers, norm), (torch.empty(ROWS, 64),)
+
+
+def regions_of(graph: Graph) -> Regions:
+    return block_regions(graph, atomise(graph, rules_of(graph)))
+
+
+def planned(layers: int = 8, **options: Any) -> sf.Plan:
+    model, args = stack(layers)
+    return sf.plan(model, args, cluster="4xa100", **options)
+
+
+def test_a_region_ends_with_the_last_operator_that_keeps_something() -> None:
+    model, args = stack(4)
+    graph = capture(model, args, fold=False)
+    found = regions_of(graph)
+    kinds = [[graph.ops[i].kind.rpartition(".")[2] for i in each] for each in found.ranges]
+    assert kinds == [["layer_norm", "linear", "gelu", "linear"]] * 4
+    assert found.readers == {each[-1] for each in found.ranges}
+
+
+def test_a_short_graph_has_the_regions_of_the_whole_one() -> None:
+    model, args = stack(40)
+    short, full = capture_short(model, args), capture(model, args, fold=False)
+    assert len(short.ops) < len(full.ops)
+    assert in_model(regions_of(short), short) == regions_of(full)
+
+
+def test_batch_norm_does_not_run_twice() -> None:
+    model, args = stack(6, nn.BatchNorm1d)
+    assert not regions_of(capture(model, args))
+
+
+def test_two_blocks_alike_are_not_enough() -> None:
+    model, args = stack(2)
+    assert not regions_of(capture(model, args))
+
+
+@pytest.mark.parametrize("mesh", ["4", "2x2"])
+def test_recomputing_costs_one_more_forward_and_keeps_one_tensor_a_block(mesh: str) -> None:
+    never, always = (
+        planned(recompute=r, mesh=mesh, memory_limit=1e12) for r in ("never", "always")
+    )
+    assert not never.recompute
+    assert len(always.recompute) == 8
+    again = [c for o in always.operators for c in o.collectives if c.phase == "recompute"]
+    assert always.estimate.communication_seconds >= sum(c.seconds for c in again)
+    # By batch, as both are: norm's input, up's, gelu's and down's against the block's own input.
+    assert never.operators[0].split == always.operators[0].split == {"batch": 4}
+    rows, width = ROWS // 4, 64
+    dropped = 8 * rows * (width + 4 * width + 4 * width) * 4
+    assert never.estimate.data_parallel_bytes - always.estimate.data_parallel_bytes == dropped
+    assert always.estimate.step_seconds > never.estimate.step_seconds
+
+
+def test_it_is_chosen_where_nothing_else_fits_and_only_there() -> None:
+    free = planned()
+    assert not free.recompute
+    least = planned(recompute="never", memory_limit=1e12).estimate
+    tight = 0.0
+    for share in (0.5, 0.3, 0.2, 0.1):
+        limit = share * least.peak_bytes
+        try:
+            planned(recompute="never", memory_limit=limit)
+        except sf.ShardfoldError:
+            tight = limit
+            break
+    assert tight, "some limit must be too small without recomputing"
+    found = planned(memory_limit=tight)
+    assert found.recompute
+    assert found.estimate.peak_bytes <= tight
+    assert "8 blocks" in str(found)
+
+
+def test_folded_and_unfolded_agree() -> None:
+    limit = 0.5 * planned(recompute="never", memory_limit=1e12).estimate.peak_bytes
+    short, full = (planned(memory_limit=limit, fold=fold) for fold in (True, False))
+    assert short.recompute == full.recompute
+    assert short.estimate.step_seconds == pytest.approx(full.estimate.step_seconds, rel=1e-9)
+    assert short.estimate.peak_bytes == full.estimate.peak_bytes
+
+
+def test_an_unknown_word_is_refused() -> None:
+    with pytest.raises(InputError, match="recompute 'some'"):
+        planned(recompute="some")
