@@ -40,29 +40,35 @@ class Task(Value, frozen=True):
     gives: dict[str, float] = msgspec.field(default_factory=dict)
 
 
-class Operator(Value, frozen=True):
-    """One operator's tasks in each phase; `flops` are useful ones, of forward and backward."""
+class Again(Value, frozen=True):
+    """An operator that is run once more before backward, because its results were dropped."""
 
     name: str
-    forward: tuple[Task, ...]
+    tasks: tuple[Task, ...]
+
+
+class Operator(Value, frozen=True):
+    """One operator's tasks in each phase; `flops` are useful ones, of forward and backward.
+
+    `again` is what has to be recomputed before this operator's backward: the operators of a
+    block in their order, at the last of them.
+    """
+
+    name: str
+    forward: tuple[Task, ...] = ()
     backward: tuple[Task, ...] = ()
     update: tuple[Task, ...] = ()
+    again: tuple[Again, ...] = ()
     flops: float = 0.0
 
 
 class Segment(Value, frozen=True):
-    """Operators that follow one another, `count` times: equal blocks are one segment.
-
-    With `recompute`, forward runs once more before each block's backward, and the
-    `inner_bytes` that only the block's own backward reads are not kept until then.
-    """
+    """Operators that follow one another, `count` times: equal blocks are one segment."""
 
     name: str
     operators: tuple[Operator, ...]
     count: int = 1
     names: tuple[str, ...] = ()  # of each of the `count` blocks, where they have some
-    recompute: bool = False
-    inner_bytes: float = 0.0
 
 
 class Schedule(Value, frozen=True):

@@ -273,16 +273,21 @@ def _gathers(block: _Block) -> bool:
 
 
 def _forward(schedule: Schedule) -> list[_Block]:
-    return [_Block(s, tuple(_forward_turns(s)), False) for s in schedule.segments]
+    return [
+        _Block(s, tuple(_made(op.name, "forward", op.forward) for op in s.operators), False)
+        for s in schedule.segments
+    ]
 
 
 def _backward(schedule: Schedule) -> list[_Block]:
-    found = []
-    for segment in reversed(schedule.segments):
-        again = tuple(_again(segment)) if segment.recompute else ()
-        back = tuple(_made(op.name, "backward", op.backward) for op in reversed(segment.operators))
-        found.append(_Block(segment, (*again, *back), True))
-    return found
+    return [_Block(s, tuple(_backward_turns(s)), True) for s in reversed(schedule.segments)]
+
+
+def _backward_turns(segment: Segment) -> Iterator[_Turn]:
+    for op in reversed(segment.operators):
+        for again in op.again:
+            yield _made(again.name, "recompute", again.tasks)
+        yield _made(op.name, "backward", op.backward)
 
 
 def _update(schedule: Schedule) -> list[_Block]:
@@ -290,28 +295,6 @@ def _update(schedule: Schedule) -> list[_Block]:
         _Block(s, tuple(_made(op.name, "update", op.update) for op in s.operators), False)
         for s in schedule.segments
     ]
-
-
-def _forward_turns(segment: Segment) -> Iterator[_Turn]:
-    for op in segment.operators:
-        yield _made(op.name, "forward", op.forward)
-    if segment.recompute and segment.inner_bytes:
-        dropped = Task("forward", 0.0, gives={"activations": segment.inner_bytes})
-        yield _made(segment.name, "forward", (dropped,))
-
-
-def _again(segment: Segment) -> Iterator[_Turn]:
-    """Forward once more, before backward: of what it makes, only what was dropped is kept."""
-    net: dict[str, float] = {"activations": -segment.inner_bytes}
-    for op in segment.operators:
-        yield _made(op.name, "recompute", op.forward)
-        for task in op.forward:
-            for kind in {*task.takes, *task.gives}:
-                more = task.takes.get(kind, 0.0) - task.gives.get(kind, 0.0)
-                net[kind] = net.get(kind, 0.0) + more
-    surplus = {kind: size for kind, size in net.items() if size}
-    if surplus:
-        yield _made(segment.name, "recompute", (Task("forward", 0.0, gives=surplus),))
 
 
 def _made(name: str, phase: str, tasks: tuple[Task, ...]) -> _Turn:

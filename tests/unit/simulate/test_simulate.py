@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardfold.simulate import Operator, Schedule, Segment, Task, simulate, timeline
+from shardfold.simulate import Again, Operator, Schedule, Segment, Task, simulate, timeline
 
 NVLINK, IB = 1, 0
 
@@ -28,7 +28,7 @@ def schedule(*segments, resident=None, **limits):
 
 
 def layer(forward=(), backward=(), update=(), count=1, **more):
-    return Segment("layer", (Operator("op", forward, backward, update, 1.0),), count, **more)
+    return Segment("layer", (Operator("op", forward, backward, update, flops=1.0),), count, **more)
 
 
 def test_work_goes_one_after_the_other():
@@ -128,13 +128,16 @@ def test_the_peak_is_the_peak_over_time():
 
 
 def test_recomputing_a_block_saves_its_inner_memory_and_costs_its_forward():
-    forward = (work(1, takes={"activations": 5.0}),)
-    backward = (back(2, gives={"activations": 5.0}),)
-    plain = simulate(schedule(layer(forward, backward, count=10)))
-    again = simulate(schedule(layer(forward, backward, count=10, recompute=True, inner_bytes=4.0)))
+    def block(keeps):
+        forward = (work(1, takes={"activations": 5.0}, gives={"activations": 5.0 - keeps}),)
+        again = (Again("op", (work(1, takes={"activations": 5.0 - keeps}),)),) if keeps < 5 else ()
+        backward = (back(2, gives={"activations": 5.0}),)
+        return Segment("layer", (Operator("op", forward, backward, again=again),), 10)
+
+    plain, again = simulate(schedule(block(5.0))), simulate(schedule(block(1.0)))
     assert again.step_seconds == pytest.approx(plain.step_seconds + 10)
     assert plain.peak_bytes == pytest.approx(50)
-    assert again.peak_bytes == pytest.approx(10 + 5)  # one block in full while it runs again
+    assert again.peak_bytes == pytest.approx(10 + 4)  # one block in full while it runs again
 
 
 seconds = st.floats(0.0, 4.0)
