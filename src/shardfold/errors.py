@@ -5,6 +5,8 @@
     │   ├── ModelError      the model: unknown, without a loss, not capturable
     │   ├── ClusterError    the cluster: unknown, incomplete, without a legal mesh
     │   ├── PlanError       the plan file: truncated, newer, for another model
+    │   ├── CheckpointError the checkpoint: damaged, newer, of another model
+    │   ├── ProfileError    the profile: truncated, edited, of another device or dtype
     │   └── ProblemError    the search problem: a table that is wrong, an edge to nowhere
     ├── InfeasibleError     choices exist, but none fits in memory
     └── RunError            a plan cannot be run: a split, a process group, a batch
@@ -36,6 +38,14 @@ class ClusterError(InputError):
 
 class PlanError(InputError):
     """The plan file is damaged, newer than this version, or for another model."""
+
+
+class CheckpointError(InputError):
+    """The checkpoint cannot be written, is damaged, or is of another model or optimizer."""
+
+
+class ProfileError(InputError):
+    """The profile is damaged, newer than this version, or of another device or dtype."""
 
 
 class ProblemError(InputError):
