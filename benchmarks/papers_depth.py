@@ -1,0 +1,99 @@
+"""TAPAS's claim with our planner: search time against depth, and plans against Megatron's.
+
+For each depth: from the module to the plan, folded and not; and the search alone on the problem of
+the whole model, by the exact search and by an integer program on HiGHS. Plan quality is the step of
+the best Megatron-style strategy over the exact plan's.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import shardfold as sf
+from shardfold import zoo
+from shardfold.capture import capture
+from shardfold.cluster import mesh_from_text, parse
+from shardfold.costs import optimizer_named, pricing_named, tabulate
+from shardfold.errors import ShardfoldError
+from shardfold.plans.strategies import STRATEGIES, Setting, Unfit
+from shardfold.search import Problem, solve
+from shardfold.search.ilp import ilp
+from shardfold.spaces import atomise, rules_of
+
+CLUSTER, MESH = "2x8xv100", "2x2x4"
+ILP_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class Series:
+    """A model of the zoo that grows: in layers, or in the classes of its head."""
+
+    label: str
+    models: tuple[tuple[str, int | None], ...]  # a name, and the layers
+
+
+SERIES = (
+    Series("GPT", tuple(("gpt2", layers) for layers in (3, 6, 12, 24, 48, 96))),
+    Series("T5", tuple(("t5-large", layers) for layers in (3, 6, 12, 24, 48))),
+    Series("ResNet, 100,000 classes", (("resnet50-wide", None),)),
+)
+
+
+def rows() -> Iterator[dict[str, Any]]:
+    """One row a series and depth."""
+    for series in SERIES:
+        for name, layers in series.models:
+            yield {"series": series.label, "model": name, "layers": layers, **_row(name, layers)}
+
+
+def _row(name: str, layers: int | None) -> dict[str, Any]:
+    module, args, kwargs = zoo.build(name, layers=layers)
+    plans, whole = {}, {}
+    for way, fold in (("folded", True), ("unfolded", False)):
+        begin = time.perf_counter()
+        plans[way] = sf.plan(
+            module, args, kwargs, cluster=CLUSTER, mesh=MESH, fold=fold, memory_limit=1e15
+        )
+        whole[way] = time.perf_counter() - begin
+    problem, quality = _problem(module, args, kwargs)
+    exact = solve(problem)
+    return {
+        "operators": len(plans["unfolded"].operators),
+        "plan_seconds": whole,
+        "same_cost": abs(
+            plans["folded"].estimate.step_seconds / plans["unfolded"].estimate.step_seconds - 1
+        ),
+        "exact_seconds": exact.statistics.seconds,
+        "ilp": _integer_program(problem, exact.cost),
+        "megatron_over_exact": quality / exact.cost if quality is not None else None,
+    }
+
+
+def _problem(module: Any, args: Any, kwargs: Any) -> tuple[Problem, float | None]:
+    """The whole model's search problem, and the step of the best Megatron-style strategy on it."""
+    graph = capture(module, args, kwargs)
+    pricing, cluster = pricing_named("roofline"), parse(CLUSTER)
+    atoms = atomise(graph, rules_of(graph, pricing.rules))
+    mesh = mesh_from_text(MESH, cluster)
+    tables = tabulate(graph, atoms, mesh, pricing.model(cluster, mesh), optimizer_named("adamw"))
+    setting = Setting(graph, atoms, tables)
+    names = ("megatron", "megatron-sequence", "mesh-tensorflow", "one-weird-trick")
+    found = [STRATEGIES[name](setting) for name in names]
+    steps = [tables.problem.total(c) for c in found if not isinstance(c, Unfit)]
+    return tables.problem, min(steps, default=None)
+
+
+def _integer_program(problem: Problem, cost: float) -> dict[str, Any]:
+    begin = time.perf_counter()
+    try:
+        answer = ilp(problem, seconds=ILP_SECONDS)
+    except ShardfoldError as error:
+        return {"seconds": time.perf_counter() - begin, "over_exact": None, "note": str(error)}
+    return {
+        "seconds": time.perf_counter() - begin,
+        "over_exact": problem.total(answer.choice.tolist()) / cost,
+        "proven": answer.lower_bound is None,
+    }

@@ -1,0 +1,89 @@
+"""PaSE's Table I with our tables: breadth-first, FlexFlow's random moves, and the exact search.
+
+Every method gets the same search problem: the model's, on the mesh on which the exact search wins.
+Random moves start from the best strategy by hand, as FlexFlow did, and get its 250,000 iterations.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from shardfold import zoo
+from shardfold.capture import capture
+from shardfold.cluster import parse
+from shardfold.costs import Tabulated, optimizer_named, pricing_named, tabulate
+from shardfold.errors import ShardfoldError
+from shardfold.graph import Graph
+from shardfold.plans.strategies import STRATEGIES, Setting, Unfit
+from shardfold.search import solve
+from shardfold.spaces import Atoms, atomise, rules_of
+
+MODELS = ("alexnet", "inceptionv3", "rnnlm", "transformer")
+DEVICES = (4, 8, 16, 32, 64)
+
+
+def cluster_of(devices: int, gpu: str) -> str:
+    """Nodes of 8, as in the paper.
+
+    >>> cluster_of(4, "1080ti"), cluster_of(32, "1080ti")
+    ('4x1080ti', '4x8x1080ti')
+    """
+    return f"{devices}x{gpu}" if devices <= 8 else f"{devices // 8}x8x{gpu}"
+
+
+def rows() -> Iterator[dict[str, Any]]:
+    """One row a model and number of devices."""
+    for model in MODELS:
+        module, args, kwargs = zoo.build(model)
+        graph = capture(module, args, kwargs)
+        pricing = pricing_named("paper")
+        atoms = atomise(graph, rules_of(graph, pricing.rules))
+        for devices in DEVICES:
+            yield {"model": model, "devices": devices, **_row(graph, atoms, devices)}
+
+
+def _row(graph: Graph, atoms: Atoms, devices: int) -> dict[str, Any]:
+    pricing, cluster = pricing_named("paper"), parse(cluster_of(devices, "1080ti"))
+    begin = time.perf_counter()
+    made = [
+        tabulate(graph, atoms, mesh, pricing.model(cluster, mesh), optimizer_named("sgd"))
+        for mesh in cluster.meshes()
+    ]
+    tables = time.perf_counter() - begin
+    found = [(solve(tabulated.problem), tabulated) for tabulated in made]
+    best, tabulated = min(found, key=lambda pair: pair[0].cost)
+    again = min(solve(tabulated.problem).statistics.seconds for _ in range(3))
+    others = {
+        name: _other(tabulated, name, start)
+        for name, start in (
+            ("breadth-first", None),
+            ("mcmc", _by_hand(graph, atoms, tabulated)),
+        )
+    }
+    return {
+        "mesh": str(tabulated.mesh),
+        "vertices": len(tabulated.problem),
+        "most_choices": int(tabulated.problem.sizes.max()),
+        "tables_seconds": tables,
+        "all_meshes_seconds": sum(solution.statistics.seconds for solution, _ in found),
+        "exact": {"seconds": again, "cost": best.cost, "optimal": best.is_optimal},
+        **others,
+    }
+
+
+def _by_hand(graph: Graph, atoms: Atoms, tabulated: Tabulated) -> tuple[int, ...]:
+    """The best strategy by hand on these tables, from which random moves start."""
+    setting = Setting(graph, atoms, tabulated)
+    found = (strategy(setting) for strategy in STRATEGIES.values())
+    choices = [choice for choice in found if not isinstance(choice, Unfit)]
+    return min(choices, key=setting.rank)
+
+
+def _other(tabulated: Tabulated, method: str, start: tuple[int, ...] | None) -> dict[str, Any]:
+    try:
+        solution = solve(tabulated.problem, method=method, start=start)
+    except ShardfoldError as error:
+        return {"seconds": None, "cost": None, "note": str(error)}
+    return {"seconds": solution.statistics.seconds, "cost": solution.cost}
