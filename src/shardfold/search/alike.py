@@ -25,6 +25,8 @@ class Alike:
 
     first: Ints
     kind: Ints
+    order: Ints
+    starts: Ints
 
     @staticmethod
     def find(table: Array) -> Alike | None:
@@ -32,24 +34,25 @@ class Alike:
 
         Rows are sorted by a weighted sum, and then compared in full.
         """
-        if table.shape[1] > len(_WEIGHTS):
+        rows, columns = table.shape
+        if columns > len(_WEIGHTS):
             return None
-        sums = table @ _WEIGHTS[: table.shape[1]]
+        sums = table @ _WEIGHTS[:columns]
         order = sums.argsort(kind="stable")
         ordered = sums[order]
-        new = np.empty(len(order), dtype=bool)
+        new = np.empty(rows, dtype=bool)
         new[:1] = True
         np.not_equal(ordered[1:], ordered[:-1], out=new[1:])
-        first = order[new]
-        if len(first) > _FEWER * len(order):
+        starts = new.nonzero()[0]
+        if len(starts) > _FEWER * rows:
             return None
-        kind = np.empty(len(order), dtype=np.int64)
-        kind[order] = np.cumsum(new) - 1
-        return Alike(first, kind) if np.array_equal(table[first[kind]], table) else None
+        first = order[starts]
+        kind = np.empty(rows, dtype=np.int64)
+        kind[order] = new.cumsum()
+        kind -= 1
+        same = table.take(first.take(kind), axis=0) == table
+        return Alike(first, kind, order, starts) if same.all() else None
 
     def least(self, table: Array) -> Array:
         """The minimum over the rows of each kind."""
-        order = np.argsort(self.kind, kind="stable")
-        kinds = self.kind[order]
-        starts = np.flatnonzero(np.concatenate([[True], kinds[1:] != kinds[:-1]]))
-        return np.asarray(np.minimum.reduceat(table[order], starts, axis=0))
+        return np.asarray(np.minimum.reduceat(table.take(self.order, axis=0), self.starts, axis=0))

@@ -13,7 +13,7 @@ from shardfold.search.bounded import SECONDS, bounded
 from shardfold.search.eliminate import eliminate, trace_back
 from shardfold.search.factors import Factor, Factors, factors_of
 from shardfold.search.few import fold_few
-from shardfold.search.fold import condition, fold, start, tidy
+from shardfold.search.fold import condition, fold, start
 from shardfold.search.groups import Folding
 from shardfold.search.kinds import Array
 from shardfold.search.orders import Forecast, forecast
@@ -33,9 +33,6 @@ MAX_WORK = 4e10
 _CHEAP = 2e6
 """Joint entries up to which eliminating at once beats looking for choices to strike out first."""
 
-_FEW = 24
-"""Vertices up to which folding has nothing to gain."""
-
 _LONG = 1_000
 _WIDE = 32
 _CONTEXT_ENTRIES = 64
@@ -53,9 +50,11 @@ def exact(
 
     Orders other than "auto" are followed as they are, without folding first.
     """
-    if order != "auto" or len(problem) <= _FEW:
+    if order != "auto":
         return _unfolded(problem, order, table_bytes, seconds, watch)
     folding = folded(problem)
+    if not len(folding.ids):
+        return _whole(problem, folding, Answer(np.zeros(0, np.int64), 0.0, "folded"))
     _condition_hubs(problem, folding)
     core = core_of(problem, folding)
     plan = forecast(core, order)
@@ -73,7 +72,8 @@ def exact(
 def _whole(problem: Problem, folding: Folding, core: Answer) -> Answer:
     """The answer for what folding left, as one for the whole problem."""
     choice = np.zeros(len(problem), np.int64)
-    choice[np.concatenate([folding.ids, np.array(folding.contexts, np.int64)])] = core.choice
+    if len(core.choice):
+        choice[np.concatenate([folding.ids, np.array(folding.contexts, np.int64)])] = core.choice
     unfold(folding, choice)
     bound = core.lower_bound
     if bound is not None and not folding.contexts:
@@ -90,8 +90,7 @@ def folded(problem: Problem) -> Folding:
     folding = without_run(problem, store, run) if run is not None else None
     if folding is None:
         folding = start(problem, store, np.arange(len(problem)), slice(None), [])
-    tidy(folding)
-    (fold if run is None else fold_few)(folding)
+    fold_few(folding)
     return folding
 
 

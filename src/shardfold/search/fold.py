@@ -23,7 +23,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from shardfold.search.groups import Blocks, Folding, Group
+from shardfold.search.groups import Blocks, Folding, Group, Steps
 from shardfold.search.kinds import Ints, Mask
 from shardfold.search.picking import pick
 from shardfold.search.problem import Problem
@@ -31,7 +31,11 @@ from shardfold.search.store import Store
 
 
 def start(
-    problem: Problem, store: Store, ids: Ints, edges: Ints | slice, groups: list[Group | Blocks]
+    problem: Problem,
+    store: Store,
+    ids: Ints,
+    edges: Ints | slice,
+    groups: list[Group | Steps | Blocks],
 ) -> Folding:
     """The vertices `ids`, ascending, and the edges numbered `edges`, which lie between them."""
     ends = problem.ends[edges]

@@ -18,14 +18,26 @@ class Group:
     neighbours: tuple[Ints, ...]
 
 
+Step = tuple[int, int, int, int, int, int]
+"""An elimination: a vertex, its table, and twice a neighbour and the table towards it; -1: none."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Steps:
+    """Eliminations one by one; vertices are numbered by their place in `ids`."""
+
+    steps: list[Step]
+    ids: Ints
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Blocks:
     """The same eliminations in block after block, each between a joint and the next.
 
-    `groups` are those of block 0; block t has them t * period further on.
+    `inside` are those of block 0; block t has them t * period further on.
     """
 
-    groups: list[Group]
+    inside: Steps
     period: int
     copies: int
     joint: int
@@ -45,7 +57,7 @@ class Folding:
     kind: Ints
     ends: Ints
     edge_kind: Ints
-    groups: list[Group | Blocks] = field(default_factory=list)
+    groups: list[Group | Steps | Blocks] = field(default_factory=list)
     contexts: list[int] = field(default_factory=list)
     constants: list[Array] = field(default_factory=list)
     locked: Mask | None = None

@@ -68,19 +68,26 @@ class Kinds:
     def at(self, *indices: Ints) -> Array:
         """The entry of each position's array at that position's indices."""
         if len(self.of) < _FEW:
-            chosen = zip(self.of.tolist(), *(index.tolist() for index in indices), strict=True)
-            return np.array([self.tables[kind].item(*index) for kind, *index in chosen])
+            return np.array(self._entries(*indices))
         flat = np.concatenate([table.reshape(-1) for table in self.tables])
         place = indices[-1] + self._offset
         if len(indices) == 2:
             place += indices[0] * self._stride
         return np.asarray(flat.take(place))
 
+    def _entries(self, *indices: Ints) -> list[float]:
+        """The entries one by one, which is faster while they are few."""
+        tables, kinds = self.tables, self.of.tolist()
+        if len(indices) == 1:
+            return [tables[k].item(x) for k, x in zip(kinds, indices[0].tolist(), strict=True)]
+        ends = zip(kinds, indices[0].tolist(), indices[1].tolist(), strict=True)
+        return [tables[k].item(x, y) for k, x, y in ends]
+
     def total(self, choice: Ints, ends: Ints | None = None) -> float:
         """The sum of each position's entry at its own choice, or at the choices of its two ends."""
         if len(self.of) < _FEW:
             indices = (choice,) if ends is None else (choice[ends[:, 0]], choice[ends[:, 1]])
-            return float(self.at(*indices).sum())
+            return sum(self._entries(*indices))
         flat = np.concatenate([table.reshape(-1) for table in self.tables])
         sums = []
         for low in range(0, len(self.of), _CHUNK):

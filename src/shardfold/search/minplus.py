@@ -41,24 +41,32 @@ _scratch = threading.local()
 def product(left: Array, right: Array) -> Array:
     """Min-plus product over the shared axis -2; leading axes broadcast."""
     if left.ndim == 2 and right.ndim == 2:
-        return _product(left, right)
+        return product_of(left, right)
     lead = np.broadcast_shapes(left.shape[:-2], right.shape[:-2])
     left = np.broadcast_to(left, lead + left.shape[-2:])
     right = np.broadcast_to(right, lead + right.shape[-2:])
     out = np.empty((*lead, left.shape[-1], right.shape[-1]))
     for at in np.ndindex(*lead):
-        out[at] = _product(left[at], right[at])
+        out[at] = product_of(left[at], right[at])
     return out
 
 
-def _product(left: Array, right: Array) -> Array:
-    entries = left.size * right.shape[1]
+def product_of(left: Array, right: Array) -> Array:
+    """The same of two matrices."""
+    rows, columns = left.shape[1], right.shape[1]
+    entries = left.size * columns
     if entries <= _AT_ONCE:
-        return np.asarray(np.minimum.reduce(left[:, :, None] + right[:, None, :], axis=0))
+        # The longer axis goes last, since numpy adds along it in one go; and the shared axis first
+        # even where both are transposes, or the minimum would be taken sum by sum.
+        if rows > columns:
+            joint = np.add(right[:, :, None], left[:, None], order="C")
+            return np.asarray(np.minimum.reduce(joint, axis=0)).T
+        joint = np.add(left[:, :, None], right[:, None], order="C")
+        return np.asarray(np.minimum.reduce(joint, axis=0))
     if entries > _WORTH_PRUNING:
         keep = undominated(left, right)
         left, right = left[keep], right[keep]
-    if left.shape[1] > right.shape[1]:
+    if rows > columns:
         return np.ascontiguousarray(_multiply(right, left).T)
     return _multiply(left, right)
 

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shardfold.search.few import fold_few
-from shardfold.search.fold import start, tidy
-from shardfold.search.groups import Blocks, Folding, Group
+from shardfold.search.few import one_by_one
+from shardfold.search.fold import start
+from shardfold.search.groups import Blocks, Folding, Group, Steps
 from shardfold.search.kinds import Ints, Mask
 from shardfold.search.problem import Problem
 from shardfold.search.store import Store
@@ -159,7 +159,7 @@ def without_run(problem: Problem, store: Store, run: Run) -> Folding | None:
     block = _fold_block(problem, store, run)
     if block is None:
         return None
-    inside = [group for group in block.groups if isinstance(group, Group)]
+    (inside,) = [group for group in block.groups if isinstance(group, Steps)]
     blocks = Blocks(inside, run.period, run.copies, run.joint)
     opening, closing = int(block.kind[0]), int(block.kind[1])
     inner = store.add_vertices(int(kinds[before + run.period]), opening)
@@ -182,8 +182,7 @@ def _fold_block(problem: Problem, store: Store, run: Run) -> Folding | None:
     block = start(problem, store, local, run.edges, [])
     block.locked = (local == joints[0]) | (local == joints[1])
     block.kind[block.locked] = store.zero(int(problem.vertex_kinds.of[run.joint]))
-    tidy(block)
-    fold_few(block)
+    one_by_one(block)
     return block if len(block.ids) == 2 and len(block.ends) == 1 else None
 
 

@@ -13,10 +13,13 @@ import numpy as np
 
 from shardfold.search.alike import Alike
 from shardfold.search.kinds import Array
-from shardfold.search.minplus import product
+from shardfold.search.minplus import product, product_of
 
 _WORTH_MERGING = 1 << 17
 """Joint entries from which looking for choices that make no difference pays."""
+
+_WORTH_USING = 1 << 15
+"""Joint entries from which merging them pays where they have been found before."""
 
 
 class Store:
@@ -26,10 +29,15 @@ class Store:
         self.vertices: list[Array] = list(vertices)
         self.edges: list[Array] = []
         for table in edges:
-            self.edges += [table, table.swapaxes(-1, -2)]
-        self._known: dict[tuple[object, ...], int] = {}
+            self.edges += (table, table.T)
+        self._leaves: dict[tuple[int, int], int] = {}
+        self._bridges: dict[tuple[int, int, int], int] = {}
+        self._sums: dict[tuple[int, int], int] = {}
+        self._edge_sums: dict[tuple[int, int], int] = {}
+        self._zeros: dict[int, int] = {}
+        self._given: dict[tuple[int, int], int] = {}
         self._alike: dict[int, Alike | None] = {}
-        self.largest = max((table.size for table in (*self.vertices, *self.edges)), default=0)
+        self.largest = max([table.size for table in self.vertices + self.edges[::2]], default=0)
         self.new_entries = 0
         self.depth = 0
 
@@ -38,13 +46,12 @@ class Store:
 
         out[u] = min over v of vertex[v] + edge[v, u]
         """
-
-        def compute() -> Array:
+        key = vertex, edge
+        found = self._leaves.get(key)
+        if found is None:
             joint = self.vertices[vertex][..., None] + self.edges[edge]
-            self.largest = max(self.largest, joint.size)
-            return np.asarray(joint.min(axis=-2))
-
-        return self._vertex(("leaf", vertex, edge), compute)
+            found = self._leaves[key] = self._vertex(np.minimum.reduce(joint, axis=-2))
+        return found
 
     def bridge(self, vertex: int, left: int, right: int) -> int:
         """The edge table that remains between a and b when a vertex between them goes away.
@@ -52,42 +59,51 @@ class Store:
         out[a, b] = min over v of vertex[v] + left[v, a] + right[v, b]
         """
         swap = left > right
-        if swap:
-            left, right = right, left
+        key = (vertex, right, left) if swap else (vertex, left, right)
+        found = self._bridges.get(key)
+        if found is None:
+            found = self._bridges[key] = self._bridge(*key)
+        return found ^ swap
 
-        key = ("bridge", vertex, left, right)
-        if key not in self._known:
-            cost, first, second = self.vertices[vertex], self.edges[left], self.edges[right]
-            work = cost.shape[-1] * first.shape[-1] * second.shape[-1]
-            if work > _WORTH_MERGING and cost.ndim + first.ndim + second.ndim == 5:
-                self._merged_bridge(key, cost, left, right)
-            else:
-                self._edge(key, lambda: product(first + cost[..., None], second))
-        return self._known[key] ^ swap
+    def _bridge(self, vertex: int, left: int, right: int) -> int:
+        cost, first, second = self.vertices[vertex], self.edges[left], self.edges[right]
+        if self.depth and cost.ndim + first.ndim + second.ndim > 5:
+            return self._edge(product(first + cost[..., None], second))
+        entries = first.size * second.shape[1]
+        if entries > _WORTH_MERGING:
+            return self._merged_bridge(cost, left, right, self.alike)
+        known = self._alike
+        if entries > _WORTH_USING and not known.keys().isdisjoint(
+            (left, left ^ 1, right, right ^ 1)
+        ):
+            return self._merged_bridge(cost, left, right, known.get)
+        return self._edge(product_of(first + cost[:, None], second))
 
-    def _merged_bridge(self, key: tuple[object, ...], cost: Array, left: int, right: int) -> None:
+    def _merged_bridge(
+        self, cost: Array, left: int, right: int, alike: Callable[[int], Alike | None]
+    ) -> int:
         """A bridge computed once for all choices that make no difference to it."""
         first, second = self.edges[left], self.edges[right]
-        a, b = self.alike(left ^ 1), self.alike(right ^ 1)
+        a, b = alike(left ^ 1), alike(right ^ 1)
         if a is not None:
             first = first[:, a.first]
         if b is not None:
             second = second[:, b.first]
-        on_left, on_right = self.alike(left), self.alike(right)
+        on_left, on_right = alike(left), alike(right)
         if on_right is not None:
             first, second = on_right.least(first + cost[:, None]), second[on_right.first]
         elif on_left is not None:
             first, second = first[on_left.first], on_left.least(second + cost[:, None])
         else:
             first = first + cost[:, None]
-
-        def compute() -> Array:
-            out = product(first, second)
-            out = out if a is None else out[a.kind]
-            return out if b is None else out[:, b.kind]
-
-        number = self._edge(key, compute)
-        self._alike[number], self._alike[number ^ 1] = a, b
+        out = product_of(first, second)
+        out = out if a is None else out[a.kind]
+        number = self._edge(out if b is None else out[:, b.kind])
+        if left ^ 1 in self._alike:
+            self._alike[number] = a
+        if right ^ 1 in self._alike:
+            self._alike[number ^ 1] = b
+        return number
 
     def alike(self, edge: int) -> Alike | None:
         """The equal rows of an edge table, looked for once."""
@@ -97,47 +113,51 @@ class Store:
 
     def add_vertices(self, first: int, second: int) -> int:
         """The sum of two vertex tables."""
-        key = ("+v", min(first, second), max(first, second))
-        return self._vertex(key, lambda: self.vertices[first] + self.vertices[second])
+        key = (first, second) if first < second else (second, first)
+        found = self._sums.get(key)
+        if found is None:
+            total = self.vertices[first] + self.vertices[second]
+            found = self._sums[key] = self._vertex(total)
+        return found
 
     def add_edges(self, first: int, second: int) -> int:
         """The sum of two edge tables between the same two vertices."""
-        low, high = min(first, second), max(first, second)
+        low, high = (first, second) if first < second else (second, first)
         turn = low & 1
-        low, high = low ^ turn, high ^ turn
-        return self._edge(("+e", low, high), lambda: self.edges[low] + self.edges[high]) ^ turn
+        key = low ^ turn, high ^ turn
+        found = self._edge_sums.get(key)
+        if found is None:
+            total = self.edges[key[0]] + self.edges[key[1]]
+            found = self._edge_sums[key] = self._edge(total)
+        return found ^ turn
 
     def zero(self, vertex: int) -> int:
         """A table of zeros for a vertex with as many choices as `vertex`."""
         size = self.vertices[vertex].shape[-1]
-        return self._vertex(("zero", size), lambda: np.zeros(size))
+        if size not in self._zeros:
+            self._zeros[size] = self._vertex(np.zeros(size))
+        return self._zeros[size]
 
     def condition(self, edge: int) -> int:
         """The edge [v, c] as a table of v alone, with c as the new leading axis."""
-
-        def compute() -> Array:
+        key = edge, self.depth
+        if key not in self._given:
             table = self.edges[edge]
             padded = table.reshape((1,) * (self.depth + 2 - table.ndim) + table.shape)
-            return np.ascontiguousarray(np.moveaxis(padded, -1, 0))
+            self._given[key] = self._vertex(np.ascontiguousarray(np.moveaxis(padded, -1, 0)))
+        return self._given[key]
 
-        return self._vertex(("given", edge, self.depth), compute)
-
-    def _vertex(self, key: tuple[object, ...], compute: Callable[[], Array]) -> int:
-        found = self._known.get(key)
-        if found is None:
-            found = self._known[key] = len(self.vertices)
-            self.vertices.append(self._count(compute()))
-        return found
-
-    def _edge(self, key: tuple[object, ...], compute: Callable[[], Array]) -> int:
-        found = self._known.get(key)
-        if found is None:
-            found = self._known[key] = len(self.edges)
-            table = self._count(compute())
-            self.edges += [table, table.swapaxes(-1, -2)]
-        return found
-
-    def _count(self, table: Array) -> Array:
-        self.largest = max(self.largest, table.size)
+    def _vertex(self, table: Array) -> int:
+        """A number for a new vertex table."""
         self.new_entries += table.size
-        return table
+        self.vertices.append(table)
+        return len(self.vertices) - 1
+
+    def _edge(self, table: Array) -> int:
+        """A number for a new edge table; the next number is its transpose."""
+        size = table.size
+        self.new_entries += size
+        if size > self.largest:
+            self.largest = size
+        self.edges += (table, table.swapaxes(-1, -2) if self.depth else table.T)
+        return len(self.edges) - 2

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from shardfold.search.groups import Blocks, Folding, Group
+from shardfold.search.groups import Blocks, Folding, Group, Steps
 from shardfold.search.kinds import Array, Ints
 from shardfold.search.store import Store
 
@@ -13,7 +13,9 @@ def unfold(folding: Folding, choice: Ints) -> None:
     """Fill in `choice`, last eliminated first; contexts and what was left are already chosen."""
     store, at = folding.store, tuple(int(choice[v]) for v in reversed(folding.contexts))
     for group in reversed(folding.groups):
-        if isinstance(group, Blocks):
+        if isinstance(group, Steps):
+            _decide_steps(store, group, choice)
+        elif isinstance(group, Blocks):
             _decide_blocks(store, group, choice, at)
         else:
             near = [choice[neighbour] for neighbour in group.neighbours]
@@ -30,12 +32,35 @@ def _decide_blocks(store: Store, blocks: Blocks, choice: Ints, at: tuple[int, ..
     cases = _distinct(code, (int(left.max()) + 1) * base)
     which = _looked_up(cases, np.arange(len(cases)), code)
     chosen = {blocks.joint: cases // base, blocks.joint + period: cases % base}
-    for group in reversed(blocks.groups):
-        for number, member in enumerate(group.members.tolist()):
-            near = [chosen[int(neighbour[number])] for neighbour in group.neighbours]
-            best = np.broadcast_to(_decide(store, group, near, at), len(cases))
-            chosen[member] = best
-            choice[member : member + length : period] = best.take(which)
+    ids = blocks.inside.ids.tolist()
+    for v, vertex, a, edge_a, b, edge_b in reversed(blocks.inside.steps):
+        edges = (edge_a, edge_b)[: (a >= 0) + (b >= 0)]
+        near = [chosen[ids[u]] for u in (a, b)[: len(edges)]]
+        member = ids[v]
+        group = Group(vertex, edges, np.array([member]), ())
+        best = np.broadcast_to(_decide(store, group, near, at), len(cases))
+        chosen[member] = best
+        choice[member : member + length : period] = best.take(which)
+
+
+def _decide_steps(store: Store, steps: Steps, choice: Ints) -> None:
+    """Decide one vertex after the other, each distinct case once."""
+    vertices, edges = store.vertices, store.edges
+    chosen = choice[steps.ids].tolist()
+    known: dict[tuple[int, ...], int] = {}
+    for v, vertex, a, left, b, right in reversed(steps.steps):
+        x, y = chosen[a], chosen[b]
+        case = vertex, left, x, right, y
+        best = known.get(case)
+        if best is None:
+            row = vertices[vertex]
+            if a >= 0:
+                row = row + edges[left ^ 1][x]
+                if b >= 0:
+                    row += edges[right ^ 1][y]
+            best = known[case] = int(row.argmin())
+        chosen[v] = best
+    choice[steps.ids] = chosen
 
 
 def _decide(store: Store, group: Group, near: list[Ints], at: tuple[int, ...]) -> Ints | np.intp:
