@@ -14,6 +14,7 @@ from shardfold.errors import ShardfoldError
 COMMANDS = {
     "plan": ("shardfold.cli.plan", "Find the best way to train a model on a cluster."),
     "show": ("shardfold.cli.show", "Print a saved plan, or check it against a model."),
+    "report": ("shardfold.cli.report", "Draw a saved plan as one HTML page."),
     "explain": ("shardfold.cli.explain", "Say why operators are split as they are."),
     "compare": ("shardfold.cli.compare", "Hold the best plan against other methods, or plans."),
     "check": ("shardfold.cli.check", "Run one step of a plan beside one device, and compare."),

@@ -79,7 +79,7 @@ def plan(
 
     # What is cheap to check is checked before the work begins.
     for file in filter(None, (save, save_problem)):
-        _check_writable(Path(file))
+        check_writable(Path(file))
     target = parse(cluster)
     fixed = None if mesh is None else mesh_from_text(mesh, target)
     pricing_named(cost)
@@ -111,7 +111,7 @@ def plan(
     emit(found, as_json=as_json, everything=everything, model=model, saved=save)
 
 
-def _check_writable(target: Path) -> None:
+def check_writable(target: Path) -> None:
     """Refuse a file that could not be written after the work is done."""
     folder = target.parent
     if not folder.is_dir():

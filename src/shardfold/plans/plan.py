@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -224,6 +225,16 @@ class Plan(Value, frozen=True, omit_defaults=True):
         from shardfold.plans.store import load
 
         return load(path, graph)
+
+    def to_html(self, title: str | None = None) -> str:
+        """A report of the plan as the text of one HTML file that needs nothing else."""
+        # Reports read plans: by name, so that a plan does not depend on them.
+        page: str = import_module("shardfold.report.page").to_html(self, title=title)
+        return page
+
+    def _repr_html_(self) -> str:
+        summary: str = import_module("shardfold.report.notebook").summary(self)
+        return summary
 
     def __str__(self) -> str:
         from shardfold.plans.text import as_text
