@@ -13,10 +13,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from shardfold.cluster import Mesh
+from shardfold.costs.aliases import DROPOUTS, drops_nothing
 from shardfold.costs.recompute import KEEP_ALL, Regions
 from shardfold.costs.steps import Values
 from shardfold.costs.work import Tensors, operand_local_bytes, result_bytes
-from shardfold.graph import Graph
+from shardfold.graph import Graph, Op
 from shardfold.spaces import Atoms, Space
 
 
@@ -87,3 +88,92 @@ def saved_bytes(space: Space, tensors: Tensors, kept: Kept, mesh: Mesh) -> Value
     for k in kept.operands:
         memory += operand_local_bytes(space, k, tensors.inputs[k], tensors.input_atoms[k], mesh)
     return memory + result_bytes(space, tensors, mesh) if kept.result else memory
+
+
+# Products: an operand is kept for the gradients of the others, so only where one flows.
+PRODUCTS = frozenset(
+    "mul linear mm bmm mv dot outer matmul einsum addmm baddbmm conv1d conv2d conv3d "
+    "conv_transpose1d conv_transpose2d conv_transpose3d expert_linear".split()
+)
+
+
+GATES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
+
+
+def kept_operands(graph: Graph, atoms: Atoms, index: int) -> tuple[int, ...]:
+    """The operands that autograd really keeps for the backward of an operator."""
+    op, rule = graph.ops[index], atoms.rules[index].rule
+    if not any(graph.tensors[t].requires_grad for t in op.results):
+        return ()
+    name = op.kind.rpartition(".")[2]
+    if name == "cross_entropy_loss":  # keeps the logarithms that it makes, not what it reads
+        return tuple(k for k in rule.saves if op.operands[k].name != "self")
+    if name not in PRODUCTS:
+        return rule.saves
+    return tuple(
+        k
+        for k in rule.saves
+        if any(graph.tensors[t].requires_grad for j, t in enumerate(op.inputs) if j != k)
+    )
+
+
+def keeps_results(graph: Graph, atoms: Atoms, index: int) -> bool:
+    """Whether autograd keeps what the operator leaves, not only something made beside it."""
+    op = graph.ops[index]
+    name = op.kind.rpartition(".")[2]
+    flows = any(graph.tensors[t].requires_grad for t in op.results)
+    beside = name in DROPOUTS or name.startswith(("max_pool", "adaptive_max_pool"))
+    return flows and atoms.rules[index].rule.saves_results and not beside
+
+
+@dataclass(frozen=True, slots=True)
+class Extra:
+    """Memory of an operator that is no tensor of the graph, per item of a tensor of its own.
+
+    `of` is an operand (or the result, -1) and `per_item` bytes for each of its items; where
+    `over` is given, only for each row of that many trailing dims. `kept` until backward, or
+    taken for as long as backward takes.
+    """
+
+    of: int
+    per_item: float
+    over: int = 0
+    kept: bool = True
+
+
+def extras(graph: Graph, index: int) -> tuple[Extra, ...]:
+    """What an operator makes for its backward beside its results."""
+    op = graph.ops[index]
+    name = op.kind.rpartition(".")[2]
+    if not any(graph.tensors[t].requires_grad for t in op.results):
+        return ()
+    item_bytes = graph.tensors[op.inputs[0]].type.item_bytes if op.inputs else 0
+    if name in DROPOUTS:
+        return () if drops_nothing(op) else (Extra(-1, 1.0),)  # the mask
+    if name in ("layer_norm", "native_layer_norm"):
+        return (Extra(0, 8.0, len(op.attributes["normalized_shape"])),)  # mean and deviation
+    if name in ("rms_norm", "_fused_rms_norm"):
+        return (Extra(0, 4.0, len(op.attributes["normalized_shape"])),)
+    if "batch_norm" in name:
+        return (Extra(_named(op, "weight"), 8.0),) if _is_training(op) else ()
+    if name == "scaled_dot_product_attention":
+        return (Extra(-1, 4.0, 1),)  # the logarithm of each row's sum
+    if name == "cross_entropy_loss":
+        picked = not graph.tensors[op.inputs[1]].type.is_floating
+        count = (Extra(-1, float(item_bytes)),) if picked and op.attributes["reduction"] else ()
+        return (Extra(0, item_bytes), Extra(0, item_bytes, kept=False), *count)
+    if name.startswith(("max_pool", "adaptive_max_pool")) and len(op.results) == 1:
+        return (Extra(-1, 8.0),)  # where each maximum was
+    if name in GATES:  # gates and states of every step, as a fused kernel reserves them
+        layers = op.attributes.get("num_layers", 1)
+        return (Extra(-1, float((GATES[name] + 2) * layers * item_bytes)),)
+    return ()
+
+
+def _is_training(op: Op) -> bool:
+    named = any(operand.name == "weight" for operand in op.operands)
+    return named and bool(op.attributes.get("training", True))
+
+
+def _named(op: Op, name: str) -> int:
+    return next(k for k, operand in enumerate(op.operands) if operand.name == name)

@@ -43,6 +43,9 @@ class Assembly:
     optimizer: Optimizer
     known: dict[object, list[Step]] = field(default_factory=dict, compare=False, repr=False)
     prices: dict[int, float] = field(default_factory=dict, compare=False, repr=False)
+    parts: dict[object, tuple[list[Step], list[Step]]] = field(
+        default_factory=dict, compare=False, repr=False
+    )
 
     def choosing(self, choice: tuple[int, ...]) -> Assembly:
         """The same problem under another choice; steps that are alike are made once for both."""
@@ -63,13 +66,9 @@ class Assembly:
         operator that writes; a parameter's update to its first reader.
         """
         found: dict[int, list[Step]] = defaultdict(list)
-        cache = self.known
         for v, vertex in enumerate(self.tabulated.vertices):
             if vertex.space is not None:
-                key: object = (id(self.tabulated.problem.costs[v]), self.choice[v])
-                if key not in cache:
-                    cache[key] = self.own(vertex.index, vertex.space, self.choice[v])
-                found[v].extend(cache[key])
+                found[v].extend(self.work(v))
         updated: set[int] = set()
         for number, edge in enumerate(self.tabulated.edges):
             at = edge.target
@@ -78,11 +77,24 @@ class Assembly:
             found[at].extend(self.moved(number))
             if edge.regathers is not None and edge.source not in updated:
                 updated.add(edge.source)
-                key = (id(self.tabulated.problem.costs[edge.source]), self.choice[edge.source])
-                if key not in cache:
-                    cache[key] = self._update(edge.source)
-                found[at].extend(cache[key])
+                found[at].extend(self.update(edge.source))
         return found
+
+    def work(self, v: int) -> list[Step]:
+        """The steps of the operator at vertex `v`, without its reshards."""
+        vertex = self.tabulated.vertices[v]
+        assert vertex.space is not None
+        key = (id(self.tabulated.problem.costs[v]), self.choice[v])
+        if key not in self.known:
+            self.known[key] = self.own(vertex.index, vertex.space, self.choice[v])
+        return self.known[key]
+
+    def update(self, v: int) -> list[Step]:
+        """The update of the parameter at vertex `v`."""
+        key = (id(self.tabulated.problem.costs[v]), self.choice[v])
+        if key not in self.known:
+            self.known[key] = self._update(v)
+        return self.known[key]
 
     def own(self, index: int, space: Space, choice: int) -> list[Step]:
         """The steps of one operator under one of its configurations, without its reshards."""
@@ -100,7 +112,17 @@ class Assembly:
             self.known[key] = self._moved(edge)
         return self.known[key]
 
-    def _moved(self, edge: Edge) -> list[Step]:
+    def moves(self, number: int) -> tuple[list[Step], list[Step]]:
+        """The steps of one edge apart: those of values, and those of the gradient."""
+        edge = self.tabulated.edges[number]
+        pair = (self.choice[edge.source], self.choice[edge.target])
+        key = ("apart", id(self.tabulated.problem.edge_costs[number]), pair)
+        if key not in self.parts:
+            every, values = self.moved(number), self._moved(edge, values_only=True)
+            self.parts[key] = (every[: len(values)], every[len(values) :])
+        return self.parts[key]
+
+    def _moved(self, edge: Edge, *, values_only: bool = False) -> list[Step]:
         left, needed = self.choice[edge.source], self.choice[edge.target]
         tensor = self.graph.tensors[edge.tensor]
         again = edge.regathers[left : left + 1] if edge.regathers is not None else np.zeros(1, bool)
@@ -111,7 +133,7 @@ class Assembly:
             self.tabulated.mesh,
             self.atoms.tensors[edge.tensor],
             tensor.type.item_bytes,
-            tensor.requires_grad,
+            tensor.requires_grad and not values_only,
             edge.again,
         ).case(0)
 

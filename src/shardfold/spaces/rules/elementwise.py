@@ -13,11 +13,11 @@ from shardfold.spaces.rule import Dim, Rule
 KEEPS_OPERANDS = (
     "abs clamp clamp_min clamp_max cos erf gelu log log1p log2 mul div pow silu hardtanh "
     "hardsigmoid hardswish leaky_relu log_sigmoid mish relu6 sin softplus square "
-    "addcmul addcdiv atan2 rsub true_divide float_power lerp fmod remainder xlogy"
+    "addcmul addcdiv atan2 rsub true_divide float_power lerp fmod remainder xlogy maximum minimum"
 ).split()
 KEEPS_RESULT = "celu elu exp expm1 relu reciprocal rsqrt selu sigmoid sqrt tanh threshold".split()
 KEEPS_NOTHING = (
-    "add sub neg where masked_fill maximum minimum eq ne lt le gt ge logical_and logical_or "
+    "add sub neg where masked_fill eq ne lt le gt ge logical_and logical_or "
     "logical_not logical_xor bitwise_and bitwise_or bitwise_not bitwise_xor __and__ __or__ "
     "__xor__ ceil floor round sign trunc floor_divide isnan isinf isfinite fill nan_to_num "
     "bernoulli ceil copy"
@@ -68,8 +68,11 @@ def _keeps_result(call: Call) -> Rule:
 
 
 def _keeps_nothing(call: Call) -> Rule:
+    """But for what says where each gradient goes."""
     linear = _passes_sums(call) if call.op.kind in LINEAR else ()
-    return broadcast(call, linear=linear, backward=1.0)
+    names = [operand.name for operand in call.op.operands]
+    saves = tuple(k for k, name in enumerate(names) if name in ("condition", "mask"))
+    return broadcast(call, saves=saves, linear=linear, backward=1.0)
 
 
 def _prelu(call: Call) -> Rule:

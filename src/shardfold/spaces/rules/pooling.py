@@ -71,7 +71,7 @@ def _adaptive(call: Call, rank: int, *, mean: bool) -> Rule:
         flops=flops,
         whole=frozenset(whole),
         linear=(0,) if mean else (),
-        saves=() if mean else (call.op.operands[0].name,),
+        saves=() if mean and set(after[-rank:]) == {1} else (call.op.operands[0].name,),
         saves_results=not mean,
         backward=1.0,
     )
