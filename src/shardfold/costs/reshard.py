@@ -67,10 +67,15 @@ def reshard(
     `shape` are the mesh's axis sizes, `atoms` the tensor's. States are those of values or of
     gradients: REPLICATED, PENDING, or an atom.
     """
-    return Steps(
-        len(source),
-        tuple(_step(move, shape, atoms, item_bytes, phase) for move in _moves(source, target)),
-    )
+    one = len(source) == 1
+    moves = _moves_of_one(source.tobytes(), target.tobytes()) if one else _moves(source, target)
+    return Steps(len(source), tuple(_step(move, shape, atoms, item_bytes, phase) for move in moves))
+
+
+@lru_cache(maxsize=4096)
+def _moves_of_one(source: bytes, target: bytes) -> tuple[Move, ...]:
+    """A single pair; a few pairs make up a plan, and many plans are looked at."""
+    return _moves(*(np.frombuffer(row, dtype=np.int8).reshape(1, -1) for row in (source, target)))
 
 
 def reshard_all(
