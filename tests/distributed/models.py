@@ -1,8 +1,4 @@
-"""Small models written by hand, each for splits that the zoo does not have.
-
-They begin with a parameter, so that every gradient that a plan counts is asked for: in a layer
-that reads the batch itself, autograd needs neither the gradient of the batch nor the weight.
-"""
+"""Small models written by hand, each for splits that the zoo does not have."""
 
 from __future__ import annotations
 
@@ -65,6 +61,24 @@ class Planes(nn.Module):
         return functional.cross_entropy(self.head(x.mean((2, 3))), labels)
 
 
+class Pixels(nn.Module):
+    """Layers that read the batch itself: of its gradient nothing is asked, nor sent."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm2d(4)
+        self.first = nn.Conv2d(4, 8, 3, padding=1)
+        self.wide = nn.Conv2d(4, 8, 5, padding=2)
+        self.slope = nn.Parameter(torch.rand(4, 16, 16))
+        self.head = nn.Linear(8, 10)
+
+    def forward(self, x: Tensor, labels: Tensor) -> Tensor:
+        y = self.first(x) + self.wide(x) + functional.max_pool2d(self.first(self.norm(x)), 3, 1, 1)
+        y = functional.dropout2d(y, 0.3) + functional.alpha_dropout(y, 0.2)
+        y = y + functional.feature_alpha_dropout(self.wide(x * self.slope), 0.2)
+        return functional.cross_entropy(self.head(y.mean((2, 3))), labels)
+
+
 class Losses(nn.Module):
     """Every form of cross-entropy: weights, smoothing, probabilities, planes, sums."""
 
@@ -106,4 +120,14 @@ def _losses() -> tuple[Any, Any, Any]:
     return Losses(), (torch.randn(4, 6, 6), labels, shares), {}
 
 
-HAND_WRITTEN = {"losses": _losses, "mlp": _mlp, "norms": _norms, "planes": _planes}
+def _pixels() -> tuple[Any, Any, Any]:
+    return Pixels(), _planes()[1], {}
+
+
+HAND_WRITTEN = {
+    "losses": _losses,
+    "mlp": _mlp,
+    "norms": _norms,
+    "pixels": _pixels,
+    "planes": _planes,
+}

@@ -31,7 +31,7 @@ def cases(models: dict[str, int], cluster: str, mesh: str) -> list[Case]:
         ({"mlp": 4, "losses": 8, "norms": 8, "planes": 8, "rnnlm-tiny": 4}, "2xcpu", "2"),
         ({"alexnet-tiny": 2, "transformer-tiny": 1, "gpt2-tiny": 2}, "2xcpu", "2"),
         ({"llama3-8b-tiny": 1, "resnet50-tiny": 0, "mixtral-8x7b-tiny": 1}, "2xcpu", "2"),
-        ({"mlp": 4, "losses": 3, "norms": 3, "planes": 3, "gpt2-tiny": 0}, "4xcpu", "2x2"),
+        ({"mlp": 4, "losses": 3, "norms": 3, "planes": 3, "pixels": 6}, "4xcpu", "2x2"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, dict) else value,
 )

@@ -238,7 +238,9 @@ class _Tabulator:
 
     def _saves(self, vertex: int, position: int) -> bool:
         """Whether the operator of a vertex needs that operand again in backward."""
-        return position in self.atoms.rules[self.vertices[vertex].index].rule.saves
+        index = self.vertices[vertex].index
+        gradients = [self.graph.tensors[t].requires_grad for t in self.graph.ops[index].inputs]
+        return self.atoms.rules[index].rule.needs_again(position, gradients)
 
     def _local_bytes(self, tensor: int, layouts: Layouts) -> Values:
         items = local_items(forward_states(layouts), self.atoms.tensors[tensor], self.mesh.shape)

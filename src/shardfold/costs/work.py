@@ -58,11 +58,11 @@ def operator_steps(space: Space, tensors: Tensors, mesh: Mesh, again: bool = Fal
         flops = rule.flops * _points(space, local, mesh)
         moved = operand_bytes(space, tensors, mesh) + result_bytes(space, tensors, mesh)
         steps.append(_compute(space, tensors, "forward", 1.0, flops, moved))
-    steps.extend(_exchanges(space, local, mesh, "forward"))
+    steps.extend(_exchanges(space, tensors, local, mesh, "forward"))
     if again:
         steps.extend(recomputed(Steps(len(space.configs), tuple(steps))).steps)
     if any(tensors.result_grads):
-        steps.extend(_exchanges(space, local, mesh, "backward"))
+        steps.extend(_exchanges(space, tensors, local, mesh, "backward"))
         times = rule.backward if rule.backward is not None else float(sum(tensors.input_grads))
         if rule.engine != "none" and times:
             steps.append(_compute(space, tensors, "backward", times, flops, moved))
@@ -132,11 +132,13 @@ def _points(space: Space, local: NDArray[np.int64], mesh: Mesh) -> Values:
 
 
 def _exchanges(
-    space: Space, local: NDArray[np.int64], mesh: Mesh, phase: Phase
+    space: Space, tensors: Tensors, local: NDArray[np.int64], mesh: Mesh, phase: Phase
 ) -> list[Collective]:
+    """The exchanges of one pass; one that serves a gradient that nobody asks for is not made."""
     steps = []
     for exchange in space.rule.rule.exchanges:
-        if exchange.phase == phase:
+        wanted = exchange.of is None or tensors.input_grads[exchange.of]
+        if exchange.phase == phase and wanted:
             steps.extend(_exchange(space, exchange, local, mesh, phase))
     return steps
 
@@ -152,7 +154,11 @@ def _exchange(
     splits = np.isin(space.configs, members)
     masks = splits.astype(np.int64) @ (1 << np.arange(len(mesh.axes), dtype=np.int64))
     over = [i for i in range(len(space.rule.factors)) if space.rule.base(i) in exchange.over]
-    sizes = exchange.words * exchange.item_bytes * np.prod(local[:, over], axis=1, dtype=float)
+    points = local[:, over].astype(float)
+    for base, more in exchange.longer:
+        own = [i for i, factor in enumerate(over) if space.rule.base(factor) == base]
+        points[:, own] += more * (space.parts(mesh.shape)[:, over][:, own] > 1)
+    sizes = exchange.words * exchange.item_bytes * np.prod(points, axis=1)
     joins = exchange.kind in ("all_gather", "reduce_scatter")
     found = []
     for axes, rows in by_axes(masks, len(mesh.axes)):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -88,6 +87,7 @@ def _regathering(
         for pointer, promise in promised:
             if tensor.untyped_storage().data_ptr() == pointer:
                 shape = (tensor.size(), tensor.stride(), tensor.storage_offset())
+                promise.made += 1
                 return lambda: promise.get().as_strided(*shape)
         return lambda: tensor
 
@@ -98,15 +98,21 @@ def _regathering(
 
 
 class _Promise:
-    """A gathered parameter that is not kept; it is gathered again while anyone holds it."""
+    """A gathered parameter that is not kept: gathered again once, for all that were promised it.
+
+    An operator of many kernels (a recurrent one) asks for it many times, one after the other.
+    """
 
     def __init__(self, feed: Feed, stored: Tensor, context: Context) -> None:
         self.feed, self.stored, self.context = feed, stored.detach(), context
-        self.found: weakref.ref[Tensor] | None = None
+        self.made = self.kept = 0  # promises
+        self.held: Tensor | None = None
 
     def get(self) -> Tensor:
-        held = self.found() if self.found is not None else None
-        if held is None:
-            held = perform(self.feed.there, self.stored, self.context.groups).contiguous()
-            self.found = weakref.ref(held)
-        return held
+        if self.held is None:
+            self.held = perform(self.feed.there, self.stored, self.context.groups).contiguous()
+        found = self.held
+        self.kept += 1
+        if self.kept == self.made:
+            self.kept, self.held = 0, None
+        return found

@@ -173,7 +173,7 @@ class _Lowering:
                 self._lie(t).extent(values(row)) for t, row in zip(op.results, left, strict=True)
             ),
         )
-        feeds = tuple(self._feed(t, row) for t, row in zip(op.inputs, needed, strict=True))
+        feeds = tuple(self._feed(index, k, row) for k, row in enumerate(needed))
         kept = tuple(self._keep(t, row) for t, row in zip(op.results, left, strict=True))
         has_gradient = any(self.graph.tensors[t].requires_grad for t in op.results)
         local = localise(site, self.trusted)
@@ -182,11 +182,15 @@ class _Lowering:
             site, feeds, local, op.results, tuple(left), kept, has_gradient, writes, drops
         )
 
-    def _feed(self, tensor: int, needed: Row) -> Feed:
-        """From where the tensor lies to where its reader needs it."""
+    def _feed(self, index: int, position: int, needed: Row) -> Feed:
+        """From where an operand lies to where the operator needs it."""
+        op = self.graph.ops[index]
+        tensor = op.inputs[position]
         role = self.graph.tensors[tensor].role
         if role == "parameter":
-            regathers = tensor in self.decisions.regathers
+            gradients = [self.graph.tensors[t].requires_grad for t in op.inputs]
+            again = self.atoms.rules[index].rule.needs_again(position, gradients)
+            regathers = tensor in self.decisions.regathers and again
             return self._edge(tensor, self.decisions.stored[tensor], needed, regathers)
         if role != "activation" or tensor in self.constant:
             return Feed(tensor, self._moves(tensor, self.whole, values(needed)), None)

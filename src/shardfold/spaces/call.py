@@ -50,6 +50,7 @@ class Call:
         *results: str | None,
         sizes: Mapping[str, int] | None = None,
         saves: tuple[str, ...] = (),
+        crossed: tuple[str, ...] = (),
         **properties: Any,
     ) -> Rule:
         """A rule from a notation per operand name; `...` stands for any further dims.
@@ -68,8 +69,11 @@ class Call:
             self._expand(notation, kind.shape, known, given)
             for notation, kind in zip(notations, self.results, strict=True)
         )
-        kept = tuple(self.position(name) for name in saves if self.has(name))
-        return Rule(left, right, known, saves=kept, **properties)
+        kept, others = (
+            tuple(self.position(name) for name in names if self.has(name))
+            for names in (saves, crossed)
+        )
+        return Rule(left, right, known, saves=kept, crossed=others, **properties)
 
     def undescribed(self, **properties: Any) -> Rule:
         """A rule in which no factor can be split: every device does the whole operator."""

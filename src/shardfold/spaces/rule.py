@@ -26,7 +26,9 @@ class Exchange:
     """A collective inside an operator, needed only where `factor` is split.
 
     Each of `repeats` collectives takes from every device `words` items for each point of the
-    local part of `over`. A `halo` sends such a slab to each neighbour.
+    local part of `over`. A `halo` sends such a slab to each neighbour; `longer` says by how many
+    points the part of another factor has grown by then, where that one is split too. A backward
+    exchange that serves the gradient of one operand names it in `of`.
     """
 
     kind: Literal["all_reduce", "all_gather", "reduce_scatter", "halo"]
@@ -36,6 +38,8 @@ class Exchange:
     item_bytes: int = 4
     repeats: int = 1
     phase: Phase = "forward"
+    longer: tuple[tuple[str, float], ...] = ()
+    of: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +67,7 @@ class Rule:
     linear: tuple[int, ...] = ()  # operands through which a pending sum may pass, together
     exchanges: tuple[Exchange, ...] = ()
     saves: tuple[int, ...] = ()  # operands kept for backward
+    crossed: tuple[int, ...] = ()  # of those, the ones that only the others' gradients need
     saves_results: bool = False
     backward: float | None = None  # backward work in forwards; None: one per operand with gradient
     known: bool = True  # False: no rule was found, the operator stays unsplit
@@ -103,6 +108,15 @@ class Rule:
     def points(self) -> int:
         """Points of the iteration space that count as work."""
         return math.prod(self.sizes[f] for f in self.work_factors)
+
+    def needs_again(self, operand: int, gradients: Sequence[bool]) -> bool:
+        """Whether backward reads an operand, given which operands have gradients.
+
+        A layer that reads the batch itself needs no gradient of it, and so not its weight.
+        """
+        if operand not in self.crossed:
+            return operand in self.saves
+        return any(gradients[k] for k in self.saves if k != operand)
 
     def __str__(self) -> str:
         return f"{_show(self.operands)} -> {_show(self.results)}"

@@ -151,8 +151,10 @@ def test_a_fully_sharded_parameter_is_gathered_twice_and_its_gradient_scattered(
         if vertex.storage is not None:
             choice[v] = int(np.flatnonzero(vertex.storage.regathers)[0])
     sizes = sorted([M * M * 4, M * N * 4, M * N * 4])
+    # The first layer reads the batch, whose gradient nobody asks for: its weight is not needed.
+    again = [size for size in sizes if size != M * M * 4]
     assert collectives(desk.assembly(tuple(choice))) == [
-        *(("backward", "all_gather", (0,), size) for size in sizes),
+        *(("backward", "all_gather", (0,), size) for size in again),
         *(("backward", "reduce_scatter", (0,), size) for size in sizes),
         *(("forward", "all_gather", (0,), size) for size in sizes),
         LOSS,

@@ -80,8 +80,8 @@ def _counted(wanted: Tensor, weights: Tensor | None, ignored: int) -> Tensor:
 
 
 def _word(counted: Tensor) -> torch.dtype:
-    """A count is sent as four bytes, a sum of weights as it is."""
-    return counted.dtype if counted.is_floating_point() else torch.int32
+    """A count is sent as four bytes, a sum of weights in at least as many."""
+    return statistics_dtype(counted.dtype) if counted.is_floating_point() else torch.int32
 
 
 @dataclass(frozen=True, slots=True)

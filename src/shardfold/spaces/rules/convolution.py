@@ -51,6 +51,7 @@ def _forward(call: Call) -> Rule:
         exchanges=exchanges,
         least={dim.factor: dim.least for dim in dims},
         saves=("input", "weight"),
+        crossed=("input", "weight"),
     )
 
 
@@ -77,6 +78,7 @@ def _transposed(call: Call) -> Rule:
         flops=2.0,
         whole=frozenset({*taps, *space}),
         saves=("input", "weight"),
+        crossed=("input", "weight"),
     )
 
 

@@ -60,7 +60,8 @@ def _keeps_operands(call: Call) -> Rule:
     linear = _passes_sums(call) if call.op.kind in LINEAR else ()
     scalar = call.op.kind in ("aten.mul", "aten.div") and len(call.inputs) == 1
     saves = () if scalar else tuple(range(len(call.inputs)))
-    return broadcast(call, saves=saves, linear=linear, backward=1.0)
+    crossed = saves if call.op.kind == "aten.mul" else ()
+    return broadcast(call, saves=saves, crossed=crossed, linear=linear, backward=1.0)
 
 
 def _keeps_result(call: Call) -> Rule:

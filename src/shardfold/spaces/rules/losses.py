@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 
 from shardfold.spaces.call import Call
 from shardfold.spaces.rule import Exchange, Rule
+from shardfold.spaces.rules.normalisation import statistics_bytes
 
 NONE, MEAN = 0, 1
 
@@ -26,7 +27,10 @@ def _count(call: Call, rows: list[str]) -> tuple[Exchange, ...]:
     """A mean divides by a count (or weight) that depends on every part's targets."""
     if call.attribute("reduction", MEAN) != MEAN:
         return ()
-    return tuple(Exchange("all_reduce", row, ()) for row in rows)
+    size = 4
+    if call.has("weight"):
+        size = statistics_bytes(call.inputs[call.position("weight")])
+    return tuple(Exchange("all_reduce", row, (), item_bytes=size) for row in rows)
 
 
 def _cross_entropy(call: Call) -> Rule:
@@ -35,7 +39,8 @@ def _cross_entropy(call: Call) -> Rule:
     # The maximum comes first: the sum of exponentials needs it. Sum and picked logit go together;
     # soft targets, weights and smoothing add a sum each.
     words = 2.0 + soft + call.has("weight") + (call.attribute("label_smoothing", 0.0) > 0)
-    classes = [Exchange("all_reduce", "c", tuple(rows), n) for n in (1.0, words)]
+    size = statistics_bytes(call.inputs[0])
+    classes = [Exchange("all_reduce", "c", tuple(rows), n, size) for n in (1.0, words)]
     return call.rule(
         {"self": " ".join(full), "target": " ".join(full if soft else rows), "weight": "c"},
         " ".join(rows) if call.attribute("reduction", MEAN) == NONE else "",

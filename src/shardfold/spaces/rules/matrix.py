@@ -25,7 +25,7 @@ NOTATION: Mapping[str, tuple[Mapping[str, str], str]] = {
 
 def _product(call: Call, operands: Mapping[str, str], result: str) -> Rule:
     matrices = tuple(name for name in operands if name != "bias")
-    return call.rule(operands, result, engine="matrix", flops=2.0, saves=matrices)
+    return call.rule(operands, result, engine="matrix", flops=2.0, saves=matrices, crossed=matrices)
 
 
 def _from_notation(kind: str) -> Callable[[Call], Rule]:
@@ -46,6 +46,7 @@ def _addmm(call: Call) -> Rule:
         engine="matrix",
         flops=2.0,
         saves=(left, right),
+        crossed=(left, right),
     )
 
 
@@ -67,6 +68,7 @@ def _matmul(call: Call) -> Rule:
         engine="matrix",
         flops=2.0,
         saves=("self", "other"),
+        crossed=("self", "other"),
     )
 
 
@@ -86,7 +88,10 @@ def _einsum(call: Call) -> Rule:
         sizes = {f: n for pair in pairs for f, n in pair}
         return call.undescribed(engine="matrix", flops=2.0 * math.prod(sizes.values()))
     operands = {o.name: " ".join(t) for o, t in zip(call.op.operands, terms, strict=True)}
-    return call.rule(operands, " ".join(result), engine="matrix", flops=2.0, saves=tuple(operands))
+    kept = tuple(operands)
+    return call.rule(
+        operands, " ".join(result), engine="matrix", flops=2.0, saves=kept, crossed=kept
+    )
 
 
 def _letters(term: str, rank: int) -> list[str]:
@@ -114,6 +119,7 @@ def _grouped_mm(call: Call) -> Rule:
         over=("t", "m", "n"),
         whole=frozenset({"t", "e"}),
         saves=(left, right),
+        crossed=(left, right),
     )
 
 
@@ -134,6 +140,7 @@ def _expert_linear(call: Call) -> Rule:
         engine="matrix",
         flops=2.0 / experts,
         saves=("x", "weight", "expert"),
+        crossed=("x", "weight"),
         backward=2.0,
     )
 

@@ -9,20 +9,32 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
+from shardfold.graph import TensorType
 from shardfold.spaces.call import Call
 from shardfold.spaces.rule import Exchange, Phase, Rule
 
 
+def statistics_bytes(kind: TensorType) -> int:
+    """Sums are kept and sent in the dtype of what is summed, but in no less than four bytes."""
+    return max(4, kind.item_bytes)
+
+
 def _sums(
-    factors: Iterable[str], rows: Iterable[str], forward: float, backward: float
+    call: Call, factors: Iterable[str], rows: Iterable[str], forward: float, backward: float
 ) -> tuple[Exchange, ...]:
-    """All-reduces of so many words a row in each pass, for each factor that may be split."""
-    over = tuple(rows)
-    passes: tuple[tuple[Phase, float], ...] = (("forward", forward), ("backward", backward))
+    """All-reduces of so many words a row in each pass, for each factor that may be split.
+
+    Those of backward serve the gradient of the input.
+    """
+    over, size = tuple(rows), statistics_bytes(call.inputs[0])
+    passes: tuple[tuple[Phase, float, int | None], ...] = (
+        ("forward", forward, None),
+        ("backward", backward, 0),
+    )
     return tuple(
-        Exchange("all_reduce", factor, over, words, phase=phase)
+        Exchange("all_reduce", factor, over, words, size, phase=phase, of=of)
         for factor in factors
-        for phase, words in passes
+        for phase, words, of in passes
         if words
     )
 
@@ -40,8 +52,9 @@ def _layer_norm(call: Call, forward: float, backward: float) -> Rule:
         *([full] + [row] * (len(call.results) - 1)),
         flops=8.0 if call.has("bias") else 5.0,
         resolved=frozenset(dims),
-        exchanges=_sums(dims, rows, forward, backward),
+        exchanges=_sums(call, dims, rows, forward, backward),
         saves=("input", "weight"),
+        crossed=("weight",),
         backward=1.5,
     )
 
@@ -60,8 +73,9 @@ def _batch_norm(call: Call) -> Rule:
         *([full, *others]),
         flops=8.0 if training else 2.0,
         resolved=frozenset(reduced if others or training else ()),
-        exchanges=_sums(reduced, ["c"], 2.0, 2.0) if training else (),
+        exchanges=_sums(call, reduced, ["c"], 2.0, 2.0) if training else (),
         saves=("input", "weight"),
+        crossed=("weight",),
         backward=1.5,
     )
 
@@ -81,6 +95,7 @@ def _group_norm(call: Call) -> Rule:
         flops=8.0,
         whole=frozenset({"k", *space}),
         saves=("input", "weight"),
+        crossed=("weight",),
         backward=1.5,
     )
 
@@ -96,8 +111,9 @@ def _instance_norm(call: Call) -> Rule:
         " ".join(["b", "c", *space]),
         flops=8.0,
         whole=frozenset(space if own else ()),
-        exchanges=_sums(["b"], ["c"], 2.0, 0.0) if own and call.has("running_mean") else (),
+        exchanges=_sums(call, ["b"], ["c"], 2.0, 0.0) if own and call.has("running_mean") else (),
         saves=("input", "weight"),
+        crossed=("weight",),
         backward=1.5,
     )
 
@@ -113,7 +129,10 @@ def _softmax(call: Call) -> Rule:
         {call.op.operands[0].name: " ".join(names)},
         " ".join(names),
         flops=5.0,
-        exchanges=(*_sums([factor], rows, 1.0, 0.0), *_sums([factor], rows, 1.0, 1.0)),
+        exchanges=(
+            *_sums(call, [factor], rows, 1.0, 0.0),
+            *_sums(call, [factor], rows, 1.0, 1.0),
+        ),
         saves_results=True,
         backward=1.0,
     )

@@ -26,8 +26,13 @@ def _weights(call: Call, gates: int, group: int) -> dict[str, str]:
 
 
 def _exchanges(call: Call, steps: int) -> tuple[Exchange, ...]:
-    """The hidden state of every step of every layer, a part of it from each device."""
-    repeats = steps * call.attribute("num_layers")
+    """The hidden state of every step of every layer, a part of it from each device.
+
+    Nobody reads all units of the last step of the last layer.
+    """
+    repeats = steps * call.attribute("num_layers") - 1
+    if not repeats:
+        return ()
     item_bytes = call.results[0].item_bytes
     return (
         Exchange("all_gather", "e", ("b", "e"), 1.0, item_bytes, repeats),
@@ -63,7 +68,11 @@ def _recurrent(call: Call, gates: int) -> Rule:
         over=("s", "b", "e") if split else ("s", "b"),
         whole=frozenset({"s", "d", "k", "g", "l"}),
         exchanges=_exchanges(call, sizes["s"]) if split else (),
-        saves=tuple(o.name for o in call.op.operands),
+        saves=tuple(
+            operand.name
+            for operand, kind in zip(call.op.operands, call.inputs, strict=True)
+            if not operand.name.startswith("params[") or len(kind.shape) > 1
+        ),
         saves_results=True,
         backward=2.0,
     )

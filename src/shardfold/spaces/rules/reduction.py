@@ -12,6 +12,7 @@ from typing import Any
 from shardfold.spaces.call import Call
 from shardfold.spaces.rule import Exchange, Rule
 from shardfold.spaces.rules.elementwise import broadcast
+from shardfold.spaces.rules.normalisation import statistics_bytes
 
 
 def _reduced_dims(call: Call) -> frozenset[int]:
@@ -66,7 +67,11 @@ def _logsumexp(call: Call) -> Rule:
         call,
         flops=4.0,
         resolved=frozenset(gone),
-        exchanges=tuple(Exchange("all_reduce", factor, rows) for factor in gone for _ in range(2)),
+        exchanges=tuple(
+            Exchange("all_reduce", factor, rows, item_bytes=statistics_bytes(call.inputs[0]))
+            for factor in gone
+            for _ in range(2)
+        ),
         saves=(call.op.operands[0].name,),
         saves_results=True,
     )

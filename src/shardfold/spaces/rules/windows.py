@@ -88,11 +88,13 @@ def halos(
 ) -> tuple[Exchange, ...]:
     """The halo exchanges of every dim that can be split; the gradient's go the other way.
 
-    A slab goes to each of two neighbours, so it is priced at half of the rows on both sides.
+    A slab goes to each of two neighbours, so it is priced at half of the rows on both sides. Dims
+    follow one another: where an earlier one is split too, the slab is longer by its halo, and so
+    carries the corners.
     """
     phases: tuple[Phase, ...] = ("forward", "backward")
     found = []
-    for dim in dims:
+    for number, dim in enumerate(dims):
         rows = sum(dim.halo)
         if not dim.aligned or not rows:
             continue
@@ -104,7 +106,22 @@ def halos(
             elif other is not dim:
                 words *= other.before
         points = tuple(f for f in over if sizes.get(f, 1) > 1)
+        longer = tuple(
+            (other.factor, sum(other.halo) / other.stride)
+            for other in dims[:number]
+            if other.aligned and any(other.halo)
+        )
         found += [
-            Exchange("halo", dim.factor, points, words, item_bytes, phase=phase) for phase in phases
+            Exchange(
+                "halo",
+                dim.factor,
+                points,
+                words,
+                item_bytes,
+                phase=phase,
+                longer=longer,
+                of=None if phase == "forward" else 0,
+            )
+            for phase in phases
         ]
     return tuple(found)

@@ -257,6 +257,7 @@ def test_hidden_units_are_split_with_a_gather_at_every_step(given: Case) -> None
     torch.testing.assert_close(
         found.transpose(0, 1) if given.arguments["batch_first"] else found, expected
     )
+    gathers -= 1  # the last step of the last layer is read by nobody who needs all units
     gather, scatter = rule.exchanges
     assert gather == Exchange("all_gather", "e", ("b", "e"), item_bytes=8, repeats=gathers)
     assert (scatter.kind, scatter.phase, scatter.repeats) == ("reduce_scatter", "backward", gathers)
