@@ -14,6 +14,7 @@ from shardfold.cluster import mesh_from_text, parse
 from shardfold.costs import optimizer_named, pricing_named, tabulate
 from shardfold.plans import Assembly, Plan
 from shardfold.plans.baselines import batch_factors, data_parallel, fully_sharded
+from shardfold.plans.batch import inputs_of
 from shardfold.spaces import atomise, rules_of
 
 
@@ -46,6 +47,7 @@ class Chooser:
             operators=assembly.operators(),
             tensors=assembly.tensors(),
             parameters=assembly.parameters(),
+            inputs=inputs_of(assembly),
         )
 
     def best(self) -> Plan:
@@ -56,30 +58,7 @@ class Chooser:
         for choose in (data_parallel, fully_sharded):
             yield self.plan(choose(self.tables, batch))
 
-    def random(self, seed: int, avoid: tuple[str, ...] = ()) -> Plan:
-        """Any configuration for each operator, any layout for each tensor, any storage.
-
-        `avoid` names splits, as `kind:factor`, that are not drawn. A parameter is gathered again
-        for backward only where all its readers keep it for backward: a bias is never asked for.
-        """
+    def random(self, seed: int) -> Plan:
+        """Any configuration for each operator, any layout for each tensor, any storage."""
         rng = random.Random(seed)
-        choice = []
-        for vertex, costs in zip(self.tables.vertices, self.tables.problem.costs, strict=True):
-            allowed = list(range(len(costs)))
-            if vertex.space is not None:
-                kind = self.graph.ops[vertex.index].kind
-                bad = {w.split(":")[1] for w in avoid if w.split(":")[0] == kind}
-                rule = vertex.space.rule
-                allowed = [
-                    k
-                    for k in allowed
-                    if not any(f >= 0 and rule.base(f) in bad for f in vertex.space.configs[k])
-                ]
-            if vertex.storage is not None and not self._is_kept(vertex.index):
-                allowed = [k for k in allowed if not vertex.storage.regathers[k]]
-            choice.append(rng.choice(allowed))
-        return self.plan(tuple(choice))
-
-    def _is_kept(self, parameter: int) -> bool:
-        readers = self.graph.readers()[parameter]
-        return all(k in self.atoms.rules[op].rule.saves for op, k in readers)
+        return self.plan(tuple(rng.randrange(len(c)) for c in self.tables.problem.costs))

@@ -15,6 +15,7 @@ from shardfold.costs.recompute import in_model
 from shardfold.graph import Graph
 from shardfold.plans.assemble import Assembly
 from shardfold.plans.baselines import batch_factors, data_parallel, fully_sharded
+from shardfold.plans.batch import inputs_of
 from shardfold.plans.choose import Chosen
 from shardfold.plans.pins import matching
 from shardfold.plans.plan import (
@@ -84,6 +85,7 @@ def describe(
             search_seconds=search_seconds,
             notes=graph.notes,
         ),
+        inputs=inputs_of(assembly),
         pinned=_pinned(graph, operators, chosen),
         recompute=tuple((r.start, r.stop) for r in in_model(best.tabulated.regions, graph).ranges),
         sketch=sketch(whole),

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sized
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
@@ -11,6 +12,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from shardfold.graph import Graph
+    from shardfold.plans.batch import Sampler
+
+Batch = TypeVar("Batch")
 
 VERSION = 1
 
@@ -69,6 +73,14 @@ class ParameterEntry(Value, frozen=True):
     shape: tuple[int, ...]
     layout: tuple[str, ...]
     regather: bool
+
+
+class InputEntry(Value, frozen=True):
+    """A tensor of the batch, and the part of it that a device reads: a state per axis."""
+
+    name: str
+    shape: tuple[int, ...]
+    layout: tuple[str, ...]
 
 
 class UnsplitEntry(Value, frozen=True):
@@ -207,6 +219,7 @@ class Plan(Value, frozen=True, omit_defaults=True):
     pinned: Pinned | None = None
     recompute: tuple[tuple[int, int], ...] = ()  # operators (first, end) that run again in backward
     sketch: Sketch | None = None
+    inputs: tuple[InputEntry, ...] = ()
 
     @property
     def fits(self) -> bool:
@@ -235,6 +248,31 @@ class Plan(Value, frozen=True, omit_defaults=True):
     def _repr_html_(self) -> str:
         summary: str = import_module("shardfold.report.notebook").summary(self)
         return summary
+
+    def local_batch(self, batch: Batch, *, rank: int | None = None) -> Batch:
+        """The part of a batch that is this process's: of every tensor, the samples that it reads.
+
+        `batch` is a tensor, or tuples, lists and dicts of them. A parallel module takes the whole
+        batch or this part of it.
+        """
+        from shardfold.plans.batch import local_batch
+
+        found: Batch = local_batch(self, batch, rank)
+        return found
+
+    def sampler(
+        self,
+        dataset: Sized | int,
+        *,
+        shuffle: bool = True,
+        seed: int = 0,
+        rank: int | None = None,
+    ) -> Sampler:
+        """The samples that this process loads: a `batch_sampler` for torch's DataLoader."""
+        from shardfold.plans.batch import Sampler
+
+        count = dataset if isinstance(dataset, int) else len(dataset)
+        return Sampler(self, count, shuffle=shuffle, seed=seed, rank=rank)
 
     def __str__(self) -> str:
         from shardfold.plans.text import as_text

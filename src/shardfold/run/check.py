@@ -150,7 +150,7 @@ def _first_operator(
     instructions = module._run.lowered.instructions
     wholes = _Wholes(module, atoms)
     results = [
-        (_name(i), _amount(wholes.of(t, values(left), found.results[t]), expected.results[t]))
+        (_name(i), difference(wholes.of(t, values(left), found.results[t]), expected.results[t]))
         for i in instructions
         for t, left in zip(i.results, i.left, strict=True)
     ]
@@ -159,7 +159,7 @@ def _first_operator(
     backward = [
         (
             _readers(instructions, t) or _name(i),
-            _amount(
+            difference(
                 wholes.of(t, gradients(left), found.gradients[t]), expected.gradients[t], floor
             ),
         )
@@ -215,11 +215,11 @@ def _parameters(split: Parallel, single: Parallel) -> tuple[tuple[Difference, ..
             named.append((f"the gradient of {name}", 0.0 if here is there else float("inf")))
         else:
             whole = keepings[name].whole(here)
-            named.append((f"the gradient of {name}", _amount(whole, there, floor)))
+            named.append((f"the gradient of {name}", difference(whole, there, floor)))
     split.gather_buffers()
     buffers = dict(single.named_buffers())
     for name, buffer in split.named_buffers():
-        named.append((f"the buffer {name}", _amount(buffer, buffers[name])))
+        named.append((f"the buffer {name}", difference(buffer, buffers[name])))
     amounts = _agreed([amount for _, amount in named])
     pairs = [(name, amount) for (name, _), amount in zip(named, amounts, strict=True)]
     found = tuple(Difference(name, amount) for name, amount in pairs if amount > TOLERANCE)
@@ -230,8 +230,8 @@ def _has_gradient(parameter: nn.Parameter) -> bool:
     return parameter.grad is not None and bool(parameter.numel())
 
 
-def _amount(found: Tensor, expected: Tensor, floor: float = 0.0) -> float:
-    """The largest difference, as a share of the largest number (or of `floor`)."""
+def difference(found: Tensor, expected: Tensor, floor: float = 0.0) -> float:
+    """The largest difference of two tensors, as a share of the largest number (or of `floor`)."""
     if found.shape != expected.shape:
         return float("inf")
     if not expected.is_floating_point():

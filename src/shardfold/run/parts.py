@@ -12,19 +12,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-Bounds = tuple[int, int]
+from shardfold.spaces.layout import Bounds, chunk
+
+__all__ = ["Bounds", "Extent", "Place", "Row", "bounds_of", "chunk", "extent", "lengths"]
+
 Row = tuple[int, ...]  # a state, or a factor, for each mesh axis
-
-
-def chunk(bounds: Bounds, parts: int, place: int) -> Bounds:
-    """The place-th of the parts of a range.
-
-    >>> [chunk((0, 5), 2, place) for place in range(2)]
-    [(0, 3), (3, 5)]
-    """
-    low, high = bounds
-    length = -(-(high - low) // parts)
-    return min(low + place * length, high), min(low + (place + 1) * length, high)
 
 
 def bounds_of(sizes: Sequence[int], row: Row, shape: Sequence[int], at: Row) -> tuple[Bounds, ...]:

@@ -17,10 +17,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 Layouts = NDArray[np.int8]  # (number of layouts, axes)
+Bounds = tuple[int, int]
 
 REPLICATED = -1
 PENDING = -2
 SHARED = -3
+
+
+def chunk(bounds: Bounds, parts: int, place: int) -> Bounds:
+    """The place-th of the parts of a range.
+
+    >>> [chunk((0, 5), 2, place) for place in range(2)]
+    [(0, 3), (3, 5)]
+    """
+    low, high = bounds
+    length = -(-(high - low) // parts)
+    return min(low + place * length, high), min(low + (place + 1) * length, high)
 
 
 def forward_states(layouts: Layouts) -> Layouts:

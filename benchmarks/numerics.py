@@ -1,0 +1,403 @@
+"""Under any plan, the numbers of one device: many plans of every model, on real processes.
+
+For each model, in a small configuration and in float64, on 2 and on 4 gloo processes: the best
+plan, and random legal ones (any configuration of any operator, any layout of any tensor, any
+storage of any parameter). The loss, every gradient, and some plans' losses and parameters over 20
+steps of AdamW are held against one device; the collectives that torch.distributed is asked for
+are held against those that the plan lists. One start of the processes serves all plans of a model.
+
+    python benchmarks/numerics.py --out benchmarks/results/numerics.json
+    python benchmarks/numerics.py rnnlm-tiny --processes 2 --plans 5
+    python benchmarks/numerics.py --page        # write the page from what was measured before
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import time
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import click
+
+from environment import environment
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))  # the choices and the recorder are those of the tests
+
+PAGE = ROOT / "docs" / "results" / "numerics.md"
+RESULTS = ROOT / "benchmarks" / "results" / "numerics.json"
+MODELS = (
+    "alexnet-tiny",
+    "inceptionv3-tiny",
+    "rnnlm-tiny",
+    "transformer-tiny",
+    "resnet50-tiny",
+    "densenet121-tiny",
+    "gpt2-tiny",
+    "llama3-8b-tiny",
+    "t5-large-tiny",
+    "bert-large-tiny",
+    "vit-large-tiny",
+    "mixtral-8x7b-tiny",
+)
+MESHES = {2: ("2",), 4: ("2x2", "4"), 8: ("2x2x2",)}
+STEPS, LR = 20, 1e-3
+STEP_TOLERANCE, TRAINING_TOLERANCE = 1e-9, 1e-7
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One plan of one model: how far it is from one device, and whether it sent what it says."""
+
+    model: str
+    processes: int
+    mesh: str
+    plan: str
+    seconds: float
+    loss: float  # difference of the loss, relative
+    gradient: float  # largest difference of any gradient, relative to that gradient
+    collectives: int
+    sent: float  # bytes
+    unlike: str  # how the collectives differ from the plan's; empty if they do not
+    training: float | None  # largest difference in loss or parameters over the steps
+    error: str = ""
+
+    @property
+    def is_right(self) -> bool:
+        """Whether everything is as on one device and as planned."""
+        near = max(self.loss, self.gradient) <= STEP_TOLERANCE
+        trained = self.training is None or self.training <= TRAINING_TOLERANCE
+        return near and trained and not self.unlike and not self.error
+
+
+Case = tuple[str, str, bytes, bool]  # mesh, label, plan, whether to train
+
+
+def built(model: str) -> tuple[Any, Any, Any]:
+    """The model in float64, with weights and a batch, alike on every rank."""
+    from shardfold import zoo
+
+    return zoo.build(model, device="cpu", dtype="fp64")
+
+
+def cases(model: str, processes: int, plans: int, trained: int) -> list[Case]:
+    """The best plan, and so many random ones, over the meshes of so many processes."""
+    from tests.distributed.choices import Chooser
+
+    from shardfold.plans.store import dumps
+
+    meshes = MESHES[processes]
+    found: list[Case] = []
+    for k, mesh in enumerate(meshes):
+        chooser = Chooser(*built(model), f"{processes}xcpu", mesh)
+        found.append((mesh, "best", dumps(chooser.best()).encode(), True))
+        for seed in range(k, plans, len(meshes)):
+            given = dumps(chooser.random(seed)).encode()
+            found.append((mesh, f"random {seed}", given, seed < trained))
+    return found
+
+
+class Alone:
+    """One device's numbers: loss, gradients, and a run of training; made once for all plans."""
+
+    def __init__(self, model: str, plan: Any) -> None:
+        from shardfold.run.alone import alone
+        from shardfold.run.parallelize import Settings, assemble, prepared
+
+        self.model, self.args, self.kwargs = built(model)
+        self.captured = prepared(self.model, plan, self.args, self.kwargs, None, None)
+        program, atoms = self.captured
+
+        def made() -> Any:
+            return assemble(self.model, program, alone(program, atoms), Settings())
+
+        single = made()
+        loss = single(*self.args, **self.kwargs)
+        loss.backward()
+        self.loss = float(loss.detach())
+        self.gradients = {
+            n: None if p.grad is None else p.grad.clone() for n, p in single.named_parameters()
+        }
+        largest = [float(g.abs().max()) for g in self.gradients.values() if g is not None]
+        self.largest = max(largest)
+        self._made, self._trained = made, None
+
+    @property
+    def trained(self) -> tuple[list[float], dict[str, Any]]:
+        """Losses and parameters of a run of training."""
+        if self._trained is None:
+            self._trained = training(self._made(), self.args, self.kwargs)
+        return self._trained
+
+
+def training(module: Any, args: Any, kwargs: Any) -> tuple[list[float], dict[str, Any]]:
+    """Take the steps; the losses, and what the parameters have become."""
+    import torch
+
+    optimizer = torch.optim.AdamW(module.parameters(), lr=LR)
+    losses = []
+    for _ in range(STEPS):
+        loss = module(*args, **kwargs)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    keepings = module._run.named()
+    return losses, {n: keepings[n].whole(p.detach()) for n, p in module.named_parameters()}
+
+
+def job(rank: int, model: str, given: Sequence[Case], show: bool) -> list[Row]:
+    """Every plan of a model, one after the other; on each process."""
+    from shardfold.errors import ShardfoldError
+    from shardfold.plans.store import loads
+
+    for name in ("torch", "transformers"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    warnings.simplefilter("ignore")
+    single = Alone(model, loads(given[0][2]))
+    rows = []
+    for number, (mesh, label, data, trains) in enumerate(given):
+        started = time.perf_counter()
+        plan = loads(data)
+        size = 1
+        for axis in plan.mesh:
+            size *= axis.size
+        try:
+            found = tried(single, plan, trains)
+        except ShardfoldError as error:
+            found = {"loss": 0.0, "gradient": 0.0, "collectives": 0, "sent": 0.0, "unlike": ""}
+            found |= {"training": None, "error": str(error)}
+        rows.append(Row(model, size, mesh, label, time.perf_counter() - started, **found))
+        if rank == 0 and show:
+            click.echo(f"\r{model} on {size}: {number + 1}/{len(given)} ", err=True, nl=False)
+    return rows
+
+
+def tried(single: Alone, plan: Any, trains: bool) -> dict[str, Any]:
+    """One plan beside one device."""
+    import torch.distributed as dist
+    from tests.distributed.recorder import planned, recorded
+
+    from shardfold.run.check import SMALL, difference
+    from shardfold.run.parallelize import Settings, assemble, lowered_here
+
+    program, atoms = single.captured
+    lowered = lowered_here(plan, program, atoms, None)
+    module = assemble(single.model, program, lowered, Settings())
+    with recorded(module._run.context.groups, tuple(a.name for a in plan.mesh)) as ran:
+        loss = module(*single.args, **single.kwargs)
+        loss.backward()
+    wanted = planned(plan)
+    value = float(loss.detach())
+    values: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    keepings = module._run.named()
+    worst = 0.0
+    for name, parameter in module.named_parameters():
+        expected = single.gradients[name]
+        if (parameter.grad is None) != (expected is None):
+            worst = float("inf")
+        elif expected is not None:
+            whole = keepings[name].whole(parameter.grad)
+            worst = max(worst, difference(whole, expected, SMALL * single.largest))
+    found = {
+        "loss": abs(value - single.loss) / abs(single.loss),
+        "gradient": worst,
+        "collectives": sum(ran.values()),
+        "sent": sum(size * count for (_, _, size), count in ran.items()),
+        # Rank 0 has the fullest part of everything, which is what a plan counts.
+        "unlike": "" if ran == wanted else f"planned {wanted - ran}, ran {ran - wanted}",
+        "training": None,
+        "error": "" if len(set(values)) == 1 else f"the loss differs between ranks: {values}",
+    }
+    if trains:
+        fresh = assemble(single.model, program, lowered, Settings())
+        found["training"] = apart(training(fresh, single.args, single.kwargs), single.trained)
+    return found
+
+
+def apart(found: tuple[Any, Any], expected: tuple[Any, Any]) -> float:
+    """The largest relative difference of any loss and any parameter."""
+    from shardfold.run.check import difference
+
+    losses = [abs(a - b) / abs(b) for a, b in zip(found[0], expected[0], strict=True)]
+    return max(*losses, *(difference(found[1][n], p) for n, p in expected[1].items()))
+
+
+def module_difference(model: str) -> float:
+    """How far the runner on one device is from the model itself, dropout off: loss, gradients."""
+    import torch
+    from torch import nn
+
+    import shardfold as sf
+    from shardfold.run.check import SMALL, difference
+
+    module, args, kwargs = built(model)
+    for part in module.modules():
+        for name, value in list(vars(part).items()):
+            if isinstance(part, nn.Dropout) and name == "p":
+                part.p = 0.0
+            elif "dropout" in name and isinstance(value, float):
+                setattr(part, name, 0.0)
+    plan = sf.plan(module, args, kwargs, cluster="cpu")
+    single = sf.parallelize(module, plan, args, kwargs)
+    torch.manual_seed(0)
+    found, expected = single(*args, **kwargs), module(*args, **kwargs)
+    found.backward()
+    expected.backward()
+    gradients = {n: p.grad for n, p in module.named_parameters()}
+    floor = SMALL * max(float(g.abs().max()) for g in gradients.values() if g is not None)
+    return max(
+        difference(found.detach(), expected.detach()),
+        *(
+            difference(p.grad, gradients[n], floor)
+            for n, p in single.named_parameters()
+            if p.grad is not None
+        ),
+    )
+
+
+def summary(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """One line a model and number of processes."""
+    found: dict[tuple[str, int], list[Mapping[str, Any]]] = {}
+    for row in rows:
+        found.setdefault((row["model"], row["processes"]), []).append(row)
+    return [
+        {
+            "model": model,
+            "processes": processes,
+            "plans": len(own),
+            "loss": max(r["loss"] for r in own),
+            "gradient": max(r["gradient"] for r in own),
+            "trained": sum(r["training"] is not None for r in own),
+            "training": max((r["training"] or 0.0) for r in own),
+            "collectives": sum(r["collectives"] for r in own),
+            "wrong": sum(not Row(**r).is_right for r in own),
+        }
+        for (model, processes), own in found.items()
+    ]
+
+
+def page(results: Mapping[str, Any]) -> str:
+    """The results as a page."""
+    made, lines = results["environment"], []
+    rows = summary(results["rows"])
+    for r in rows:
+        cells = (
+            f"`{r['model']}`",
+            r["processes"],
+            r["plans"],
+            f"{r['loss']:.1e}",
+            f"{r['gradient']:.1e}",
+            f"{r['training']:.1e} ({r['trained']})",
+            f"{r['collectives']:,}",
+            r["wrong"] or "-",
+        )
+        lines.append(f"| {' | '.join(map(str, cells))} |")
+    own = max(results["module_difference"].values())
+    plans, sent = sum(r["plans"] for r in rows), sum(r["collectives"] for r in rows)
+    return TEXT.format(
+        table="\n".join(lines),
+        plans=plans,
+        collectives=f"{sent:,}",
+        wrong=sum(r["wrong"] for r in rows) or "None",
+        own=f"{own:.1e}",
+        minutes=f"{results['seconds'] / 60:.0f}",
+        steps=STEPS,
+        **{k: made[k] for k in ("date", "processor", "cores", "python", "torch")},
+    )
+
+
+TEXT = """# Under any plan, the numbers of one device
+
+{plans} plans of 12 models, each run on real processes (gloo) in float64 beside one device: the best
+plan on each mesh (2; 2x2 and 4), and random legal ones, in which every operator has any of its
+configurations, every tensor any of its layouts, every parameter any of its storages. Random plans
+are slow and odd on purpose: they go through splits that no good plan would combine.
+
+- **loss**, **gradient**: the largest difference from one device over all plans, relative to the
+  loss, and to the largest number of that gradient (of one that is nearly zero, to a ten-thousandth
+  of the largest of all). The limit is 1e-9.
+- **{steps} steps**: the largest difference of any loss or parameter over the steps of AdamW, and in
+  how many plans that was measured. The limit is 1e-7.
+- **collectives**: how many were asked of torch.distributed in one step, over all plans. Each is in
+  its plan: same kind, axes, count and bytes.
+- **wrong**: plans of which anything was not so.
+
+| model | processes | plans | loss | gradient | {steps} steps | collectives | wrong |
+|---|---:|---:|---:|---:|---:|---:|---:|
+{table}
+
+{wrong} of the {plans} plans were wrong; {collectives} collectives were as planned. One device is
+shardfold's own runner, so that dropout is the same; without dropout, its loss and gradients are
+within {own} of the model's own.
+
+Measured on {date} in {minutes} minutes: {processor}, {cores} cores, Python {python}, torch {torch}.
+Again: `python benchmarks/numerics.py --out benchmarks/results/numerics.json`.
+"""
+
+
+@click.command(help=__doc__)
+@click.argument("models", nargs=-1)
+@click.option("--processes", type=int, multiple=True, default=(2, 4), show_default=True)
+@click.option("--plans", type=int, default=20, show_default=True, help="Random plans of each.")
+@click.option("--trained", type=int, default=2, show_default=True, help="Of those, to train.")
+@click.option("--out", type=click.Path(dir_okay=False), help="Write the rows as JSON.")
+@click.option("--page", "write", is_flag=True, help="Write the page from the stored rows.")
+def main(
+    models: tuple[str, ...],
+    processes: tuple[int, ...],
+    plans: int,
+    trained: int,
+    out: str | None,
+    write: bool,
+) -> None:
+    """Try every model, then print a line for each."""
+    if write:
+        PAGE.write_text(page(json.loads(RESULTS.read_text())))
+        return
+    from shardfold.run.launch import launch
+
+    started = time.perf_counter()
+    facts = {**environment(), "torch": version("torch"), "transformers": version("transformers")}
+    rows: list[Row] = []
+    own: dict[str, float] = {}
+    show = sys.stderr.isatty()
+    warnings.simplefilter("ignore")
+    for model in models or MODELS:
+        own[model] = module_difference(model)
+        for size in processes:
+            given = cases(model, size, plans, trained)
+            found = launch(job, size, model, given, show)[0]
+            rows += found
+            (line,) = summary(map(asdict, found))
+            click.echo(
+                f"\r{model:18} {size} {line['plans']:3} plans  loss {line['loss']:.1e}  gradient "
+                f"{line['gradient']:.1e}  training {line['training']:.1e}  "
+                f"{line['collectives']:5} collectives  {line['wrong']} wrong  "
+                f"{sum(r.seconds for r in found):.0f} s, {time.perf_counter() - started:.0f} in all"
+            )
+            for row in found:
+                if not row.is_right:
+                    click.echo(f"  {row}", err=True)
+    if out:
+        results = {
+            "environment": facts,
+            "seconds": time.perf_counter() - started,
+            "module_difference": own,
+            "rows": [asdict(row) for row in rows],
+        }
+        Path(out).write_text(json.dumps(results, indent=1) + "\n")
+    if not all(row.is_right for row in rows):
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,161 @@
+"""The batch in parts: which samples each process reads, and so needs to load.
+
+An axis of the mesh is one of the batch if most of what is read of the batch (in bytes) is read in
+parts of its leading dim over that axis. The part of a process is then a range of samples, cut by
+the outer axis first; axes that split something else leave copies of it.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from shardfold.errors import RunError
+from shardfold.plans.assemble import Assembly
+from shardfold.plans.plan import InputEntry, Plan
+from shardfold.spaces.layout import Bounds, chunk
+
+WHOLE, SAMPLES = "whole", "dim 0"
+
+
+def inputs_of(assembly: Assembly) -> tuple[InputEntry, ...]:
+    """Every tensor of the batch, and how it is cut into parts."""
+    graph, atoms = assembly.graph, assembly.atoms
+    votes, leading = _votes(assembly)
+    entries = []
+    for index, tensor in enumerate(graph.tensors):
+        if tensor.role != "input":
+            continue
+        is_batch = _has_samples(assembly, index) and atoms.classes[index][0] == leading
+        layout = tuple(SAMPLES if vote and is_batch else WHOLE for vote in votes)
+        entries.append(InputEntry(tensor.name, tensor.type.shape, layout))
+    return tuple(entries)
+
+
+def _has_samples(assembly: Assembly, tensor: int) -> bool:
+    """Whether the leading dim is one piece, of which every device can have a range."""
+    return assembly.atoms.dims[tensor].count(0) == 1
+
+
+def _votes(assembly: Assembly) -> tuple[list[bool], int]:
+    """For each axis, whether it splits the samples; and which atom the samples are."""
+    graph, atoms, tabulated = assembly.graph, assembly.atoms, assembly.tabulated
+    of_op = {x.index: v for v, x in enumerate(tabulated.vertices) if x.space is not None}
+    weights = np.zeros((2, len(tabulated.mesh.axes)))
+    sizes: dict[int, float] = {}
+    for tensor, readers in graph.readers().items():
+        if graph.tensors[tensor].role != "input" or not _has_samples(assembly, tensor):
+            continue
+        leading, size = atoms.classes[tensor][0], graph.tensors[tensor].type.bytes
+        sizes[leading] = sizes.get(leading, 0.0) + size
+        for reader, position in readers:
+            if all(not graph.tensors[t].requires_grad for t in graph.ops[reader].results):
+                continue  # made whole on every device, and sliced for free
+            v = of_op[reader]
+            space = tabulated.vertices[v].space
+            assert space is not None
+            row = space.operand_layouts(position)[assembly.choice[v]]
+            weights[(row == 0).astype(int), range(len(row))] += size
+    most = max(sizes, key=lambda k: sizes[k], default=-1)
+    return [bool(yes > no) for no, yes in weights.T], most
+
+
+def samples_of(plan: Plan) -> int:
+    """The samples of the whole batch."""
+    split = [entry.shape[0] for entry in plan.inputs if SAMPLES in entry.layout]
+    whole = [entry.shape[0] for entry in plan.inputs if entry.shape]
+    if not plan.inputs:
+        raise RunError("The plan does not say what its batch is: plan again.")
+    return (split or whole or [1])[0]
+
+
+def part_of(plan: Plan, rank: int | None = None) -> Bounds:
+    """The range of samples that a process reads."""
+    bounds = (0, samples_of(plan))
+    layout = next((e.layout for e in plan.inputs if SAMPLES in e.layout), ())
+    place = _rank(plan) if rank is None else rank
+    strides = [math.prod(axis.size for axis in plan.mesh[k + 1 :]) for k in range(len(plan.mesh))]
+    for axis, stride, state in zip(plan.mesh, strides, layout, strict=False):
+        if state == SAMPLES:
+            bounds = chunk(bounds, axis.size, place // stride % axis.size)
+    return bounds
+
+
+def local_batch(plan: Plan, batch: Any, rank: int | None) -> Any:
+    """The samples of one process, of every tensor that has samples."""
+    low, high = part_of(plan, rank)
+    split = {entry.shape for entry in plan.inputs if SAMPLES in entry.layout}
+    known = {entry.shape for entry in plan.inputs}
+
+    def cut(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: cut(item) for key, item in value.items()}
+        if isinstance(value, tuple | list):
+            return type(value)(cut(item) for item in value)
+        shape = getattr(value, "shape", None)
+        if shape is None:
+            return value
+        if tuple(shape) not in known:
+            shapes = ", ".join(map(str, sorted(known)))
+            raise RunError(
+                f"The batch has a tensor of shape {tuple(shape)}, the plan is for {shapes}. "
+                "Pad or drop the last batch, or plan again."
+            )
+        return value[low:high] if tuple(shape) in split else value
+
+    return cut(batch)
+
+
+def _rank(plan: Plan) -> int:
+    """The number of this process, from torch.distributed or from torchrun."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_initialized():
+        return int(distributed.get_rank())
+    if "RANK" in os.environ:
+        return int(os.environ["RANK"])
+    if math.prod(axis.size for axis in plan.mesh) == 1:
+        return 0
+    raise RunError("No process group is initialised: give the rank, or start it with torchrun.")
+
+
+class Sampler:
+    """The samples of every batch that are this process's, in an order that all processes share.
+
+    All batches are whole ones: what is left of an epoch after the last of them is left out (and
+    is other samples each epoch, if they are shuffled).
+    """
+
+    def __init__(
+        self, plan: Plan, count: int, *, shuffle: bool, seed: int, rank: int | None = None
+    ) -> None:
+        self.samples = samples_of(plan)
+        if count < self.samples:
+            raise RunError(f"The data has {count} samples, one batch of the plan {self.samples}.")
+        self.count, self.shuffle, self.seed, self.epoch = count, shuffle, seed, 0
+        self.part = part_of(plan, rank)
+
+    def __len__(self) -> int:
+        return self.count // self.samples
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return (self.batch(self.epoch * len(self) + k) for k in range(len(self)))
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch that is iterated over next: another order, if they are shuffled."""
+        self.epoch = epoch
+
+    def batch(self, step: int) -> list[int]:
+        """The samples of one step that are this process's; steps count over all epochs."""
+        epoch, number = divmod(step, len(self))
+        first = number * self.samples
+        low, high = (first + bound for bound in self.part)
+        if not self.shuffle:
+            return list(range(low, high))
+        order = np.random.default_rng((self.seed, epoch)).permutation(self.count)
+        found: list[int] = order[low:high].tolist()
+        return found
