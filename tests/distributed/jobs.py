@@ -16,7 +16,7 @@ from shardfold.run.parallelize import Settings, assemble, lowered_here, prepared
 from shardfold.spaces import atomise, rules_of
 
 from .models import HAND_WRITTEN
-from .recorder import planned, recorded
+from .recorder import by_member, planned, recorded
 
 Case = tuple[str, str, bytes]  # model, label, plan
 
@@ -67,6 +67,8 @@ def collectives(rank: int, cases: list[Case]) -> list[str]:
         names = tuple(axis.name for axis in plan.mesh)
         with recorded(module._run.context.groups, names) as ran:
             module(*args, **kwargs).backward()
+        reducer = module._run.uses.reducer
+        ran = by_member(ran, reducer.launched, names)
         wanted = planned(plan)
         only = dict(wanted - ran), dict(ran - wanted)
         found.append("" if ran == wanted else f"{name} {label}: planned {only[0]}, ran {only[1]}")

@@ -10,6 +10,7 @@ from typing import Any
 import torch.distributed as dist
 
 from shardfold.plans import Plan
+from shardfold.run.gradients import Launched
 from shardfold.run.groups import GATHER, SCATTER, Groups
 from shardfold.run.operators import windows
 
@@ -25,13 +26,29 @@ def planned(plan: Plan) -> Kinds:
     return found
 
 
+def by_member(ran: Kinds, launched: list[Launched], names: tuple[str, ...]) -> Kinds:
+    """What ran, with every collective that served several gradients replaced by its members.
+
+    Each must have been recorded: one of its kind, on its axes, with the bytes of all members.
+    """
+    found = ran.copy()
+    for bucket in launched:
+        axes = tuple(names[a] for a in bucket.axes)
+        whole = (bucket.kind, axes, float(sum(bucket.member_bytes)))
+        assert found[whole] > 0, f"{whole} was not recorded"
+        found[whole] -= 1
+        found.update((bucket.kind, axes, float(size)) for size in bucket.member_bytes)
+    return +found
+
+
 @contextmanager
 def recorded(groups: Groups, names: tuple[str, ...]) -> Iterator[Kinds]:
     """While it lasts, what is called is noted: the bytes of the larger side on this rank."""
     found: Kinds = Counter()
 
     def note(kind: str, tensor: Any, group: Any) -> None:
-        axes = next(a for a, g in groups.by_axes.items() if g is group)
+        known = (*groups.by_axes.items(), *groups.in_background.items())
+        axes = next(a for a, g in known if g is group)
         size = float(tensor.numel() * tensor.element_size())
         found[kind, tuple(names[a] for a in axes), size] += 1
 

@@ -10,7 +10,7 @@ computed from them alone are whole on every device, and sliced for free.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from shardfold.capture import Program
 from shardfold.cluster import Mesh
@@ -23,6 +23,20 @@ from shardfold.run.steps import Lie, Moves, gradients, values
 from shardfold.spaces import Atoms
 from shardfold.spaces.layout import REPLICATED
 
+# Operators whose result is new memory that their own backward does not need.
+PRODUCTS = (
+    *("aten.linear", "aten.addmm", "aten.mm", "aten.bmm", "aten.matmul", "aten.convolution"),
+    *(f"aten.conv{k}d" for k in (1, 2, 3)),
+)
+MAKES_VALUES = frozenset({*PRODUCTS, "aten.embedding"})
+# Operators whose backward makes the gradients of these operands anew.
+MAKES_GRADIENTS = {
+    **{kind: {"input", "mat1", "mat2", "self", "other"} for kind in PRODUCTS},
+    "aten.addmm": {"mat1", "mat2"},
+    "aten.layer_norm": {"input"},
+    "aten.rms_norm": {"input"},
+    "aten.scaled_dot_product_attention": {"query", "key", "value"},
+}
 WRITTEN = ("running_mean", "running_var")  # operands that batch norm updates in place
 
 
@@ -34,6 +48,8 @@ class Feed:
     there: Moves
     back: Moves | None  # None: no gradient flows
     regathers: bool = False  # moved again for backward instead of being kept
+    owns_value: bool = False  # nobody else reads the value: it may be written to
+    owns_gradient: bool = False  # the gradient that comes is new: it may be written to
 
     @property
     def moves(self) -> bool:
@@ -85,6 +101,17 @@ class Lowered:
     parameters: tuple[Stored, ...]
     written: tuple[Written, ...]  # buffers that are written in parts
 
+    def background_axes(self) -> set[Axes]:
+        """Every set of axes on which a parameter is gathered or its gradient reduced."""
+        parameters = {stored.tensor for stored in self.parameters}
+        found: set[Axes] = set()
+        for instruction in self.instructions:
+            for feed in instruction.feeds:
+                if feed.tensor in parameters and feed.back is not None:
+                    steps = (*feed.there.steps, *feed.back.steps)
+                    found.update(s.axes for s in steps if s.kind != "slice")
+        return found
+
     def axes(self) -> set[Axes]:
         """Every set of axes on which some step or exchange needs a process group."""
         found: set[Axes] = set()
@@ -124,6 +151,8 @@ class _Lowering:
         self.constant = constant_tensors(self.graph)
         self.whole: Row = (REPLICATED,) * len(place.shape)
         self.left: dict[int, Row] = {}
+        self.readers = self.graph.readers()
+        self.made = {t: op.kind in MAKES_VALUES for op in self.graph.ops for t in op.results}
         self.cache: dict[tuple[object, ...], Moves] = {}
 
     def run(self) -> Lowered:
@@ -173,7 +202,10 @@ class _Lowering:
                 self._lie(t).extent(values(row)) for t, row in zip(op.results, left, strict=True)
             ),
         )
-        feeds = tuple(self._feed(index, k, row) for k, row in enumerate(needed))
+        feeds = tuple(
+            self._feed(t, row, index, k)
+            for k, (t, row) in enumerate(zip(op.inputs, needed, strict=True))
+        )
         kept = tuple(self._keep(t, row) for t, row in zip(op.results, left, strict=True))
         has_gradient = any(self.graph.tensors[t].requires_grad for t in op.results)
         local = localise(site, self.trusted)
@@ -182,32 +214,45 @@ class _Lowering:
             site, feeds, local, op.results, tuple(left), kept, has_gradient, writes, drops
         )
 
-    def _feed(self, index: int, position: int, needed: Row) -> Feed:
-        """From where an operand lies to where the operator needs it."""
-        op = self.graph.ops[index]
-        tensor = op.inputs[position]
+    def _feed(self, tensor: int, needed: Row, reader: int, operand: int) -> Feed:
+        """From where the tensor lies to where its reader needs it."""
         role = self.graph.tensors[tensor].role
         if role == "parameter":
-            gradients = [self.graph.tensors[t].requires_grad for t in op.inputs]
-            again = self.atoms.rules[index].rule.needs_again(position, gradients)
-            regathers = tensor in self.decisions.regathers and again
-            return self._edge(tensor, self.decisions.stored[tensor], needed, regathers)
+            found = self._edge(tensor, self.decisions.stored[tensor], needed)
+            regathers = tensor in self.decisions.regathers and bool(found.there)
+            return replace(found, regathers=regathers)
         if role != "activation" or tensor in self.constant:
             return Feed(tensor, self._moves(tensor, self.whole, values(needed)), None)
-        return self._edge(tensor, self.left[tensor], needed)
+        is_only = tensor not in self.decisions.kept and len(self.readers[tensor]) == 1
+        return replace(
+            self._edge(tensor, self.left[tensor], needed),
+            owns_value=is_only and self.made[tensor],
+            owns_gradient=self._makes_gradient(reader, operand),
+        )
 
     def _keep(self, tensor: int, left: Row) -> Feed | None:
         """From where an operator leaves its result to where it is kept, if that was decided."""
         kept = self.decisions.kept.get(tensor)
         self.left[tensor] = left if kept is None else kept
-        return None if kept is None else self._edge(tensor, left, kept)
+        if kept is None:
+            return None
+        anew = all(self._makes_gradient(*reader) for reader in self.readers.get(tensor, ()))
+        return replace(
+            self._edge(tensor, left, kept),
+            owns_value=self.made[tensor],
+            owns_gradient=anew and tensor != self.graph.loss,
+        )
 
-    def _edge(self, tensor: int, left: Row, needed: Row, regathers: bool = False) -> Feed:
+    def _makes_gradient(self, reader: int, operand: int) -> bool:
+        op = self.graph.ops[reader]
+        return op.operands[operand].name in MAKES_GRADIENTS.get(op.kind, ())
+
+    def _edge(self, tensor: int, left: Row, needed: Row) -> Feed:
         there = self._moves(tensor, values(left), values(needed))
         back = None
         if self.graph.tensors[tensor].requires_grad:
             back = self._moves(tensor, gradients(needed), gradients(left))
-        return Feed(tensor, there, back, regathers and bool(there))
+        return Feed(tensor, there, back)
 
     def _moves(self, tensor: int, source: Row, target: Row) -> Moves:
         lie = self._lie(tensor)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any
 
 import torch
@@ -13,11 +14,14 @@ from torch.utils import _pytree as pytree
 
 from shardfold.capture import Program
 from shardfold.errors import RunError
-from shardfold.run.execute import Observer, execute
-from shardfold.run.lower import Lowered
+from shardfold.run.code import Step, Style, write
+from shardfold.run.lower import Instruction, Lowered
 from shardfold.run.moves import perform
 from shardfold.run.operators import Context
 from shardfold.run.parameters import Keeping
+from shardfold.run.uses import Uses, uses_of
+
+Observer = Callable[[Instruction, list[Tensor]], list[Tensor]]
 
 
 class Parallel(nn.Module):
@@ -63,20 +67,20 @@ class Parallel(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         """The loss of a batch; the same on every rank."""
+        if torch.compiler.is_compiling():
+            return self._counted(self._run.traced(self, args, kwargs))
         return self.observed(None, *args, **kwargs)
 
     def observed(self, observe: Observer | None, *args: Any, **kwargs: Any) -> Tensor:
         """As `forward`; `observe` sees the local results of every operator."""
-        if not self.training:
-            raise RunError("The plan is for a training step: call train() first, not eval().")
+        return self._counted(self._run.step(self, args, kwargs, observe))
+
+    def _counted(self, loss: Tensor) -> Tensor:
         run = self._run
-        found = execute(
-            run.lowered, run.given(self, args, kwargs), run.program.graph.loss, run.context, observe
-        )
-        run.context.step += 1
+        run.context.clock[1].add_(1)
         for name in run.counters:
             self.get_buffer(name).add_(1)
-        return found
+        return loss
 
 
 class Run:
@@ -94,6 +98,51 @@ class Run:
         self.program, self.lowered, self.context = program, lowered, context
         self.keepings, self.mesh, self.prefix = keepings, mesh, prefix
         self.counters: tuple[str, ...] = ()
+        self.by_tensor = {k.stored.tensor: k for k in keepings.values()}
+        self.uses: Uses | None = None
+        if mesh is not None:
+            uses = uses_of(lowered, self.by_tensor)
+            self.uses = Uses(uses, self.by_tensor, context.groups)
+        self.constants: dict[int, Tensor] = {}
+        self._eager = cache(self._written)
+        self._in_graph = torch._dynamo.allow_in_graph(self._recorded)
+
+    def _written(self, is_observed: bool, is_traced: bool) -> Step:
+        style = Style(
+            self.context.target,
+            tuple(self.program.sources),
+            self.program.graph.loss,
+            None if is_traced else self.uses,
+            is_observed,
+        )
+        return write(self.lowered, style)
+
+    def step(
+        self,
+        module: Parallel,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        observe: Observer | None,
+    ) -> Tensor:
+        """The loss, step by step."""
+        parameters = self._parameters(module)
+        leaves: list[Tensor] = []
+        if self.uses is not None:
+            leaves = self.uses.bind(parameters)
+            parameters = {t: self._part(t, p._local_tensor) for t, p in parameters.items()}
+        given = self.given(module, parameters, args, kwargs)
+        run = self._eager(observe is not None, False)
+        return run(self.context.now(), given, leaves, observe)
+
+    def traced(self, module: Parallel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+        """The loss as a compiler sees it: one function of the tensors, with all collectives in."""
+        parameters = {t: self._local(p, t) for t, p in self._parameters(module).items()}
+        given = self.given(module, parameters, args, kwargs)
+        found: Tensor = self._in_graph(self.context.clock.clone(), *given)
+        return found
+
+    def _recorded(self, clock: Tensor, *given: Tensor) -> Tensor:
+        return self._eager(False, True)(self.context.now(clock), given, (), None)
 
     def name(self, source: str) -> str:
         """The model's own name of a parameter or buffer that the program names."""
@@ -108,21 +157,34 @@ class Run:
             for name in tensors[keeping.stored.tensor].names
         }
 
+    def _parameters(self, module: Parallel) -> dict[int, Tensor]:
+        if not module.training:
+            raise RunError("The plan is for a training step: call train() first, not eval().")
+        return {
+            tensor: module.get_parameter(self.name(source.name))
+            for tensor, source in self.program.sources.items()
+            if source.role == "parameter"
+        }
+
     def given(
-        self, module: Parallel, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> dict[int, Tensor]:
-        """The tensors that no operator makes."""
+        self,
+        module: Parallel,
+        parameters: Mapping[int, Tensor],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> list[Tensor]:
+        """The tensors that no operator makes, in the order of their sources."""
         leaves = self._leaves(args, kwargs)
-        found: dict[int, Tensor] = {}
+        found: list[Tensor] = []
         for tensor, source in self.program.sources.items():
             if source.role == "parameter":
-                found[tensor] = self._local(module.get_parameter(self.name(source.name)), tensor)
+                found.append(parameters[tensor])
             elif source.role == "buffer":
-                found[tensor] = module.get_buffer(self.name(source.name))
+                found.append(module.get_buffer(self.name(source.name)))
             elif source.role == "constant":
-                found[tensor] = self._constant(tensor)
+                found.append(self._constant(tensor))
             else:
-                found[tensor] = self._input(tensor, leaves[source.leaf])
+                found.append(self._input(tensor, leaves[source.leaf]))
         return found
 
     def _leaves(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
@@ -140,20 +202,26 @@ class Run:
         return leaves
 
     def _local(self, parameter: Tensor, tensor: int) -> Tensor:
-        keeping = self.keepings[self.program.graph.tensors[tensor].name]
-        local = parameter
         if isinstance(parameter, DTensor):
-            local = parameter.to_local(grad_placements=list(keeping.placements))
+            placements = list(self.by_tensor[tensor].placements)
+            return self._part(tensor, parameter.to_local(grad_placements=placements))
+        return self._part(tensor, parameter)
+
+    def _part(self, tensor: int, local: Tensor) -> Tensor:
+        """A parameter's part in the shape of its dims, whatever shape it is kept in."""
+        keeping = self.by_tensor[tensor]
         return local.view(keeping.stored.extent.shape) if keeping.in_pieces else local
 
     def _constant(self, tensor: int) -> Tensor:
-        value = self.program.sources[tensor].value
-        if value is None or value.is_meta:
-            raise RunError(
-                f"The constant {self.program.graph.tensors[tensor].name} lost its value while the "
-                "model was traced: make it a buffer of the module."
-            )
-        return self._widened(value.to(self.context.device))
+        if tensor not in self.constants:
+            value = self.program.sources[tensor].value
+            if value is None or value.is_meta:
+                raise RunError(
+                    f"The constant {self.program.graph.tensors[tensor].name} lost its value while "
+                    "the model was traced: make it a buffer of the module."
+                )
+            self.constants[tensor] = self._widened(value.to(self.context.device))
+        return self.constants[tensor]
 
     def _input(self, tensor: int, value: Any) -> Tensor:
         wanted = self.program.graph.tensors[tensor]

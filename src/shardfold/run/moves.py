@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,12 +23,15 @@ from shardfold.run.steps import Moves, Step
 from shardfold.spaces.layout import PENDING
 
 
-def perform(moves: Moves, local: Tensor, groups: Groups) -> Tensor:
-    """The local part after all steps; the one given is never written to."""
+def perform(moves: Moves, local: Tensor, groups: Groups, *, owned: bool = False) -> Tensor:
+    """The local part after all steps; the one given is written to only if it is `owned`."""
     if not moves.steps:
         return local
     for step in moves.steps:
-        local = PERFORM[step.kind](step, local.reshape(step.before), groups)
+        found = PERFORM[step.kind](step, local.reshape(step.before), groups, owned)
+        # What a collective returns is new; a slice may still be the same memory.
+        owned = owned or step.kind != "slice"
+        local = found
     return local.reshape(moves.target)
 
 
@@ -38,19 +42,25 @@ def write_back(moves: Moves, local: Tensor, whole: Tensor) -> None:
     for step in moves.steps:
         low, high = step.cut[step.place]
         place = place.narrow(step.joining, low, high - low)
-    if place.data_ptr() != local.data_ptr():
+    # A slice that is the same memory was written where it is; autograd may have saved it since.
+    if place.untyped_storage()._cdata != local.untyped_storage()._cdata:
         place.copy_(local.reshape(place.shape))
 
 
-def _all_reduce(step: Step, local: Tensor, groups: Groups) -> Tensor:
-    return groups.all_reduce(local.clone(memory_format=torch.contiguous_format), step.axes)
+def _all_reduce(step: Step, local: Tensor, groups: Groups, owned: bool) -> Tensor:
+    is_free = owned and local.is_contiguous()
+    own = local.detach() if is_free else local.clone(memory_format=torch.contiguous_format)
+    return groups.all_reduce(own, step.axes)
 
 
-def _all_gather(step: Step, local: Tensor, groups: Groups) -> Tensor:
-    longest = max(step.gathered)
-    padded = _padded(local, step.leaving, longest)
-    stacked = groups.all_gather(padded, step.axes, len(step.gathered))
-    if min(step.gathered) == longest and math.prod(step.before[: step.leaving]) == 1:
+def _all_gather(step: Step, local: Tensor, groups: Groups, owned: bool) -> Tensor:
+    part = padded(local, step.leaving, max(step.gathered))
+    return gathered(step, groups.all_gather(part, step.axes, len(step.gathered)))
+
+
+def gathered(step: Step, stacked: Tensor) -> Tensor:
+    """The whole, from what an all-gather stacked."""
+    if min(step.gathered) == max(step.gathered) and math.prod(step.before[: step.leaving]) == 1:
         return stacked.reshape(step.after)
     pieces = [
         piece.narrow(step.leaving, 0, length)
@@ -59,15 +69,25 @@ def _all_gather(step: Step, local: Tensor, groups: Groups) -> Tensor:
     return torch.cat(pieces, step.leaving)
 
 
-def _reduce_scatter(step: Step, local: Tensor, groups: Groups) -> Tensor:
+def _reduce_scatter(step: Step, local: Tensor, groups: Groups, owned: bool) -> Tensor:
+    return scattered(step, groups.reduce_scatter(stacked(step, local), step.axes))
+
+
+def stacked(step: Step, local: Tensor) -> Tensor:
+    """What a reduce-scatter takes: everyone's part along a new first dim."""
     pieces = _cut(step, local)
-    longest = max(piece.shape[step.joining] for piece in pieces)
-    stacked = torch.stack([_padded(piece, step.joining, longest) for piece in pieces])
-    mine = groups.reduce_scatter(stacked, step.axes)
+    sizes = [piece.shape[step.joining] for piece in pieces]
+    if min(sizes) == max(sizes) and math.prod(step.before[: step.joining]) == 1:
+        return local.contiguous().view((len(pieces), *pieces[0].shape))
+    return torch.stack([padded(piece, step.joining, max(sizes)) for piece in pieces])
+
+
+def scattered(step: Step, mine: Tensor) -> Tensor:
+    """The part of this device, from what a reduce-scatter returned."""
     return mine.narrow(step.joining, 0, step.after[step.joining])
 
 
-def _all_to_all(step: Step, local: Tensor, groups: Groups) -> Tensor:
+def _all_to_all(step: Step, local: Tensor, groups: Groups, owned: bool) -> Tensor:
     shapes = []
     for length in step.gathered:
         shape = list(step.after)
@@ -78,7 +98,7 @@ def _all_to_all(step: Step, local: Tensor, groups: Groups) -> Tensor:
     return torch.cat(pieces, step.leaving)
 
 
-def _slice(step: Step, local: Tensor, groups: Groups) -> Tensor:
+def _slice(step: Step, local: Tensor, groups: Groups, owned: bool) -> Tensor:
     if step.joining == PENDING:
         return local if step.place == 0 else torch.zeros_like(local)
     return _cut(step, local)[step.place].contiguous()
@@ -88,7 +108,7 @@ def _cut(step: Step, local: Tensor) -> list[Tensor]:
     return [local.narrow(step.joining, low, high - low) for low, high in step.cut]
 
 
-def _padded(tensor: Tensor, dim: int, length: int) -> Tensor:
+def padded(tensor: Tensor, dim: int, length: int) -> Tensor:
     """The tensor with zeros at the end of a dim: the collectives want equal parts."""
     short = length - tensor.shape[dim]
     if not short:
@@ -98,7 +118,7 @@ def _padded(tensor: Tensor, dim: int, length: int) -> Tensor:
     return torch.cat([tensor, tensor.new_zeros(shape)], dim)
 
 
-PERFORM: dict[str, Callable[[Step, Tensor, Groups], Tensor]] = {
+PERFORM: dict[str, Callable[[Step, Tensor, Groups, bool], Tensor]] = {
     "all_reduce": _all_reduce,
     "all_gather": _all_gather,
     "reduce_scatter": _reduce_scatter,
@@ -107,17 +127,38 @@ PERFORM: dict[str, Callable[[Step, Tensor, Groups], Tensor]] = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """A tensor on its way in the plan: values move one way, gradients the other.
+
+    What is `owned` (a value that nobody else reads, a gradient just made) is written to in place.
+    """
+
+    there: Moves
+    back: Moves
+    owns_value: bool = False
+    owns_gradient: bool = False
+
+    def __call__(self, value: Tensor, groups: Groups) -> Tensor:
+        """The value where its reader needs it."""
+        if not (value.requires_grad and torch.is_grad_enabled()):
+            return perform(self.there, value, groups)
+        moved: Tensor = Reshard.apply(value, self, groups)
+        return moved
+
+
 class Reshard(torch.autograd.Function):
-    """An edge of the plan: values move one way, gradients the other, each by its own steps."""
+    """An edge for autograd: each direction by the plan's own steps."""
 
     @staticmethod
-    def forward(ctx: Any, local: Tensor, there: Moves, back: Moves, groups: Groups) -> Tensor:
+    def forward(ctx: Any, local: Tensor, edge: Edge, groups: Groups) -> Tensor:
         """Take the values to where the reader needs them."""
-        ctx.back, ctx.groups = back, groups
-        moved = perform(there, local, groups)
+        ctx.edge, ctx.groups = edge, groups
+        moved = perform(edge.there, local, groups, owned=edge.owns_value)
         return moved.view_as(moved) if moved is local else moved
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         """Take the reader's gradient to where the writer wants it."""
-        return perform(ctx.back, gradient, ctx.groups), None, None, None
+        edge = ctx.edge
+        return perform(edge.back, gradient, ctx.groups, owned=edge.owns_gradient), None, None

@@ -27,10 +27,20 @@ def keep_mask(
 
     `dims` are the pieces of each dim: size and local range, major first.
     """
-    key = _mix_int(_mix_int(_mix_int(context.seed) + context.step) + operator)
     place = linear_positions(dims, context.device)
-    bits = _mix(place * _signed(GOLDEN) + _signed(key))
+    bits = _mix(place * _signed(GOLDEN) + _key(context, operator))
     return _shifted(bits, 64 - BITS) >= int(p * 2**BITS)
+
+
+def _key(context: Context, operator: int) -> int | Tensor:
+    """Seed, step and operator mixed: a number, or a tensor where a compiler must see it change."""
+    if not context.traced:
+        seed, step = context.clock.tolist()
+        return _signed(_mix_int(_mix_int(_mix_int(seed) + step) + operator))
+    key: Tensor = context.clock[0]
+    for more in (context.clock[1], operator, 0):
+        key = _mix(key + _signed(GOLDEN)) + more
+    return key
 
 
 def linear_positions(dims: Sequence[Sequence[tuple[int, Bounds]]], device: torch.device) -> Tensor:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import torch
@@ -13,22 +14,70 @@ from shardfold.capture import Invocation, Slot
 from shardfold.errors import RunError
 from shardfold.graph import Op
 from shardfold.run.groups import Axes, Groups
+from shardfold.run.operators.calls import HALVES, Target, caller
 from shardfold.run.parts import Bounds, Extent, Place, Row, bounds_of
 from shardfold.spaces import AtomicRule
 
-HALVES = (torch.float16, torch.bfloat16)
-FLOATS = (torch.float32, *HALVES)
 
-
-@dataclass(slots=True)
 class Context:
-    """What all operators of a step share."""
+    """What all operators of a step share.
 
-    groups: Groups
-    device: torch.device
-    seed: int = 0
-    step: int = 0
-    double: bool = False  # run in float64 what was captured in a shorter dtype
+    Seed and number of the step are kept in a tensor, so that a compiled module can count. `traced`
+    says that calls are being recorded by a compiler, for which Python's numbers stand still.
+    """
+
+    __slots__ = ("clock", "groups", "latest", "target", "traced")
+
+    def __init__(
+        self,
+        groups: Groups,
+        device: torch.device,
+        seed: int = 0,
+        step: int = 0,
+        double: bool = False,
+    ) -> None:
+        self.groups = groups
+        self.target = Target(device, double)
+        self.clock = torch.tensor([seed, step])
+        self.traced = False
+        self.latest: Any = None  # the latest parameter that will be gathered again for backward
+
+    @property
+    def device(self) -> torch.device:
+        """Where everything is computed."""
+        return self.target.device
+
+    @property
+    def double(self) -> bool:
+        """Whether what was captured in a shorter dtype is run in float64."""
+        return self.target.double
+
+    @property
+    def seed(self) -> int:
+        """The seed of all dropout masks."""
+        return int(self.clock[0])
+
+    @seed.setter
+    def seed(self, value: int) -> None:
+        self.clock[0] = value
+
+    @property
+    def step(self) -> int:
+        """The number of the step."""
+        return int(self.clock[1])
+
+    @step.setter
+    def step(self, number: int) -> None:
+        self.clock[1] = number
+
+    def now(self, clock: Tensor | None = None) -> Context:
+        """The context of one step, whatever is counted after it began; traced if given a clock."""
+        found = copy.copy(self)
+        found.traced = clock is not None
+        found.clock = self.clock.clone() if clock is None else clock
+        found.groups = self.groups if clock is None else self.groups.functional()
+        found.latest = None
+        return found
 
 
 Local: TypeAlias = Callable[[Sequence[Tensor], Context], Any]
@@ -46,6 +95,7 @@ class Site:
     place: Place
     inputs: tuple[Extent, ...]
     results: tuple[Extent, ...]
+    callers: dict[Any, Callable[..., Any]] = field(default_factory=dict, compare=False, repr=False)
 
     def argument(self, name: str, default: Any = None) -> Any:
         """An argument of the call that is not a tensor."""
@@ -98,28 +148,11 @@ class Site:
 
     def invoke(self, tensors: Sequence[Tensor], context: Context, **changed: Any) -> Any:
         """Call the operator on local tensors, with some arguments changed."""
-        arguments = {
-            name: _filled(changed.get(name, value), tensors, context)
-            for name, value in self.call.arguments.items()
-        }
-        schema = self.call.target._schema
-        if schema.is_mutable:
-            for argument in schema.arguments:
-                if argument.alias_info is not None and argument.alias_info.is_write:
-                    arguments[argument.name] = arguments[argument.name].clone()
-        return self.call.target(**arguments)
-
-
-def _filled(value: Any, tensors: Sequence[Tensor], context: Context) -> Any:
-    if isinstance(value, Slot):
-        return tensors[value.position]
-    if isinstance(value, list):
-        return [_filled(v, tensors, context) for v in value]
-    if isinstance(value, torch.device):
-        return context.device
-    if context.double and isinstance(value, torch.dtype) and value in FLOATS:
-        return torch.float64
-    return value
+        key = (context.target, tuple(changed))
+        made = self.callers.get(key)
+        if made is None:
+            made = self.callers[key] = caller(self.call, *key)
+        return made(tensors, *changed.values())
 
 
 def statistics_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -132,5 +165,5 @@ def summed(context: Context, tensor: Tensor, site: Site, bases: Iterable[str]) -
     for base in bases:
         axes = site.axes(base)
         if axes:
-            context.groups.all_reduce(tensor, axes)
+            tensor = context.groups.all_reduce(tensor, axes)
     return tensor

@@ -1,0 +1,216 @@
+"""One device's step as Python source: every route decided, nothing left to interpret.
+
+    def step(context, given, leaves, observe):
+        groups = context.groups
+        t0, t1, t2 = given
+        # fc1
+        t5 = op_linear(t2, u0, u1)
+        # fc2
+        t6 = op_linear(t5, u2, t1)
+        t6 = edge(t6, groups)
+        del t5
+
+Tensors are `t` with their number in the graph, uses of parameters `u` with theirs. The same text
+serves training, checking (which looks at every result) and compilers (for which parameters are
+ordinary tensors and collectives are functions).
+"""
+
+from __future__ import annotations
+
+import linecache
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import count
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shardfold.run.gathers import Gather, Promise, promising
+from shardfold.run.lower import Feed, Instruction, Lowered
+from shardfold.run.moves import Edge, perform, write_back
+from shardfold.run.operators import Site
+from shardfold.run.operators.calls import Names, Target, call_text
+from shardfold.run.uses import Use, Uses
+
+Step = Callable[..., Tensor]
+INDENT = "    "
+NUMBERS = count()
+
+
+@dataclass(frozen=True, slots=True)
+class Style:
+    """Which of the three ways a step is written in."""
+
+    target: Target
+    given: tuple[int, ...]  # the tensors that no operator makes, in the order they are given
+    loss: int
+    uses: Uses | None = None  # None: parameters are ordinary tensors
+    is_observed: bool = False
+
+
+def write(lowered: Lowered, style: Style) -> Step:
+    """The step as a function of (context, given, leaves, observe)."""
+    writer = _Writer(lowered, style)
+    source = "\n".join(writer.lines())
+    name = f"<shardfold step {next(NUMBERS)}>"
+    # Tracebacks show the lines of the step.
+    linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
+    exec(compile(source, name, "exec"), writer.names.objects)
+    step: Step = writer.names.objects["step"]
+    step.__doc__ = source
+    return step
+
+
+@dataclass
+class _Writer:
+    lowered: Lowered
+    style: Style
+    names: Names = field(default_factory=Names)
+
+    def __post_init__(self) -> None:
+        uses: Sequence[Use] = self.style.uses.uses if self.style.uses is not None else ()
+        self.uses = {(use.instruction, use.operand): use for use in uses}
+        self.edges: dict[int, str] = {}
+        for function in (perform, write_back, promising, Promise, leaves_of, torch.no_grad):
+            self.names.add(function.__name__, function)
+
+    def lines(self) -> Iterator[str]:
+        """The whole function."""
+        yield "def step(context, given, leaves, observe):"
+        yield f"{INDENT}groups = context.groups"
+        for what, names in (
+            ("given", [f"t{t}" for t in self.style.given]),
+            ("leaves", [f"u{use.number}" for use in self.uses.values()]),
+        ):
+            if names:
+                yield f"{INDENT}{', '.join(names)}, = {what}"
+        for line in self._body(range(len(self.lowered.instructions))):
+            yield INDENT + line
+        yield f"{INDENT}return t{self.style.loss}"
+
+    def _body(self, indices: Sequence[int]) -> Iterator[str]:
+        ahead = self._started_ahead(indices)
+        for index in indices:
+            instruction = self.lowered.instructions[index]
+            yield f"# {instruction.site.op.name}"
+            yield from (self._start(use) for use in ahead.get(index, ()))
+            yield from self._instruction(index, instruction)
+            for tensor in instruction.drops:
+                yield f"del t{tensor}"
+
+    def _started_ahead(self, indices: Sequence[int]) -> dict[int, list[Use]]:
+        """Before which instruction each gather begins: the one that gathers before it."""
+        gathered = [u for u in self.uses.values() if u.feed.there and u.instruction in indices]
+        readers = sorted({use.instruction for use in gathered})
+        before = dict(zip(readers, [indices[0], *readers] if readers else [], strict=False))
+        found: dict[int, list[Use]] = {}
+        for use in gathered:
+            found.setdefault(before[use.instruction], []).append(use)
+        return found
+
+    def _start(self, use: Use) -> str:
+        assert self.style.uses is not None
+        start = self.names.add(f"start_{use.number}", partial(self.style.uses.start, use.number))
+        return f"{start}(u{use.number})"
+
+    def _instruction(self, index: int, instruction: Instruction) -> Iterator[str]:
+        operands, before, after = [], [], []
+        promised = []
+        for k, feed in enumerate(instruction.feeds):
+            text = self._operand(index, k, feed)
+            if k in instruction.writes or feed.regathers:
+                before.append(f"w{k} = {text}")
+                after.append(f"del w{k}")
+                text = f"w{k}"
+            if feed.regathers:
+                promised.append(f"({self._promise(index, k, feed)}, {text})")
+            operands.append(text)
+        yield from before
+        body = list(self._call(instruction, operands))
+        if promised:
+            body = [f"with promising([{', '.join(promised)}]):", *(INDENT + b for b in body)]
+        if self._stops_gradient(instruction):
+            body = ["with no_grad():", *(INDENT + line for line in body)]
+        yield from body
+        for k in instruction.writes:
+            feed = instruction.feeds[k]
+            yield f"write_back({self.names.add('moves', feed.there)}, w{k}, t{feed.tensor})"
+        yield from after
+        yield from self._results(instruction)
+
+    def _operand(self, index: int, operand: int, feed: Feed) -> str:
+        use = self.uses.get((index, operand))
+        if use is not None:
+            if not feed.there:
+                return f"u{use.number}"
+            assert self.style.uses is not None
+            function = partial(self.style.uses.gathered, use.number)
+            return f"{self.names.add(f'gathered_{use.number}', function)}(u{use.number})"
+        return self._moved(feed) if feed.moves else f"t{feed.tensor}"
+
+    def _moved(self, feed: Feed) -> str:
+        if feed.back is None:
+            return f"perform({self.names.add('moves', feed.there)}, t{feed.tensor}, groups)"
+        if id(feed) not in self.edges:
+            # Someone who looks at results keeps them: they are nobody's to write to.
+            is_free = not self.style.is_observed
+            edge = Edge(
+                feed.there,
+                feed.back,
+                feed.owns_value and is_free,
+                feed.owns_gradient and is_free,
+            )
+            self.edges[id(feed)] = self.names.add("edge", edge)
+        return f"{self.edges[id(feed)]}(t{feed.tensor}, groups)"
+
+    def _promise(self, index: int, operand: int, feed: Feed) -> str:
+        use = self.uses.get((index, operand))
+        if use is not None:
+            assert self.style.uses is not None
+            gather = self.names.add(f"gather_{use.number}", self.style.uses.gathers[use.number])
+            return f"Promise({gather}, u{use.number}, context)"
+        gather = (
+            f"{self.names.add('Gather', Gather)}({self.names.add('moves', feed.there)}, groups)"
+        )
+        return f"Promise({gather}, t{feed.tensor}, context)"
+
+    def _stops_gradient(self, instruction: Instruction) -> bool:
+        """Whether an operand has a gradient that must not flow on."""
+        feeds = instruction.feeds
+        return not instruction.has_gradient and any(feed.back is not None for feed in feeds)
+
+    def _call(self, instruction: Instruction, operands: list[str]) -> Iterator[str]:
+        site, local = instruction.site, instruction.local
+        if local == site.invoke:
+            text = call_text(site.call, operands, self.style.target, self.names)
+        else:
+            name = self.names.add(f"local_{site.op.kind.split('.')[-1]}", local)
+            text = f"{name}(({', '.join(operands)}{',' if operands else ''}), context)"
+        results = [f"t{t}" for t in instruction.results]
+        if len(results) == 1 and _gives_one_tensor(site):
+            yield f"{results[0]} = {text}"
+        else:
+            yield f"{', '.join(results)}, = leaves_of({text})"
+
+    def _results(self, instruction: Instruction) -> Iterator[str]:
+        if self.style.is_observed:
+            results = ", ".join(f"t{t}" for t in instruction.results)
+            yield f"{results}, = observe({self.names.add('instruction', instruction)}, [{results}])"
+        for tensor, kept in zip(instruction.results, instruction.kept, strict=True):
+            if kept is not None and kept.moves:
+                yield f"t{tensor} = {self._moved(kept)}"
+
+
+def _gives_one_tensor(site: Site) -> bool:
+    returns = site.call.target._schema.returns
+    return len(returns) == 1 and str(returns[0].type) == "Tensor"
+
+
+def leaves_of(found: Any) -> list[Tensor]:
+    """The tensors of a result with several, in order."""
+    if isinstance(found, Tensor):
+        return [found]
+    items = found if isinstance(found, (list, tuple)) else ()
+    return [leaf for item in items for leaf in leaves_of(item)]

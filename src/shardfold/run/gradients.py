@@ -1,0 +1,232 @@
+"""Gradients of parameters: reduced in buckets while backward goes on, and awaited at its end.
+
+Every use of a parameter has its own reduction in the plan. Uses whose reductions are of one kind,
+on the same axes and in one dtype share a collective, until the bucket is full; a gradient that
+fills one alone is reduced where it is, without a copy. Buckets are fixed beforehand, in the
+reverse order of the uses, and start in that order on every device: one is started when all its
+gradients have come and those before it have started.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shardfold.run.groups import Axes, Groups
+from shardfold.run.moves import perform, scattered, stacked
+from shardfold.run.steps import Moves
+
+BUCKET_BYTES = 4 << 20
+JOINED = ("all_reduce", "reduce_scatter")
+
+Deliver = Callable[[int, Tensor], None]  # the number of a use, and its gradient as it is stored
+Finished = Callable[[], Tensor]  # what a bucket holds for a use, once its work is done
+
+
+@dataclass(frozen=True, slots=True)
+class Reduction:
+    """What is to be done with the gradient of one use."""
+
+    number: int
+    moves: Moves
+    dtype: torch.dtype
+    gradient_bytes: int
+
+    @property
+    def key(self) -> tuple[Any, ...] | None:
+        """Reductions with the same key may share a collective; None: not with any."""
+        if len(self.moves.steps) != 1 or self.moves.steps[0].kind not in JOINED:
+            return None
+        step = self.moves.steps[0]
+        return (step.kind, step.axes, self.dtype)
+
+
+@dataclass(slots=True)
+class Bucket:
+    """Reductions that share a collective, and how far it has come in this backward."""
+
+    members: list[Reduction]
+    gradients: dict[int, Tensor] = field(default_factory=dict)
+    work: Any = None
+    results: list[tuple[int, Finished]] = field(default_factory=list)
+    is_started: bool = False
+
+    @property
+    def is_full(self) -> bool:
+        """Whether all gradients have come."""
+        return len(self.gradients) == len(self.members)
+
+    def clear(self) -> None:
+        """Forget this backward."""
+        self.gradients, self.work, self.results, self.is_started = {}, None, [], False
+
+
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """A collective that was started for several uses: what each of them adds to its bytes."""
+
+    kind: str
+    axes: Axes
+    member_bytes: tuple[int, ...]
+
+
+class Reducer:
+    """Takes gradients as backward finds them, and delivers them reduced when it ends."""
+
+    def __init__(
+        self,
+        reductions: Sequence[Reduction],
+        groups: Groups,
+        deliver: Deliver,
+        settle: Callable[[], None],
+        limit: int = BUCKET_BYTES,
+    ) -> None:
+        self.groups, self.deliver, self.settle = groups, deliver, settle
+        sent = [r for r in reductions if r.moves]
+        self.buckets = list(buckets_of(sent, limit))
+        self.bucket_of = {m.number: b for b in self.buckets for m in b.members}
+        self.launched: list[Launched] = []
+        self.reset()
+
+    def reset(self) -> None:
+        """Be ready for a backward, whatever became of the last one."""
+        for bucket in self.buckets:
+            bucket.clear()
+        self.next = 0
+        self.is_active = False
+        self.ready: list[tuple[int, Tensor]] = []
+        self.late: list[tuple[int, Tensor]] = []
+
+    def arrived(self, number: int, gradient: Tensor) -> None:
+        """Take the gradient of a use."""
+        if not self.is_active:
+            self.is_active = True
+            self.launched.clear()
+            torch.autograd.Variable._execution_engine.queue_callback(self.finish)
+        bucket = self.bucket_of.get(number)
+        if bucket is None:
+            self.ready.append((number, gradient))
+            return
+        if number in bucket.gradients or bucket.is_started:
+            self.late.append((number, gradient))  # of a second forward in the same backward
+            return
+        bucket.gradients[number] = gradient
+        while self.next < len(self.buckets) and self.buckets[self.next].is_full:
+            self._start(self.buckets[self.next])
+            self.next += 1
+
+    @torch.no_grad()
+    def finish(self) -> None:
+        """Start what is left, wait for everything, and deliver."""
+        for bucket in self.buckets[self.next :]:
+            self._start(bucket)
+        late = [self._bucket_for(number, g) for number, g in self.late]
+        for bucket in late:
+            self._start(bucket)
+        for number, gradient in self.ready:
+            self.deliver(number, gradient)
+        for bucket in (*self.buckets, *late):
+            if bucket.work is not None:
+                bucket.work.wait()
+            for number, finished in bucket.results:
+                self.deliver(number, finished())
+        self.reset()
+        self.settle()
+
+    def _bucket_for(self, number: int, gradient: Tensor) -> Bucket:
+        member = next(m for m in self.bucket_of[number].members if m.number == number)
+        return Bucket([member], {number: gradient})
+
+    @torch.no_grad()
+    def _start(self, bucket: Bucket) -> None:
+        bucket.is_started = True
+        present = [m for m in bucket.members if m.number in bucket.gradients]
+        if not present:
+            return
+        taken = [bucket.gradients[m.number] for m in present]
+        bucket.gradients = {}
+        step = present[0].moves.steps[0]
+        if present[0].key is None:
+            (member,), (gradient,) = present, taken
+            result = perform(member.moves, gradient, self.groups, owned=is_free(gradient))
+            bucket.results = [(member.number, lambda: result)]
+            return
+        start = self._reduce if step.kind == "all_reduce" else self._scatter
+        sizes = start(bucket, present, taken)
+        if len(present) > 1:
+            self.launched.append(Launched(step.kind, step.axes, sizes))
+
+    def _reduce(
+        self, bucket: Bucket, members: list[Reduction], taken: list[Tensor]
+    ) -> tuple[int, ...]:
+        if len(taken) == 1:
+            whole = taken[0]
+            if not (whole.is_contiguous() and is_free(whole)):
+                whole = whole.clone(memory_format=torch.contiguous_format)
+            pieces = [whole]
+        else:
+            whole = torch.cat([g.reshape(-1) for g in taken])
+            pieces = list(whole.split([g.numel() for g in taken]))
+        bucket.work = self.groups.start_reduce(whole, members[0].moves.steps[0].axes)
+        bucket.results = [
+            (m.number, partial(piece.view, m.moves.target))
+            for m, piece in zip(members, pieces, strict=True)
+        ]
+        return tuple(_bytes(piece) for piece in pieces)
+
+    def _scatter(
+        self, bucket: Bucket, members: list[Reduction], taken: list[Tensor]
+    ) -> tuple[int, ...]:
+        """The rows of each member's stack lie beside each other in the bucket's rows."""
+        steps = [m.moves.steps[0] for m in members]
+        stacks = [stacked(s, g.reshape(s.before)) for s, g in zip(steps, taken, strict=True)]
+        shapes = [stack.shape[1:] for stack in stacks]
+        whole = stacks[0]
+        if len(stacks) > 1:
+            whole = torch.cat([stack.flatten(1) for stack in stacks], 1)
+        mine, bucket.work = self.groups.start_scatter(whole, steps[0].axes)
+        rows = mine.view(-1).split([shape.numel() for shape in shapes])
+        bucket.results = [
+            (m.number, partial(_own_part, m, row.view(shape)))
+            for m, row, shape in zip(members, rows, shapes, strict=True)
+        ]
+        return tuple(_bytes(stack) for stack in stacks)
+
+
+def _own_part(member: Reduction, mine: Tensor) -> Tensor:
+    return scattered(member.moves.steps[0], mine).reshape(member.moves.target)
+
+
+def _bytes(tensor: Tensor) -> int:
+    return int(tensor.numel() * tensor.element_size())
+
+
+def buckets_of(reductions: Sequence[Reduction], limit: int) -> Iterator[Bucket]:
+    """Cut the uses into buckets, those that backward meets first in front."""
+    open_ones: dict[Any, list[Reduction]] = {}
+    sizes: dict[Any, int] = {}
+    for reduction in reversed(reductions):
+        key = reduction.key
+        if key is None or reduction.gradient_bytes >= limit:
+            yield Bucket([reduction])
+            continue
+        open_ones.setdefault(key, []).append(reduction)
+        sizes[key] = sizes.get(key, 0) + reduction.gradient_bytes
+        if sizes[key] >= limit:
+            yield Bucket(open_ones.pop(key))
+            del sizes[key]
+    for members in open_ones.values():
+        yield Bucket(members)
+
+
+def is_free(gradient: Tensor) -> bool:
+    """Whether a gradient's memory is its own, so that it may be written to."""
+    storage = gradient.untyped_storage()
+    holders: int = torch._C._storage_Use_Count(storage._cdata)
+    # One for the tensor, one for the storage asked for here.
+    return holders <= 2 and storage.nbytes() == _bytes(gradient)
