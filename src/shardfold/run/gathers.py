@@ -7,7 +7,6 @@ promise. When backward asks for one, the gather of the one before is started.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -75,31 +74,36 @@ class Gathered(torch.autograd.Function):
 
 
 class Promise:
-    """A gathered parameter that is not kept; it is gathered again while anyone holds it."""
+    """A gathered parameter that is not kept: gathered again once, for all that were promised it.
+
+    An operator of many kernels (a recurrent one) asks for it many times, one after the other.
+    """
 
     def __init__(self, gather: Gather, stored: Tensor, context: Context) -> None:
         self.gather, self.stored = gather, stored.detach()
         self.earlier: Promise | None = None if context.traced else context.latest
-        self.is_wanted = False
+        self.made = self.kept = 0  # promises
         self.started: Started | None = None
-        self.found: weakref.ref[Tensor] | None = None
+        self.held: Tensor | None = None
         context.latest = self
 
     def start(self) -> None:
         """Begin to gather what backward will soon ask for."""
-        if self.is_wanted and self.started is None and (self.found is None or not self.found()):
+        if self.made and self.started is None and self.held is None:
             self.started = self.gather.start(self.stored)
 
     def get(self) -> Tensor:
         """The whole parameter."""
-        held = self.found() if self.found is not None else None
-        if held is None:
+        if self.held is None:
             started, self.started = self.started, None
             if self.earlier is not None:
                 self.earlier.start()
-            held = self.gather.collect(self.stored, started).contiguous()
-            self.found = weakref.ref(held)
-        return held
+            self.held = self.gather.collect(self.stored, started).contiguous()
+        found = self.held
+        self.kept += 1
+        if self.kept == self.made:
+            self.kept, self.held = 0, None
+        return found
 
 
 def promising(pairs: Sequence[tuple[Promise, Tensor]]) -> AbstractContextManager[Any]:
@@ -110,7 +114,7 @@ def promising(pairs: Sequence[tuple[Promise, Tensor]]) -> AbstractContextManager
         promise = known.get(tensor.untyped_storage()._cdata)
         if promise is None:
             return lambda: tensor
-        promise.is_wanted = True
+        promise.made += 1
         shape = (tensor.size(), tensor.stride(), tensor.storage_offset())
         return lambda: promise.get().as_strided(*shape)
 

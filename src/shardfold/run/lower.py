@@ -219,7 +219,10 @@ class _Lowering:
         role = self.graph.tensors[tensor].role
         if role == "parameter":
             found = self._edge(tensor, self.decisions.stored[tensor], needed)
-            regathers = tensor in self.decisions.regathers and bool(found.there)
+            inputs = self.graph.ops[reader].inputs
+            gradients = [self.graph.tensors[t].requires_grad for t in inputs]
+            needed_again = self.atoms.rules[reader].rule.needs_again(operand, gradients)
+            regathers = tensor in self.decisions.regathers and bool(found.there) and needed_again
             return replace(found, regathers=regathers)
         if role != "activation" or tensor in self.constant:
             return Feed(tensor, self._moves(tensor, self.whole, values(needed)), None)
