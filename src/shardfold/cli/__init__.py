@@ -19,6 +19,7 @@ COMMANDS = {
     "compare": ("shardfold.cli.compare", "Hold the best plan against other methods, or plans."),
     "check": ("shardfold.cli.check", "Run one step of a plan beside one device, and compare."),
     "train": ("shardfold.cli.train", "Train a model under a plan."),
+    "launch": ("shardfold.cli.launch", "Print the torchrun commands that start a plan."),
     "models": ("shardfold.cli.models", "List the models of the zoo."),
     "clusters": ("shardfold.cli.clusters", "List the known hardware, or show one cluster."),
     "solve": ("shardfold.cli.solve", "Solve a search problem from a file."),
