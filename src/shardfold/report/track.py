@@ -9,8 +9,11 @@ from typing import Any
 from shardfold.plans import Plan
 from shardfold.plans.plan import OperatorEntry
 from shardfold.plans.plan import Row as Drawn
+from shardfold.plans.units import seconds as in_seconds
+from shardfold.simulate import Sample, Simulation, Timeline
 
 FINEST = 1 / 1500  # of the step: pieces below are joined with what follows
+SAMPLES = 700  # of memory, at most
 COMPUTE, COMMUNICATION = "compute", "communication"
 
 
@@ -35,7 +38,7 @@ class Track:
     pieces: tuple[Piece, ...]
     memory: tuple[tuple[float, dict[str, float]], ...]
     note: str
-    figures: dict[str, float]
+    figures: dict[str, str]
 
     def plain(self) -> dict[str, Any]:
         """As JSON values."""
@@ -74,6 +77,44 @@ def additive(plan: Plan, drawn: Sequence[Drawn]) -> Track:
         "As the cost model adds it up: nothing overlaps, so all communication is exposed.",
         {},
     )
+
+
+def simulated(found: Simulation, timeline: Timeline) -> Track:
+    """The step as it was simulated, with communication beside work, and its memory."""
+    pieces = [
+        Piece(
+            span.stream,
+            span.phase,
+            span.start_seconds,
+            span.end_seconds,
+            span.exposed_seconds,
+            span.operator if span.stream == COMPUTE else f"{span.kind} of {span.operator}",
+        )
+        for span in sorted(timeline.spans, key=lambda span: span.start_seconds)
+    ]
+    figures = {
+        "simulated step": in_seconds(found.step_seconds),
+        "communication in all": in_seconds(found.communication_seconds),
+        "model FLOP utilisation": f"{found.mfu:.1%}",
+        "memory peaks at": found.peak_at,
+    }
+    return Track(
+        timeline.streams,
+        joined(pieces, found.step_seconds),
+        tuple((s.seconds, s.bytes) for s in _fewer(timeline.memory, found.step_seconds)),
+        "Simulated: gathers run ahead and reductions behind the work, one stream a level of links.",
+        {name: text for name, text in figures.items() if text},
+    )
+
+
+def _fewer(samples: Sequence[Sample], total: float) -> list[Sample]:
+    """Few enough samples to draw: the fullest of each stretch of time, and the last."""
+    best: dict[int, Sample] = {}
+    for sample in samples:
+        at = int(SAMPLES * sample.seconds / total) if total else 0
+        if at not in best or sample.total > best[at].total:
+            best[at] = sample
+    return [*best.values(), *samples[-1:]]
 
 
 def _turns(

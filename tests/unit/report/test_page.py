@@ -12,7 +12,8 @@ import pytest
 import shardfold as sf
 from shardfold.report.facts import facts
 from shardfold.report.page import embedded, to_html
-from shardfold.report.track import Piece, joined
+from shardfold.report.track import Piece, joined, simulated
+from shardfold.simulate import Operator, Schedule, Segment, Task, timeline
 from virtual.models import Language, tokens
 
 HOSTILE = '</script><script>alert("x")</script><!-- \u2028 \ud83d\ude00 é & \' "'.encode(
@@ -108,3 +109,25 @@ def test_pieces_too_short_to_be_seen_are_joined() -> None:
 
 def test_to_html_is_the_plans_own(plan: sf.Plan) -> None:
     assert data_of(plan.to_html("mine"))["title"] == "mine"
+
+
+def test_a_simulated_step_is_drawn_as_it_was() -> None:
+    task = Task("forward", 1.0, takes={"activations": 8.0})
+    back = Task("backward", 2.0, gives={"activations": 8.0})
+    send = Task("all_reduce", 1.0, mode="behind", levels=(0,), bytes=4.0)
+    block = Segment("block", (Operator("a", (task,), (back, send)),), 3)
+    found = simulated(*timeline(Schedule(("gpu",), (block,), {"parameters": 2.0}, 1.0)))
+    assert found.streams == ("compute", "gpu")
+    work = [p.end_seconds - p.start_seconds for p in found.pieces if p.stream == "compute"]
+    assert math.fsum(work) == pytest.approx(9.0)
+    assert max(sum(held.values()) for _, held in found.memory) == 26.0
+    assert sum(p.exposed_seconds for p in found.pieces) == pytest.approx(1.0)
+
+
+def test_memory_keeps_its_peak_when_samples_are_left_out() -> None:
+    task = Task("forward", 1.0, takes={"activations": 1.0})
+    back = Task("backward", 1.0, gives={"activations": 1.0})
+    blocks = tuple(Segment(f"b{k}", (Operator(f"o{k}", (task,), (back,)),)) for k in range(3000))
+    found = simulated(*timeline(Schedule((), blocks, {}, 1.0)))
+    assert len(found.memory) <= 702
+    assert max(sum(held.values()) for _, held in found.memory) == 3000.0
