@@ -13,11 +13,12 @@ from shardfold.cluster import Cluster, Mesh, mesh_from_text, parse
 from shardfold.costs import optimizer_named, pricing_named
 from shardfold.errors import InputError, nearest
 from shardfold.plans import Plan
-from shardfold.plans.choose import RECOMPUTE, Recompute, choose
+from shardfold.plans.choose import RECOMPUTE, Recompute
 from shardfold.plans.describe import describe
 from shardfold.plans.pins import parse_pins
+from shardfold.plans.settle import Request, settle
 from shardfold.search.files import write_problem
-from shardfold.spaces import Maker, atomise, rules_of
+from shardfold.spaces import Maker
 
 if TYPE_CHECKING:
     from torch import nn
@@ -90,30 +91,20 @@ def plan(
         graph = capture(model, args, kwargs, dtype=dtype, loss=loss, fold=fold)
     captured = time.perf_counter()
 
-    atoms = atomise(graph, rules_of(graph, {**pricing.rules, **(rules or {})}))
-    chosen = choose(
-        graph,
-        atoms,
-        target,
-        meshes,
-        pricing,
-        updates,
-        memory_limit,
-        lambda done, total: watch(Stage("search", done, total)),
-        fixed,
-        recompute,
-    )
+    request = Request(target, meshes, pricing, updates, memory_limit, fixed, recompute, rules or {})
+    settled = settle(graph, request, lambda done, total: watch(Stage("search", done, total)))
     searched = time.perf_counter()
     if save_problem is not None:
-        meta = {"cluster": target.name, "mesh": str(chosen.best.mesh), "unit": "seconds"}
-        write_problem(chosen.best.unfolded.problem, save_problem, meta=meta)
+        won = settled.chosen.best
+        meta = {"cluster": target.name, "mesh": str(won.mesh), "unit": "seconds"}
+        write_problem(won.unfolded.problem, save_problem, meta=meta)
 
     watch(Stage("describe", 0, 1))
     return describe(
-        graph,
-        atoms,
+        settled.graph,
+        settled.atoms,
         target,
-        chosen,
+        settled.chosen,
         updates,
         cost=cost,
         dtype=dtype,

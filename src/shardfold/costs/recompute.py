@@ -16,10 +16,11 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
+from shardfold.errors import PlanError
 from shardfold.graph import Graph
 from shardfold.graph.repeat import MODEL, operator_order
 from shardfold.spaces import Atoms
@@ -70,6 +71,17 @@ def block_regions(graph: Graph, atoms: Atoms) -> Regions:
     found = tuple(block for block in trimmed if len(block) >= FEWEST_OPERATORS)
     last = {block[-1] for block in found}
     return Regions(found, frozenset(i for i in last if _keeps_only_operands(atoms, i)))
+
+
+def stated_regions(ranges: Sequence[tuple[int, int]], graph: Graph, atoms: Atoms) -> Regions:
+    """The regions that a plan states for a graph with all its periods; they must be its blocks."""
+    blocks = block_regions(graph, atoms) if ranges else KEEP_ALL
+    stated = tuple(range(first, end) for first, end in ranges)
+    if not set(stated) <= set(blocks.ranges):
+        raise PlanError(
+            "The plan recomputes operators that are not the model's blocks. Plan again."
+        )
+    return Regions(stated, blocks.readers)
 
 
 def in_model(regions: Regions, graph: Graph) -> Regions:

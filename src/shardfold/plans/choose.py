@@ -52,12 +52,14 @@ class Chosen:
     smallest_bytes: float | None = None  # only where nothing fits
     pins: tuple[Pin, ...] = ()
     free: Chosen | None = None  # only with pins: the winner without them
+    floor_seconds: float | None = None  # where more ways exist than were tried: a bound on them
 
     @property
     def lower_bound(self) -> float:
         """No choice on any mesh that was tried costs less than this."""
         possible = [c for c in self.tried if c.feasible] or self.tried
-        return min(candidate.solution.lower_bound for candidate in possible)
+        bounds = [candidate.solution.lower_bound for candidate in possible]
+        return min(bounds if self.floor_seconds is None else [*bounds, self.floor_seconds])
 
     def best_by_mesh(self) -> list[Candidate]:
         """The winner of each mesh, over what is kept and what is recomputed."""
@@ -86,7 +88,7 @@ def choose(
     limit_bytes: float | None,
     watch: Callable[[int, int], None],
     pins: Sequence[Pin] = (),
-    recompute: Recompute = "auto",
+    recompute: Recompute | Regions = "auto",
 ) -> Chosen:
     """Solve on every mesh, and keep the fastest choice that fits.
 
@@ -111,12 +113,14 @@ def choose(
         return candidates(regions) if regions else []
 
     def best(prepare: Callable[[list[Candidate]], list[Candidate]]) -> Chosen:
-        others = (lambda: prepare(recomputing())) if recompute == "auto" else (lambda: [])
-        ways = _Ways(prepare(kept), others)
+        ways = _Ways(prepare(kept), lambda: prepare(recomputing()) if recompute == "auto" else [])
         return _best(ways, limit, limit_bytes is not None, lambda n: watch(count + n, 2 * count))
 
     count = len(meshes)
-    kept = candidates(block_regions(graph, atoms) if recompute == "always" else KEEP_ALL)
+    if isinstance(recompute, Regions):
+        kept = candidates(recompute)
+    else:
+        kept = candidates(block_regions(graph, atoms) if recompute == "always" else KEEP_ALL)
     free = best(lambda found: found)
     if not pins:
         return free
@@ -159,14 +163,18 @@ def _best(ways: _Ways, limit: float, is_given: bool, watch: Callable[[int], None
     fastest = min(ways.keeping, key=lambda c: c.solution.cost)
     if (fastest.solution.bytes or 0.0) <= limit:
         return Chosen(fastest, tuple(ways.keeping), limit)
+    again = ways.recomputing()
+    # Recomputing some blocks and not others is not tried here, and costs no less than this.
+    floor = fastest.solution.lower_bound if again else None
     try:
-        tried = _within([*ways.keeping, *ways.recomputing()], limit, watch)
+        tried = _within([*ways.keeping, *again], limit, watch)
     except InfeasibleError as error:
         if is_given:
             raise
         return Chosen(fastest, tuple(ways.keeping), limit, error.needed_bytes)
     fitting = [c for c in tried if (c.solution.bytes or 0.0) <= limit]
-    return Chosen(min(fitting, key=lambda c: c.solution.cost), tuple(tried), limit)
+    best = min(fitting, key=lambda c: c.solution.cost)
+    return Chosen(best, tuple(tried), limit, floor_seconds=floor)
 
 
 def _within(
@@ -181,7 +189,7 @@ def _within(
         solution, feasible = free[k].solution, True
         if (solution.bytes or 0.0) > limit and solution.cost < best:
             try:
-                solution = free[k].left.solve(limit)
+                solution = free[k].left.solve(limit, fastest=solution, cutoff=best)
             except InfeasibleError as error:
                 needed, feasible = min(needed, error.needed_bytes), False
         fits = (solution.bytes or 0.0) <= limit

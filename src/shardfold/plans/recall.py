@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from shardfold.cluster import Mesh
 from shardfold.costs import CostModel, Optimizer, Vertex, tabulate
-from shardfold.costs.recompute import KEEP_ALL, block_regions
+from shardfold.costs.recompute import stated_regions
 from shardfold.errors import PlanError
 from shardfold.graph import Graph
 from shardfold.plans.assemble import Assembly, factor_name
@@ -21,7 +21,7 @@ def restated(
     plan: Plan, graph: Graph, atoms: Atoms, mesh: Mesh, model: CostModel, optimizer: Optimizer
 ) -> Assembly:
     """The plan's choice on tables made anew, on a mesh with as many axes as its own."""
-    again = block_regions(graph, atoms) if plan.recompute else KEEP_ALL
+    again = stated_regions(plan.recompute, graph, atoms)
     tables = tabulate(graph, atoms, mesh, model, optimizer, again)
     blank = Assembly(graph, atoms, tables, (0,) * len(tables.vertices), model, optimizer)
     return replace(blank, choice=recalled(plan, blank))

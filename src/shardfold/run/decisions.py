@@ -15,7 +15,7 @@ import numpy as np
 from shardfold.cluster import Mesh
 from shardfold.cluster.mesh import Axis
 from shardfold.costs.decisions import constant_tensors
-from shardfold.costs.recompute import block_regions
+from shardfold.costs.recompute import KEEP_ALL, Regions, stated_regions
 from shardfold.errors import PlanError, nearest
 from shardfold.graph import Graph
 from shardfold.plans import Plan
@@ -37,7 +37,7 @@ class Decisions:
     kept: dict[int, Row]  # tensors with several readers, and the loss
     stored: dict[int, Row]  # parameters
     regathers: frozenset[int]
-    recompute: tuple[range, ...] = ()  # operators that run again before backward
+    regions: Regions = KEEP_ALL  # operators that run again before backward
 
 
 def decisions_of(plan: Plan, graph: Graph, atoms: Atoms) -> Decisions:
@@ -58,18 +58,13 @@ def decisions_of(plan: Plan, graph: Graph, atoms: Atoms) -> Decisions:
             regathers.add(index)
     configs = tuple(_config(plan, i, atoms, mesh) for i in range(len(graph.ops)))
     return Decisions(
-        mesh, configs, kept, stored, frozenset(regathers), _recompute(plan, graph, atoms)
+        mesh,
+        configs,
+        kept,
+        stored,
+        frozenset(regathers),
+        stated_regions(plan.recompute, graph, atoms),
     )
-
-
-def _recompute(plan: Plan, graph: Graph, atoms: Atoms) -> tuple[range, ...]:
-    """The plan's regions, which must be the model's own blocks."""
-    stated = tuple(range(first, end) for first, end in plan.recompute)
-    if stated and stated != block_regions(graph, atoms).ranges:
-        raise PlanError(
-            "The plan recomputes operators that are not the model's blocks. Plan again."
-        )
-    return stated
 
 
 def shared_tensors(graph: Graph) -> list[int]:
