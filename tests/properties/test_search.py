@@ -10,6 +10,8 @@ from search_problems import random_problem, renumbered, repeated_problem
 from shardfold.errors import InfeasibleError
 from shardfold.search import Problem, solve
 from shardfold.search import exact as exact_module
+from shardfold.search import few as few_module
+from shardfold.search import limited as limited_module
 from shardfold.search import runs as runs_module
 from shardfold.search.bounded import bounded
 from shardfold.search.factors import factors_of
@@ -29,22 +31,25 @@ def agree(first: float, second: float) -> bool:
     return isclose(first, second, rel_tol=1e-9, abs_tol=1e-9)
 
 
-@pytest.fixture
-def eager_folding(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fold even the smallest problems, so that small oracles can check it."""
-    monkeypatch.setattr(exact_module, "_FEW", 0)
+@pytest.fixture(params=["one by one", "rounds"])
+def eager_folding(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fold and find runs even in the smallest problems, so that small oracles can check it."""
+    if request.param == "rounds":
+        monkeypatch.setattr(few_module, "FEW", 0)
     monkeypatch.setattr(runs_module, "_MIN_VERTICES", 10)
     monkeypatch.setattr(runs_module, "_MIN_COPIES", 3)
 
 
 @pytest.mark.parametrize("batch", range(20))
-def test_exact_search_agrees_with_brute_force(batch: int, eager_folding: None) -> None:
+def test_exact_search_agrees_with_brute_force(batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    one_by_one, rounds = few_module.FEW, 0
     for seed in range(100 * batch, 100 * batch + 100):
         problem = random_problem(seed)
         best = solve(problem, method="brute").cost
-        for order in ORDERS:
+        for order, few in (("auto", rounds), *((order, one_by_one) for order in ORDERS)):
+            monkeypatch.setattr(few_module, "FEW", few)
             solution = solve(problem, order=order)
-            assert agree(solution.cost, best), (seed, order)
+            assert agree(solution.cost, best), (seed, order, few)
             assert solution.is_optimal
             assert solution.cost == problem.total(solution.choice)
 
@@ -145,6 +150,39 @@ def test_memory_limit_agrees_with_brute_force(batch: int) -> None:
             assert solution.lower_bound <= best + 1e-9, seed
             assert agree(solution.cost, best) or not solution.is_optimal, seed
             assert solution.cost <= best * (1 + 0.005) + 1e-9 or best < 0, seed
+
+
+def test_what_is_known_before_only_saves_time() -> None:
+    cut = 0
+    for seed in range(120):
+        problem = random_problem(seed, with_bytes=True)
+        fastest = solve(problem)
+        least, most = solve(problem.blended(0.0, 1.0)).cost, problem.total_bytes(fastest.choice)
+        limit = (least + most) / 2
+        best = solve(problem, memory_limit=limit)
+        again = solve(problem, memory_limit=limit, fastest=fastest, cutoff=best.cost + 1e-6)
+        assert again.choice == best.choice, seed
+        early = solve(problem, memory_limit=limit, fastest=fastest, cutoff=fastest.cost)
+        assert early.bytes is not None
+        assert early.bytes <= limit, seed
+        assert early.lower_bound <= best.cost + 1e-9 <= early.cost + 2e-9, seed
+        cut += not early.is_optimal
+    assert cut > 5
+
+
+def test_gaps_that_are_not_closed_are_stated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limited_module, "_SMALL", -1.0)
+    monkeypatch.setattr(limited_module, "_LARGE", -1.0)
+    open_gaps = 0
+    for seed in range(120):
+        problem = random_problem(seed, with_bytes=True)
+        least = solve(problem.blended(0.0, 1.0)).cost
+        limit = (least + problem.total_bytes(solve(problem).choice)) / 2
+        best = solve(problem, method="brute", memory_limit=limit).cost
+        solution = solve(problem, memory_limit=limit)
+        assert solution.lower_bound <= best + 1e-9 <= solution.cost + 2e-9, seed
+        open_gaps += not solution.is_optimal
+    assert open_gaps > 10
 
 
 def test_a_limit_below_the_smallest_says_how_much_is_needed() -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from math import inf
 
 import numpy as np
 
@@ -24,9 +25,21 @@ class Restricted:
     problem: Problem
     kept: Kept
 
-    def solve(self, limit_bytes: float | None = None) -> Solution:
-        """The best choice that is left, numbered as in the whole problem."""
-        found = solve(self.problem, memory_limit=limit_bytes)
+    def solve(
+        self,
+        limit_bytes: float | None = None,
+        *,
+        fastest: Solution | None = None,
+        cutoff: float = inf,
+    ) -> Solution:
+        """The best choice that is left, numbered as in the whole problem.
+
+        `fastest`, the solution without a limit, and `cutoff`, a cost that another problem reaches,
+        only save time (see `search.solve`).
+        """
+        if self.kept:
+            fastest = None  # its choices are numbered as in the whole problem
+        found = solve(self.problem, memory_limit=limit_bytes, fastest=fastest, cutoff=cutoff)
         choice = list(found.choice)
         for vertex, rows in self.kept.items():
             choice[vertex] = int(rows[choice[vertex]])

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -42,6 +42,16 @@ _CLOSABLE = 3_000
 _MARGINAL_WORK = 3e8
 _FRONT_CELLS = 40_000
 
+_SMALL = 4e6
+_LARGE = 2e7
+"""Entries of all edge tables up to which any gap is worth closing, and up to which a wide one is.
+
+A sweep of dual bounds reads them twice, and thirty sweeps are made.
+"""
+
+_NARROW = 0.005
+"""A gap that a plan can live with: less than the costs themselves are known to."""
+
 
 @dataclass(slots=True, eq=False)
 class _Limited:
@@ -51,11 +61,12 @@ class _Limited:
     limit: float
     table_bytes: float
     deadline: float
+    cutoff: float
+    entries: float
     best: Ints
     cost: float
     bound: float = -math.inf
     weight: float = 0.0
-    answer: Answer = field(default_factory=lambda: Answer(np.zeros(0, np.int64)))
 
     def offer(self, choice: Ints | None) -> None:
         """Keep a choice if it fits and is the cheapest so far."""
@@ -68,6 +79,25 @@ class _Limited:
     def is_closed(self) -> bool:
         return reaches(self.cost, self.bound)
 
+    def is_enough(self) -> bool:
+        """Whether the best is proven, or it is proven that nothing can beat the cutoff."""
+        return self.is_closed() or self.bound > self.cutoff
+
+    @property
+    def gap(self) -> float:
+        return (self.cost - self.bound) / max(abs(self.cost), math.ulp(0.0))
+
+    @property
+    def is_small(self) -> bool:
+        """Whether any gap is worth closing."""
+        return len(self.problem) <= _CLOSABLE and self.entries <= _SMALL
+
+    @property
+    def is_closable(self) -> bool:
+        """Whether the gap that is left is worth the time that closing it would take."""
+        is_wide = self.gap > _NARROW and len(self.problem) <= _CLOSABLE
+        return self.is_small or (is_wide and self.entries <= _LARGE)
+
 
 def limited(
     problem: Problem,
@@ -76,12 +106,19 @@ def limited(
     table_bytes: float,
     seconds: float = SECONDS,
     watch: Watch = ignore,
+    fastest: Answer | None = None,
+    cutoff: float = math.inf,
 ) -> Answer:
-    """The cheapest choice whose bytes are within `limit`, and a bound on any such choice."""
+    """The cheapest choice whose bytes are within `limit`, and a bound on any such choice.
+
+    `fastest` is the answer without a limit, where it is known. Once the bound exceeds `cutoff` the
+    search stops with what it has.
+    """
     if not problem.has_bytes:
         raise ProblemError("A memory limit needs a problem whose choices carry bytes.")
     deadline = time.perf_counter() + 2 * seconds
-    fastest = exact(problem, table_bytes=table_bytes, seconds=seconds, watch=watch)
+    if fastest is None:
+        fastest = exact(problem, table_bytes=table_bytes, seconds=seconds, watch=watch)
     if problem.total_bytes(fastest.choice) <= limit:
         return fastest
     lightest = problem.blended(0.0, 1.0)
@@ -96,12 +133,14 @@ def limited(
             or "Raise the limit, or give vertices choices that need less.",
         )
     cost = problem.total(smallest.choice)
-    state = _Limited(problem, limit, table_bytes, deadline, smallest.choice, cost)
+    state = _Limited(
+        problem, limit, table_bytes, deadline, cutoff, _entries(problem), smallest.choice, cost
+    )
     if fastest.lower_bound is not None:
         state.bound = fastest.lower_bound
     over, under = _hull(state, fastest.choice, smallest.choice, watch)
     _repair(state, over, under)
-    if not state.is_closed():
+    if not state.is_enough() and state.is_closable:
         _close(state)
     proven = None if state.is_closed() else state.bound
     return Answer(state.best, proven, "lagrange", fastest.largest_table, fastest.peak_bytes)
@@ -114,10 +153,12 @@ def _hull(state: _Limited, over: Ints, under: Ints, watch: Watch) -> tuple[Ints,
         high, low = problem.total_bytes(over), problem.total_bytes(under)
         costs = problem.total(over), problem.total(under)
         weight = (costs[1] - costs[0]) / (high - low)
-        if weight <= 0:
-            break
+        # The smallest choice says nothing of what saving a little costs. The first guess is that
+        # time and memory can be traded in proportion.
+        is_guess = step == 0 and 0.0 < costs[0] < weight * high
+        weight = costs[0] / high if is_guess else weight
         left = state.deadline - time.perf_counter()
-        if step and left <= 0:
+        if weight <= 0 or (step and left <= 0):
             break
         blend = problem.blended(1.0, weight)
         answer = exact(blend, table_bytes=state.table_bytes, seconds=max(left / 4, 1.0))
@@ -128,30 +169,48 @@ def _hull(state: _Limited, over: Ints, under: Ints, watch: Watch) -> tuple[Ints,
         watch(Progress("limited", step + 1, _WEIGHTS, best_cost=state.cost))
         state.offer(answer.choice)
         line = costs[0] + weight * high
-        if value >= line - 1e-12 * abs(line) or state.is_closed():
+        if not is_guess and value >= line - 1e-12 * abs(line):
             break
         if problem.total_bytes(answer.choice) > state.limit:
             over = answer.choice
         else:
             under = answer.choice
+        if state.is_enough() or (step and _is_spliced(state, over, under)):
+            break
     return over, under
+
+
+def _is_spliced(state: _Limited, over: Ints, under: Ints) -> bool:
+    """Whether cutting the two ends together is already near enough; small problems go on."""
+    if state.is_small:
+        return False
+    _splice(state, over, under)
+    return state.gap <= _NARROW / 10
+
+
+def _splice(state: _Limited, over: Ints, under: Ints) -> None:
+    for first, second in ((over, under), (under, over)):
+        state.offer(splice(state.problem, first, second, state.limit))
 
 
 def _repair(state: _Limited, over: Ints, under: Ints) -> None:
     """Cut the two ends of the hull together, then improve vertex by vertex."""
     problem, limit = state.problem, state.limit
-    for first, second in ((over, under), (under, over)):
-        state.offer(splice(problem, first, second, limit))
+    _splice(state, over, under)
     if len(problem) <= 10 * _CLOSABLE:
         state.offer(descend(problem, state.best, limit))
         state.offer(descend(problem, under, limit))
 
 
+def _entries(problem: Problem) -> float:
+    """Entries of the tables of all edges."""
+    sizes, ends = problem.sizes.astype(np.float64), problem.ends
+    return float((sizes[ends[:, 0]] * sizes[ends[:, 1]]).sum())
+
+
 def _close(state: _Limited) -> None:
     """Strike out what cannot beat the best, then search the rest with Pareto fronts."""
     problem = state.problem
-    if len(problem) > _CLOSABLE:
-        return
     cost = Pairwise.of(factors_of(problem))
     size = Pairwise.of(factors_of(problem.blended(0.0, 1.0)))
     kept = _struck(state, _blend(cost, size, state.weight))

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
+
+import numpy as np
 
 from shardfold.errors import InputError, nearest
 from shardfold.search.bounded import SECONDS
@@ -34,6 +37,8 @@ def solve(
     table_bytes: float = TABLE_BYTES,
     seconds: float = SECONDS,
     start: Sequence[int] | None = None,
+    fastest: Solution | None = None,
+    cutoff: float = math.inf,
     watch: Watch = ignore,
 ) -> Solution:
     """Find a cheapest choice whose bytes stay within `memory_limit`.
@@ -41,7 +46,10 @@ def solve(
     `method` names the search and `order` the elimination order of the exact one ("auto" folds and
     takes the order with the least predicted work). `table_bytes` is what its tables may hold
     together; with less it goes over to bounds, and stops about `seconds` later with what is proven
-    by then. `start` is where random moves ("mcmc") begin. The solution says whether it is optimal.
+    by then. `start` is where random moves ("mcmc") begin. A search under a limit begins from
+    `fastest`, this problem's solution without one, and finds it where it is not given; once it is
+    proven that nothing cheaper than `cutoff` fits, it stops with what it has. The solution says
+    whether it is optimal.
     """
     begin = time.perf_counter()
     if method not in METHODS:
@@ -54,7 +62,13 @@ def solve(
         )
     if method == "exact" and memory_limit is not None:
         answer = limited(
-            problem, memory_limit, table_bytes=table_bytes, seconds=seconds, watch=watch
+            problem,
+            memory_limit,
+            table_bytes=table_bytes,
+            seconds=seconds,
+            watch=watch,
+            fastest=None if fastest is None else _answer(fastest),
+            cutoff=cutoff,
         )
     elif method == "exact":
         answer = exact(problem, order=order, table_bytes=table_bytes, seconds=seconds, watch=watch)
@@ -81,6 +95,12 @@ def _compared(
         "random": lambda: draws(problem),
     }
     return methods[method]()
+
+
+def _answer(solution: Solution) -> Answer:
+    """A solution as the method that found it had given it."""
+    choice, found = np.array(solution.choice, dtype=np.int64), solution.statistics
+    return Answer(choice, solution.lower_bound, found.order, found.largest_table, found.peak_bytes)
 
 
 def _solution(problem: Problem, answer: Answer, method: str, begin: float) -> Solution:
