@@ -17,11 +17,13 @@ from shardfold.plans.assemble import Assembly
 from shardfold.plans.baselines import batch_factors, data_parallel, fully_sharded
 from shardfold.plans.batch import inputs_of
 from shardfold.plans.choose import Chosen
+from shardfold.plans.judge import Verdict
 from shardfold.plans.pins import matching
 from shardfold.plans.plan import (
     VERSION,
     AxisEntry,
     Estimate,
+    FinalistEntry,
     MeshEntry,
     OperatorEntry,
     PinEntry,
@@ -30,6 +32,7 @@ from shardfold.plans.plan import (
     Provenance,
 )
 from shardfold.plans.replicas import Whole
+from shardfold.plans.schedule import Scheduler
 from shardfold.plans.sketch import sketch
 from shardfold.plans.store import FORMAT
 from shardfold.spaces import Atoms
@@ -46,8 +49,12 @@ def describe(
     dtype: str | None,
     capture_seconds: float,
     search_seconds: float,
+    verdict: Verdict | None = None,
 ) -> Plan:
-    """Put the decisions, their estimate and where they came from into a plan."""
+    """Put the decisions, their estimate and where they came from into a plan.
+
+    With the simulator's verdict, the plan has its figures and the finalists', too.
+    """
     best = chosen.best
     own = best.solution.choice[: len(best.tabulated.vertices)]
     assembly = Assembly(graph, atoms, best.tabulated, own, best.model, optimizer)
@@ -61,10 +68,14 @@ def describe(
             AxisEntry(axis.name, axis.size, cluster.levels[axis.level].name)
             for axis in best.mesh.axes
         ),
-        estimate=_estimate(whole, chosen, cluster),
+        estimate=_estimate(whole, chosen, cluster, verdict),
         meshes=tuple(
             MeshEntry(
-                str(c.mesh), c.solution.cost, c.solution.lower_bound, bool(c.tabulated.regions)
+                str(c.mesh),
+                c.solution.cost,
+                c.solution.lower_bound,
+                bool(c.tabulated.regions),
+                None if verdict is None else verdict.best_on(str(c.mesh)),
             )
             for c in chosen.best_by_mesh()
         ),
@@ -89,6 +100,9 @@ def describe(
         pinned=_pinned(graph, operators, chosen),
         recompute=tuple((r.start, r.stop) for r in in_model(best.tabulated.regions, graph).ranges),
         sketch=sketch(whole),
+        simulation=None if verdict is None else verdict.winner.simulation,
+        finalists=() if verdict is None else _finalists(verdict),
+        schedule=Scheduler(graph, atoms, cluster).schedule(whole),
     )
 
 
@@ -107,8 +121,31 @@ def _pinned(graph: Graph, operators: Sequence[OperatorEntry], chosen: Chosen) ->
     return Pinned(tuple(entries), min(free, pinned) if both_fit else free)
 
 
-def _estimate(whole: Whole, chosen: Chosen, cluster: Cluster) -> Estimate:
-    """The winner's figures, and those of the two strategies that everybody knows."""
+def _finalists(verdict: Verdict) -> tuple[FinalistEntry, ...]:
+    """The best of each name, the fastest first."""
+    found = []
+    for name, judged in verdict.by_name().items():
+        candidate, figures = judged.finalist.candidate, judged.simulation
+        found.append(
+            FinalistEntry(
+                name,
+                str(candidate.mesh),
+                candidate.solution.cost,
+                figures.step_seconds,
+                figures.exposed_seconds,
+                figures.peak_bytes,
+                figures.mfu,
+                bool(candidate.tabulated.regions),
+            )
+        )
+    return tuple(sorted(found, key=lambda entry: entry.simulated_seconds))
+
+
+def _estimate(whole: Whole, chosen: Chosen, cluster: Cluster, verdict: Verdict | None) -> Estimate:
+    """The winner's figures, and those of the two strategies that everybody knows.
+
+    Bytes are peaks where the step was simulated, else the sums that the search minimises within.
+    """
     tabulated, unfolded = chosen.best.tabulated, chosen.best.unfolded
     problem = unfolded.problem
     batch = batch_factors(whole.assembly.graph, whole.assembly.atoms)
@@ -116,6 +153,9 @@ def _estimate(whole: Whole, chosen: Chosen, cluster: Cluster) -> Estimate:
         unfolded.extended(by_hand(tabulated, batch)) for by_hand in (data_parallel, fully_sharded)
     )
     totals = whole.totals()
+    peaks = {} if verdict is None else verdict.peaks()
+    sums = (problem.total_bytes(each) for each in (chosen.best.solution.choice, plain, sharded))
+    own, plain_bytes, sharded_bytes = sums
     return Estimate(
         step_seconds=chosen.best.solution.cost,
         compute_seconds=totals["compute"],
@@ -125,9 +165,9 @@ def _estimate(whole: Whole, chosen: Chosen, cluster: Cluster) -> Estimate:
         fully_sharded_seconds=problem.total(sharded),
         lower_bound_seconds=chosen.lower_bound,
         optimal=chosen.is_optimal,
-        peak_bytes=problem.total_bytes(chosen.best.solution.choice),
-        data_parallel_bytes=problem.total_bytes(plain),
-        fully_sharded_bytes=problem.total_bytes(sharded),
+        peak_bytes=own if verdict is None else verdict.winner.simulation.peak_bytes,
+        data_parallel_bytes=peaks.get("data-parallel", plain_bytes),
+        fully_sharded_bytes=peaks.get("zero-3", sharded_bytes),
         device_bytes=cluster.device.memory_bytes,
         limit_bytes=chosen.limit_bytes,
         smallest_bytes=chosen.smallest_bytes,

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from shardfold.costs.steps import Values
+from shardfold.costs.unfold import Ints
 from shardfold.errors import InfeasibleError
 from shardfold.graph import Graph
 from shardfold.plans.choose import Candidate
@@ -96,7 +97,7 @@ def by_hand(
                 yield _proposed(name, candidate, candidate.unfolded.extended(choice))
 
 
-def _proposed(name: str, candidate: Candidate, choice: Sequence[int] | Values) -> Finalist:
+def _proposed(name: str, candidate: Candidate, choice: Sequence[int] | Ints) -> Finalist:
     """A choice in the shape of a solution, priced by the plain sum."""
     problem = candidate.unfolded.problem
     whole = tuple(np.asarray(choice).tolist())

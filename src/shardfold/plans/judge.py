@@ -57,6 +57,26 @@ class Verdict:
         fitting = [j for j in hands if j.simulation.peak_bytes <= limit]
         return min(fitting, key=lambda j: j.rank, default=None)
 
+    def by_name(self) -> dict[str, Judged]:
+        """Of each name the fastest that fits, or else the fastest."""
+        found: dict[str, Judged] = {self.winner.finalist.name: self.winner}
+        for judged in sorted(self.finalists, key=self._rank):
+            found.setdefault(judged.finalist.name, judged)
+        return found
+
+    def peaks(self) -> dict[str, float]:
+        """The peak of each name."""
+        return {name: judged.simulation.peak_bytes for name, judged in self.by_name().items()}
+
+    def best_on(self, mesh: str) -> float | None:
+        """The fastest simulated step on a mesh that fits."""
+        on = [j for j in self.finalists if str(j.finalist.candidate.mesh) == mesh]
+        fitting = _fitting(on, self.chosen.limit_bytes)
+        return min((j.rank for j in fitting), default=None)
+
+    def _rank(self, judged: Judged) -> tuple[bool, float]:
+        return (judged.simulation.peak_bytes > self.chosen.limit_bytes, judged.rank)
+
 
 @dataclass(frozen=True)
 class Judge:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
+from shardfold.simulate import Schedule, Simulation
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -99,6 +101,20 @@ class MeshEntry(Value, frozen=True):
     mesh: str
     step_seconds: float
     lower_bound_seconds: float
+    recomputes: bool = False
+    simulated_seconds: float | None = None  # the fastest simulated step that fits
+
+
+class FinalistEntry(Value, frozen=True):
+    """A choice that was simulated: who proposed it, its sum, its step with overlap, its peak."""
+
+    name: str
+    mesh: str
+    step_seconds: float
+    simulated_seconds: float
+    exposed_seconds: float
+    peak_bytes: float
+    mfu: float
     recomputes: bool = False
 
 
@@ -220,6 +236,9 @@ class Plan(Value, frozen=True, omit_defaults=True):
     recompute: tuple[tuple[int, int], ...] = ()  # operators (first, end) that run again in backward
     sketch: Sketch | None = None
     inputs: tuple[InputEntry, ...] = ()
+    simulation: Simulation | None = None  # of the step, with overlap and memory over time
+    finalists: tuple[FinalistEntry, ...] = ()  # all that were simulated, the fastest first
+    schedule: Schedule | None = None  # what `shardfold simulate` reads
 
     @property
     def fits(self) -> bool:

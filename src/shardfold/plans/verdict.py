@@ -58,16 +58,22 @@ class Contender:
 def comparison(plan: Plan) -> list[Contender]:
     """The plan itself, then the strategies that it is held against."""
     e = plan.estimate
+    known = {entry.name: entry.simulated_seconds for entry in plan.finalists}
+    own = e.step_seconds if plan.simulation is None else plan.simulation.step_seconds
     rivals = [
-        ("data parallel", e.data_parallel_seconds, e.data_parallel_bytes),
-        ("fully sharded", e.fully_sharded_seconds, e.fully_sharded_bytes),
+        (
+            "data parallel",
+            known.get("data-parallel", e.data_parallel_seconds),
+            e.data_parallel_bytes,
+        ),
+        ("fully sharded", known.get("zero-3", e.fully_sharded_seconds), e.fully_sharded_bytes),
     ]
-    this = Contender("this plan", seconds(e.step_seconds), "", size(e.peak_bytes), plan.fits)
+    this = Contender("this plan", seconds(own), "", size(e.peak_bytes), plan.fits)
     return [this] + [
         Contender(
             name,
             seconds(time),
-            f"{time / e.step_seconds:.2f}x",
+            f"{time / own:.2f}x",
             size(peak),
             peak <= e.limit_bytes,
         )
@@ -78,6 +84,32 @@ def comparison(plan: Plan) -> list[Contender]:
 def memory(plan: Plan) -> str:
     """The limit that memory is held against."""
     return f"limit {size(plan.estimate.limit_bytes)}"
+
+
+def simulated(plan: Plan) -> list[str]:
+    """The step with overlap, and by how much it wins over the best strategy by hand that fits."""
+    found = plan.simulation
+    if found is None:
+        return []
+    hidden = found.communication_seconds - found.exposed_seconds
+    share = f", {hidden / found.communication_seconds:.0%} of communication hidden"
+    lines = [
+        f"Simulated with overlap: {seconds(found.step_seconds)} a step, MFU {found.mfu:.1%}"
+        f"{share if found.communication_seconds else ''}; the peak of {size(found.peak_bytes)} "
+        f"is reached at {found.peak_at}."
+    ]
+    hands = [f for f in plan.finalists if not f.name.startswith("search")]
+    fitting = [f for f in hands if f.peak_bytes <= plan.estimate.limit_bytes]
+    if fitting:
+        best = min(fitting, key=lambda f: f.simulated_seconds)
+        wins = best.simulated_seconds / found.step_seconds - 1
+        won = f"{wins:.1%} faster than" if wins >= 5e-4 else "as fast as"
+        lines.append(
+            f"It is {won} {best.name}, the best of {len(hands)} strategies by hand that fits."
+        )
+    elif hands:
+        lines.append(f"None of {len(hands)} strategies by hand fits.")
+    return lines
 
 
 def recomputed(plan: Plan) -> list[str]:
@@ -100,19 +132,23 @@ def too_large(plan: Plan) -> list[str]:
 def meshes(plan: Plan) -> str:
     """Which meshes were tried, and by how much the winner won."""
     shape = "x".join(str(axis.size) for axis in plan.mesh) or "1"
-    others = sorted(
-        (entry for entry in plan.meshes if entry.mesh != shape), key=lambda e: e.step_seconds
-    )
+    found = plan.simulation
+    others = [entry for entry in plan.meshes if entry.mesh != shape]
     if not others:
         return f"One mesh was tried: {shape}."
-    won = plan.estimate.step_seconds
-    listed = ", ".join(_behind(entry, won) for entry in others[:MOST_MESHES])
+    won = plan.estimate.step_seconds if found is None else found.step_seconds
+    steps = {
+        entry.mesh: entry.step_seconds if found is None else entry.simulated_seconds or 0.0
+        for entry in others
+    }
+    others.sort(key=lambda entry: (not steps[entry.mesh], steps[entry.mesh]))
+    listed = ", ".join(_behind(entry, steps[entry.mesh], won) for entry in others[:MOST_MESHES])
     more = f" and {len(others) - MOST_MESHES} more" if len(others) > MOST_MESHES else ""
     return f"Meshes tried: {shape} is best; {listed}{more}."
 
 
-def _behind(entry: MeshEntry, won: float) -> str:
-    behind = entry.step_seconds / won - 1
+def _behind(entry: MeshEntry, step: float, won: float) -> str:
+    behind = step / won - 1
     if abs(behind) < 5e-4:
         return f"{entry.mesh} is as good"
     return f"{entry.mesh} +{behind:.1%}" if behind > 0 else f"{entry.mesh} does not fit"

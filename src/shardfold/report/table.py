@@ -43,6 +43,7 @@ def plan_view(
         _rivals(plan),
         "",
         Text(f"Step: {verdict.parts(plan)}; {verdict.proof(plan)}."),
+        *(Text(line) for line in verdict.simulated(plan)),
         *(Text(line) for line in verdict.recomputed(plan)),
         *(Text(line, style="red") for line in verdict.too_large(plan)),
         *(Text(line) for line in verdict.pinned(plan)),
