@@ -22,6 +22,7 @@ COMMANDS = {
     "launch": ("shardfold.cli.launch", "Print the torchrun commands that start a plan."),
     "models": ("shardfold.cli.models", "List the models of the zoo."),
     "clusters": ("shardfold.cli.clusters", "List the known hardware, or show one cluster."),
+    "calibrate": ("shardfold.cli.calibrate", "Measure this machine, to price plans by it."),
     "solve": ("shardfold.cli.solve", "Solve a search problem from a file."),
 }
 INTERRUPTED = 130

@@ -1,0 +1,107 @@
+"""The cases of the fidelity benchmark: models, batches, and one device or a rank's share of eight.
+
+None of them is measured for calibration: a profile is of kernels on a grid of sizes, these are
+whole training steps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from shardfold import zoo
+
+ALONE = "one device"
+
+
+@dataclass(frozen=True)
+class Case:
+    """One training step: a model of the zoo, its sizes, and how it is split."""
+
+    model: str
+    batch: int
+    seq: int | None = None
+    layers: int | None = None
+    hidden: int | None = None
+    method: str = ALONE  # or a method of `shardfold compare`, on eight devices
+    dtype: str = "bf16"
+
+    @property
+    def name(self) -> str:
+        """Such as gpt2 24x1024, 8 x 1,024 tokens, bf16, megatron of 8."""
+        size = f" {self.layers}x{self.hidden}" if self.hidden else ""
+        size = size or (f" {self.layers} layers" if self.layers else "")
+        batch = f"batch {self.batch}" + (f" x {self.seq}" if self.seq else "")
+        how = "" if self.method == ALONE else f", {self.method} of {DEVICES}"
+        return f"{self.model}{size}, {batch}, {self.dtype}{how}"
+
+    def build(self, device: str) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
+        """The model without dropout, and its batch."""
+        module, args, kwargs = zoo.build(
+            self.model,
+            batch=self.batch,
+            seq=self.seq,
+            layers=self.layers,
+            hidden=self.hidden,
+            device=device,
+            dtype=self.dtype,
+        )
+        return without_dropout(module), args, kwargs
+
+
+DEVICES = 8
+CLUSTER = f"{DEVICES}xh200"
+
+
+def without_dropout(module: nn.Module) -> nn.Module:
+    """The module with every dropout probability at zero, as large models are trained today."""
+    for part in module.modules():
+        if isinstance(part, nn.Dropout):
+            part.p = 0.0
+        for owner in (part, getattr(part, "config", None)):
+            for name in list(vars(owner)) if owner is not None else ():
+                if "drop" in name and isinstance(getattr(owner, name), float):
+                    setattr(owner, name, 0.0)
+    return module
+
+
+CASES = (
+    Case("gpt2", 8, 1024),
+    Case("gpt2", 32, 512),
+    Case("gpt2", 16, 1024, layers=24, hidden=1024),
+    Case("gpt2", 4, 1024, layers=36, hidden=1280),
+    Case("llama3-8b", 4, 2048, layers=12, hidden=1024),
+    Case("llama3-8b", 16, 512, layers=12, hidden=1024),
+    Case("llama3-8b", 2, 2048, layers=12, hidden=2048),
+    Case("llama3-8b", 2, 4096, layers=8, hidden=2048),
+    Case("bert-large", 16, 512),
+    Case("bert-large", 128, 128),
+    Case("bert-large", 64, 512, layers=12, hidden=768),
+    Case("t5-large", 8, 512),
+    Case("t5-large", 32, 256),
+    Case("t5-large", 64, 512, layers=6, hidden=512),
+    Case("vit-large", 64),
+    Case("vit-large", 128),
+    Case("vit-large", 256, layers=12, hidden=768),
+    Case("resnet50", 64),
+    Case("resnet50", 128),
+    Case("resnet50", 256),
+    Case("inceptionv3", 64),
+    Case("inceptionv3", 128),
+    Case("mixtral-8x7b", 4, 1024, layers=4, hidden=1024),
+    Case("mixtral-8x7b", 8, 1024, layers=8, hidden=512),
+    Case("gpt2", 64, 1024, method="data-parallel"),
+    Case("gpt2", 64, 1024, method="zero-3"),
+    Case("gpt2", 64, 1024, method="megatron"),
+    Case("llama3-8b", 16, 2048, layers=8, hidden=2048, method="data-parallel"),
+    Case("llama3-8b", 16, 2048, layers=8, hidden=2048, method="zero-3"),
+    Case("llama3-8b", 16, 2048, layers=8, hidden=2048, method="megatron"),
+    Case("llama3-8b", 16, 2048, layers=8, hidden=4096, method="megatron"),
+    Case("bert-large", 256, 512, method="zero-3"),
+    Case("bert-large", 64, 512, method="megatron"),
+    Case("vit-large", 512, method="data-parallel"),
+    Case("resnet50", 1024, method="data-parallel"),
+    Case("inceptionv3", 512, method="data-parallel"),
+)

@@ -1,0 +1,185 @@
+"""`calibrate`: from the machine under our feet to a profile of it."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import platform
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+import torch
+
+from shardfold.calibrate.grids import cpu_plan, cuda_plan
+from shardfold.calibrate.host import host_entries
+from shardfold.calibrate.measure import Point, dtype_of, measure
+from shardfold.calibrate.timing import clock_of
+from shardfold.costs.families import FAMILIES
+from shardfold.costs.interpolate import fitted
+from shardfold.costs.profile import (
+    FORMAT,
+    VERSION,
+    CollectiveEntry,
+    HostEntry,
+    Machine,
+    Profile,
+    Rates,
+    Table,
+    sealed,
+)
+from shardfold.errors import ProfileError
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Where the calibration is: what it measures, and how much of it is done."""
+
+    name: str
+    done: int
+    total: int
+
+
+Watch = Callable[[Stage], None]
+
+
+def calibrate(
+    device: str = "", *, quick: bool = False, watch: Watch = lambda stage: None
+) -> Profile:
+    """Measure this machine: kernels, the host, and the collectives of the process group if any.
+
+    `device` is cuda or cpu; by default the GPU, if there is one. `quick` takes two sizes of each
+    kernel: it tries the machinery, and is no profile to plan with.
+    """
+    kind = _device(device)
+    workspace = workspace_bytes(kind)
+    plan = cuda_plan(quick) if kind == "cuda" else cpu_plan(quick)
+    tables, probes = measure(plan, clock_of(kind), lambda n, k, of: watch(Stage(n, k, of)))
+    dtype = dtype_of(plan.grids[0].dtype)
+    host = host_entries(kind, dtype, lambda n, k, of: watch(Stage(f"launching {n}", k, of)))
+    collectives = _collectives(kind, watch)
+    machine = machine_of(kind, workspace)
+    return assembled(machine, tables, probes, host, collectives)
+
+
+def assembled(
+    machine: Machine,
+    tables: Sequence[Table],
+    probes: dict[tuple[str, str], list[Point]],
+    host: Sequence[HostEntry],
+    collectives: Sequence[CollectiveEntry],
+) -> Profile:
+    """The profile of what was measured, with how far its tables are off at the probes."""
+    rates = best_rates(tables)
+    return sealed(
+        Profile(
+            FORMAT,
+            VERSION,
+            machine,
+            environment_of(machine.kind),
+            rates,
+            tuple(fitted(t, probes.get((t.family, t.dtype), []), rates) for t in tables),
+            tuple(host),
+            tuple(collectives),
+        )
+    )
+
+
+def best_rates(tables: Sequence[Table]) -> Rates:
+    """The fastest product of each dtype, and the fastest large pass over memory."""
+    flops: dict[str, float] = {}
+    bandwidth = 0.0
+    for table in tables:
+        family = FAMILIES[table.family]
+        for sizes, seconds in points_of(table):
+            if table.family.startswith("matmul."):
+                rate = float(family.flops(*sizes)) / seconds
+                flops[table.dtype] = max(flops.get(table.dtype, 0.0), rate)
+            elif table.family == "vector" and sizes[0] >= table.grid[0][-1] / 4:
+                bandwidth = max(bandwidth, sizes[0] / seconds)
+    return Rates({k: float(f"{v:.4g}") for k, v in flops.items()}, float(f"{bandwidth:.4g}"))
+
+
+def points_of(table: Table) -> list[tuple[tuple[float, ...], float]]:
+    """Every size of a table's grid that was measured, with its seconds."""
+    from itertools import product
+
+    pairs = zip(product(*table.grid), table.seconds, strict=True)
+    return [(sizes, seconds) for sizes, seconds in pairs if seconds is not None]
+
+
+def _device(asked: str) -> str:
+    has_gpu = torch.cuda.is_available()
+    if asked not in ("", "cuda", "cpu"):
+        raise ProfileError(f"Unknown device {asked!r}: calibrate cuda or cpu.")
+    if asked == "cuda" and not has_gpu:
+        raise ProfileError("PyTorch sees no GPU here: calibrate with --device cpu.")
+    return asked or ("cuda" if has_gpu else "cpu")
+
+
+def workspace_bytes(kind: str) -> int:
+    """What is left allocated by a product and its gradients, after all of their tensors."""
+    if kind != "cuda":
+        return 0
+    before = torch.cuda.memory_allocated()
+    left, right = (torch.randn(256, 256, device=kind, dtype=torch.bfloat16) for _ in range(2))
+    (left.requires_grad_() @ right.requires_grad_()).sum().backward()
+    del left, right
+    return int(torch.cuda.memory_allocated() - before)
+
+
+def machine_of(kind: str, workspace: int = 0) -> Machine:
+    """What this machine is."""
+    import torch.distributed as dist
+
+    count = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+    if kind == "cuda":
+        found = torch.cuda.get_device_properties(0)
+        return Machine(
+            found.name, kind, found.multi_processor_count, found.total_memory, count, workspace
+        )
+    pages = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return Machine(_processor(), kind, os.cpu_count() or 1, pages, count)
+
+
+def environment_of(kind: str) -> dict[str, str]:
+    """The versions and settings that the times depend on."""
+    found = {
+        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "platform": sys.platform,
+        "processor": _processor(),
+        "cores": str(os.cpu_count()),
+        "threads": str(torch.get_num_threads()),
+    }
+    try:
+        found["shardfold"] = metadata.version("shardfold")
+    except metadata.PackageNotFoundError:
+        from shardfold import __version__
+
+        found["shardfold"] = __version__
+    if kind == "cuda":
+        found["cuda"] = str(torch.version.cuda)
+        found["cudnn"] = str(torch.backends.cudnn.version())
+    return found
+
+
+def _processor() -> str:
+    info = Path("/proc/cpuinfo")
+    for line in info.read_text().splitlines() if info.exists() else ():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.processor() or "unknown"
+
+
+def _collectives(kind: str, watch: Watch) -> tuple[CollectiveEntry, ...]:
+    import torch.distributed as dist
+
+    if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
+        return ()
+    from shardfold.calibrate.collectives import collective_entries
+
+    return collective_entries(kind, lambda n, k, of: watch(Stage(n, k, of)))

@@ -1,0 +1,170 @@
+"""What the host takes to ask for one operator: the runner's own path, on tensors of few numbers.
+
+A chain of operators of one kind is captured, lowered and run as a plan for one device would be. On
+so few numbers the device is done before the host is, so the time of a chain is the host's; two
+lengths of a chain tell what one more operator takes, forward and backward.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from shardfold.capture import capture_program
+from shardfold.costs.profile import HostEntry
+from shardfold.run.alone import alone
+from shardfold.run.parallelize import Settings, assemble
+from shardfold.spaces import atomise, rules_of
+
+SHORT, LONG, ROUNDS = 8, 40, 7
+SIDE = 8
+Link = Callable[["Chain", Tensor, int], Tensor]
+
+
+class Chain(nn.Module):
+    """The same operator so many times, on a tensor of 1 x 8 x 8 x 8, and the mean of the result."""
+
+    def __init__(self, link: Link, count: int, makes: str) -> None:
+        super().__init__()
+        self.link, self.count = link, count
+        if makes:
+            self.layers = nn.ModuleList(MAKES[makes]() for _ in range(count))
+        self.start = nn.Parameter(torch.randn(1, SIDE, SIDE, SIDE))
+        self.register_buffer("other", torch.randn(1, SIDE, SIDE, SIDE))
+
+    def forward(self) -> Tensor:
+        """The chain's result, as a scalar."""
+        x = self.start * self.other
+        for number in range(self.count):
+            x = self.link(self, x, number)
+        return x.float().mean()
+
+
+def _layer(chain: Chain, x: Tensor, number: int) -> Tensor:
+    return chain.layers[number](x)
+
+
+def _view(chain: Chain, x: Tensor, number: int) -> Tensor:
+    return x.view(SIDE * SIDE, SIDE) if number % 2 == 0 else x.view(1, SIDE, SIDE, SIDE)
+
+
+def _cast(chain: Chain, x: Tensor, number: int) -> Tensor:
+    return x.to(torch.float64 if x.dtype != torch.float64 else chain.other.dtype)
+
+
+def _looked_up(chain: Chain, x: Tensor, number: int) -> Tensor:
+    at = torch.zeros(SIDE, dtype=torch.long, device=x.device)
+    return x + functional.embedding(at, chain.layers[number].weight)
+
+
+MAKES: Mapping[str, Callable[[], nn.Module]] = {
+    "linear": lambda: nn.Linear(SIDE, SIDE),
+    "plain": lambda: nn.Linear(SIDE, SIDE, bias=False),
+    "layer_norm": lambda: nn.LayerNorm(SIDE),
+    "batch_norm": lambda: nn.BatchNorm2d(SIDE),
+    "conv": lambda: nn.Conv2d(SIDE, SIDE, 3, padding=1, bias=False),
+    "table": lambda: nn.Embedding(SIDE, SIDE),
+}
+# kind of operator: how to apply it once more, and which layers it needs
+LINKS: Mapping[str, tuple[Link, str]] = {
+    "aten.linear": (_layer, "linear"),
+    "aten.matmul": (_layer, "plain"),
+    "aten.layer_norm": (_layer, "layer_norm"),
+    "aten.batch_norm": (_layer, "batch_norm"),
+    "aten.conv2d": (_layer, "conv"),
+    "aten.embedding": (_looked_up, "table"),
+    "aten.view": (_view, ""),
+    "aten.transpose": (lambda c, x, n: x.transpose(1, 2), ""),
+    "aten.slice": (lambda c, x, n: x[:, :, :, 0:SIDE] if n < 0 else x.narrow(3, 0, SIDE), ""),
+    "aten.cat": (lambda c, x, n: torch.cat(x.split(SIDE // 2, 3), 3), ""),
+    "aten.add": (lambda c, x, n: x + c.other, ""),
+    "aten.mul": (lambda c, x, n: x * c.other, ""),
+    "aten.pow": (lambda c, x, n: x.pow(2), ""),
+    "aten.to": (_cast, ""),
+    "aten.gelu": (lambda c, x, n: functional.gelu(x), ""),
+    "aten.relu": (lambda c, x, n: functional.relu(x), ""),
+    "aten.softmax": (lambda c, x, n: torch.softmax(x, -1), ""),
+    "aten.mean": (lambda c, x, n: x - x.mean(-1, keepdim=True), ""),
+    "aten.max_pool2d": (lambda c, x, n: functional.max_pool2d(x, 3, 1, 1), ""),
+    "aten.scaled_dot_product_attention": (
+        lambda c, x, n: functional.scaled_dot_product_attention(x, x, x),
+        "",
+    ),
+}
+
+
+def host_entries(
+    device: str, dtype: torch.dtype, watch: Callable[[str, int, int], None]
+) -> tuple[HostEntry, ...]:
+    """The host's seconds for one operator of each kind, and for an optimizer's parameter."""
+    found = []
+    for number, kind in enumerate(LINKS):
+        watch(kind, number, len(LINKS))
+        forward, backward = _slope(kind, device, dtype)
+        found.append(HostEntry(kind, forward, backward))
+    base = _times("aten.add", 1, device, dtype)
+    found.append(HostEntry("step", *base))
+    found.append(HostEntry("update", *_update(device, dtype)))
+    return tuple(found)
+
+
+def _slope(kind: str, device: str, dtype: torch.dtype) -> tuple[float, float]:
+    short, long = (_times(kind, count, device, dtype) for count in (SHORT, LONG))
+    return tuple(  # type: ignore[return-value]
+        max(0.0, float(f"{(b - a) / (LONG - SHORT):.3g}")) for a, b in zip(short, long, strict=True)
+    )
+
+
+def _times(kind: str, count: int, device: str, dtype: torch.dtype) -> tuple[float, float]:
+    """The host's seconds of a chain's forward, and of its backward until all is done."""
+    link, makes = LINKS[kind]
+    with torch.device(device):
+        model = Chain(link, count, makes).to(dtype)
+    program = capture_program(model, (), {}, fold=False)
+    atoms = atomise(program.graph, rules_of(program.graph))
+    module = assemble(model, program, alone(program, atoms), Settings())
+    forwards, backwards = [], []
+    for _ in range(ROUNDS):
+        _wait(device)
+        began = time.perf_counter()
+        loss = module()
+        forwards.append(time.perf_counter() - began)
+        _wait(device)
+        began = time.perf_counter()
+        loss.backward()
+        _wait(device)
+        backwards.append(time.perf_counter() - began)
+        module.zero_grad(set_to_none=True)
+    return statistics.median(forwards), statistics.median(backwards)
+
+
+def _update(device: str, dtype: torch.dtype) -> tuple[float, float]:
+    """Seconds for one more parameter in an update, and for an update of none."""
+
+    def seconds(count: int) -> float:
+        tensors = [torch.ones(SIDE, device=device, dtype=dtype) for _ in range(count)]
+        parameters = [nn.Parameter(tensor) for tensor in tensors]
+        for parameter in parameters:
+            parameter.grad = torch.ones_like(parameter)
+        optimizer = torch.optim.AdamW(parameters, lr=1e-6)
+        found = []
+        for _ in range(ROUNDS):
+            _wait(device)
+            began = time.perf_counter()
+            optimizer.step()
+            found.append(time.perf_counter() - began)
+        return statistics.median(found)
+
+    few, many = seconds(SHORT), seconds(4 * LONG)
+    each = max(0.0, (many - few) / (4 * LONG - SHORT))
+    return float(f"{each:.3g}"), float(f"{max(0.0, few - SHORT * each):.3g}")
+
+
+def _wait(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.synchronize()

@@ -1,0 +1,234 @@
+"""Calls of every kernel family at given sizes, as PyTorch makes them in a training step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from shardfold.calibrate.timing import Call
+from shardfold.costs.families import ATTENTIONS, LAYOUTS, PARITIES, WINDOWS
+
+LARGEST_HEADS = 16  # of one example; further heads are further examples
+SHARING = 4  # queries that share a key, where keys are shared
+CHUNKS = 8  # parameters of an update
+
+
+@dataclass(slots=True)
+class Bench:
+    """Random data on a device, from which calls take their tensors without drawing anew."""
+
+    device: str
+    dtype: torch.dtype
+    pool: dict[torch.dtype, Tensor] = field(default_factory=dict)
+
+    def take(self, *shape: int, dtype: torch.dtype | None = None, grad: bool = False) -> Tensor:
+        """A tensor of random numbers; several may share their memory."""
+        kind, count = dtype or self.dtype, math.prod(shape)
+        pool = self.pool.get(kind)
+        if pool is None or pool.numel() < count:
+            pool = torch.randn(max(count, 1 << 20), device=self.device).to(kind)
+            self.pool[kind] = pool
+        return pool[:count].view(shape).detach().requires_grad_(grad)
+
+    def fresh(self, *shape: int, grad: bool = False) -> Tensor:
+        """A tensor of its own memory."""
+        return self.take(*shape).clone().requires_grad_(grad)
+
+    def integers(self, below: int, *shape: int) -> Tensor:
+        """Random integers below a number."""
+        return torch.randint(below, shape, device=self.device)
+
+
+def _backward(result: Tensor, *inputs: Tensor) -> Call:
+    gradient = torch.ones_like(result)
+    return lambda: torch.autograd.grad(result, inputs, gradient, retain_graph=True)
+
+
+def _either(phase: str, call: Callable[[], Tensor], *inputs: Tensor) -> Call:
+    return call if phase == "forward" else _backward(call(), *inputs)
+
+
+def _matmul(layout: str, bench: Bench, m: int, n: int, k: int) -> Call:
+    a = bench.take(k, m).t() if layout[0] == "t" else bench.take(m, k)
+    b = bench.fresh(n, k).t() if layout[1] == "t" else bench.fresh(k, n)
+    return lambda: a @ b
+
+
+def _bmm(bench: Bench, b: int, m: int, n: int, k: int) -> Call:
+    left, right = bench.take(b, m, k), bench.fresh(b, k, n)
+    return lambda: torch.bmm(left, right)
+
+
+def _attention(kind: str, phase: str, bench: Bench, heads: int, length: int, depth: int) -> Call:
+    per = math.gcd(heads, LARGEST_HEADS)
+    own = max(1, per // SHARING) if kind == "shared" else per
+    query, key, value = (
+        bench.fresh(heads // per, length, h, depth, grad=True).transpose(1, 2)
+        for h in (per, own, own)
+    )
+    inputs = [query, key, value]
+    options: dict[str, Any] = {"is_causal": kind in ("causal", "shared")}
+    if kind == "bias":
+        inputs.append(bench.fresh(1, per, length, length, grad=True))
+        options = {"attn_mask": inputs[-1]}
+    if kind == "shared":
+        options["enable_gqa"] = True
+    call = partial(functional.scaled_dot_product_attention, query, key, value, **options)
+    return _either(phase, call, *inputs)
+
+
+def _conv(window: str, phase: str, bench: Bench, b: int, c: int, n: int, side: int) -> Call:
+    kernel, stride = WINDOWS[window]
+    padding = (0, 0) if stride >= kernel[0] > 1 else (kernel[0] // 2, kernel[1] // 2)
+    x = bench.fresh(b, c, side * stride, side * stride, grad=c > 3)
+    weight = bench.fresh(n, c, *kernel, grad=True)
+    call = partial(functional.conv2d, x, weight, None, stride, padding)
+    return _either(phase, call, *(t for t in (x, weight) if t.requires_grad))
+
+
+def _layer_norm(phase: str, bench: Bench, rows: int, columns: int) -> Call:
+    x = bench.fresh(rows, columns, grad=True)
+    weight, bias = (bench.fresh(columns, grad=True) for _ in range(2))
+    return _either(
+        phase, lambda: functional.layer_norm(x, (columns,), weight, bias), x, weight, bias
+    )
+
+
+def _batch_norm(phase: str, bench: Bench, rows: int, columns: int) -> Call:
+    """Rows are the points of a channel: examples of 14 x 14."""
+    side = 14 if rows % 196 == 0 else 7 if rows % 49 == 0 else 1
+    x = bench.fresh(rows // side**2, columns, side, side, grad=True)
+    weight, bias = (bench.fresh(columns, grad=True) for _ in range(2))
+    mean, variance = (bench.fresh(columns).abs() + 1 for _ in range(2))
+    call = partial(functional.batch_norm, x, mean, variance, weight, bias, True)
+    return _either(phase, call, x, weight, bias)
+
+
+def _softmax(phase: str, bench: Bench, rows: int, columns: int) -> Call:
+    x = bench.fresh(rows, columns, grad=True)
+    return _either(phase, lambda: torch.softmax(x, -1), x)
+
+
+def _loss(phase: str, bench: Bench, rows: int, columns: int) -> Call:
+    x, target = bench.fresh(rows, columns, grad=True), bench.integers(columns, rows)
+    return _either(phase, lambda: functional.cross_entropy(x, target), x)
+
+
+def _sum(dim: int, bench: Bench, rows: int, columns: int) -> Call:
+    x = bench.take(rows, columns)
+    return lambda: x.sum(dim)
+
+
+def _lookup(bench: Bench, rows: int, columns: int) -> Call:
+    table, at = bench.take(8192, columns), bench.integers(8192, rows)
+    return lambda: functional.embedding(at, table)
+
+
+def _lookup_backward(bench: Bench, rows: int, table: int, columns: int) -> Call:
+    weight, at = bench.take(table, columns, grad=True), bench.integers(table, rows)
+    return _backward(functional.embedding(at, weight), weight)
+
+
+def _vector(bench: Bench, size: int) -> Call:
+    """Two operands read, one result written."""
+    count = max(1, size // (3 * bench.dtype.itemsize))
+    a, b = bench.take(count), bench.fresh(count)
+    return lambda: a + b
+
+
+def _cast(bench: Bench, size: int) -> Call:
+    """From the dtype to float32, or from float32 to bfloat16."""
+    other = torch.bfloat16 if bench.dtype == torch.float32 else torch.float32
+    a = bench.take(max(1, size // (bench.dtype.itemsize + other.itemsize)))
+    return lambda: a.to(other)
+
+
+def _strided(bench: Bench, size: int) -> Call:
+    """A row of numbers broadcast over many."""
+    columns = 128
+    rows = max(1, size // (2 * bench.dtype.itemsize * columns))
+    a, b = bench.take(rows, columns), bench.take(columns)
+    return lambda: a * b
+
+
+def _fill(bench: Bench, size: int) -> Call:
+    a = bench.take(max(1, size // bench.dtype.itemsize))
+    return lambda: torch.zeros_like(a)
+
+
+def _pool(kind: str, phase: str, bench: Bench, size: int) -> Call:
+    """A window of 3 with stride 2: a quarter is written."""
+    side = 56
+    planes = max(1, int(size / (bench.dtype.itemsize * side * side * 1.25)))
+    x = bench.fresh(1, planes, side, side, grad=True)
+    pool = functional.max_pool2d if kind == "max" else functional.avg_pool2d
+    return _either(phase, lambda: pool(x, 3, 2, 1), x)
+
+
+def _update(name: str, bench: Bench, items: int) -> Call:
+    parameters = [bench.fresh(max(1, items // CHUNKS), grad=True) for _ in range(CHUNKS)]
+    for parameter in parameters:
+        parameter.grad = torch.ones_like(parameter)
+    optimizer = {
+        "sgd": lambda: torch.optim.SGD(parameters, lr=1e-6),
+        "momentum": lambda: torch.optim.SGD(parameters, lr=1e-6, momentum=0.9),
+        "adam": lambda: torch.optim.Adam(parameters, lr=1e-6),
+        "adamw": lambda: torch.optim.AdamW(parameters, lr=1e-6),
+    }[name]()
+    return lambda: optimizer.step()
+
+
+def _experts(phase: str, bench: Bench, rows: int, experts: int, n: int, m: int) -> Call:
+    from shardfold.zoo.experts import expert_linear
+
+    x, weight = bench.fresh(rows, m, grad=True), bench.fresh(experts, n, m, grad=True)
+    to = bench.integers(experts, rows)
+    return _either(phase, lambda: expert_linear(x, weight, to), x, weight)
+
+
+def _phases(name: str, make: Callable[..., Call]) -> dict[str, Callable[..., Call]]:
+    return {f"{name}.{phase}": partial(make, phase) for phase in ("forward", "backward")}
+
+
+CALLS: Mapping[str, Callable[..., Call]] = {
+    **{
+        f"matmul.{layout}{parity}": partial(_matmul, layout)
+        for layout in LAYOUTS
+        for parity in PARITIES
+    },
+    "bmm": _bmm,
+    **{
+        f"attention.{kind}.{phase}": partial(_attention, kind, phase)
+        for kind in ATTENTIONS
+        for phase in ("forward", "backward")
+    },
+    **{
+        f"conv.{window}.{phase}": partial(_conv, window, phase)
+        for window in WINDOWS
+        for phase in ("forward", "backward")
+    },
+    **_phases("layer_norm", _layer_norm),
+    **_phases("batch_norm", _batch_norm),
+    **_phases("softmax", _softmax),
+    **_phases("loss", _loss),
+    "sum_rows": partial(_sum, 1),
+    "sum_columns": partial(_sum, 0),
+    "lookup.forward": _lookup,
+    "lookup.backward": _lookup_backward,
+    "vector": _vector,
+    "cast": _cast,
+    "strided": _strided,
+    "fill": _fill,
+    **_phases("max_pool", partial(_pool, "max")),
+    **_phases("avg_pool", partial(_pool, "avg")),
+    **{f"update.{name}": partial(_update, name) for name in ("sgd", "momentum", "adam", "adamw")},
+    **_phases("experts", _experts),
+}
+WAITING = ("experts.forward", "experts.backward")  # the host waits inside: timed by the wall

@@ -1,0 +1,114 @@
+"""Clocks: how long a device takes for a call, apart from what the host takes to ask for it.
+
+On a GPU calls are queued: the device is first kept busy with a spin that outlasts the queueing,
+so that the calls run back to back as in a step that keeps the device full; events around them
+tell the time. On a CPU a call is done when it returns.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+SPIN_HERTZ = 2.0e9  # at least the clock of any GPU, so that a spin is never too short
+LONGEST_SPIN_SECONDS = 0.05
+Call = Callable[[], Any]
+
+
+class Clock(Protocol):
+    """Times calls on one device."""
+
+    @property
+    def device(self) -> str:
+        """The kind of device."""
+        ...
+
+    def seconds(self, call: Call) -> float:
+        """The device's seconds of one call."""
+        ...
+
+    def wall_seconds(self, call: Call) -> float:
+        """Seconds until the device is done with one call, asked for when it was idle."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class CudaClock:
+    """Events around queued calls."""
+
+    device: str = "cuda"
+    span_seconds: float = 2e-3  # of work in one timing, at least
+    most: int = 20  # calls in one timing
+
+    def seconds(self, call: Call) -> float:
+        """The mean of calls that run back to back; the better of two timings."""
+        call()
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        call()
+        queued = time.perf_counter() - began
+        torch.cuda.synchronize()
+        once = time.perf_counter() - began
+        count = max(2, min(self.most, int(self.span_seconds / max(once, 1e-6))))
+        return min(self._queued(call, count, queued) for _ in range(2))
+
+    def _queued(self, call: Call, count: int, queued: float) -> float:
+        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        spin = min(1.5 * queued * count + 1e-4, LONGEST_SPIN_SECONDS)
+        torch.cuda._sleep(int(spin * SPIN_HERTZ))
+        first.record()
+        for _ in range(count):
+            call()
+        last.record()
+        torch.cuda.synchronize()
+        return float(first.elapsed_time(last)) * 1e-3 / count
+
+    def wall_seconds(self, call: Call) -> float:
+        """The median of a few calls, each waited for."""
+        call()
+        found = []
+        for _ in range(5):
+            torch.cuda.synchronize()
+            began = time.perf_counter()
+            call()
+            torch.cuda.synchronize()
+            found.append(time.perf_counter() - began)
+        return statistics.median(found)
+
+
+@dataclass(frozen=True, slots=True)
+class CpuClock:
+    """The processor's own time: a call is done when it returns."""
+
+    device: str = "cpu"
+    span_seconds: float = 8e-3
+    rounds: int = 3
+
+    def seconds(self, call: Call) -> float:
+        """The median of a few rounds of calls."""
+        call()
+        began = time.perf_counter()
+        call()
+        once = time.perf_counter() - began
+        count = max(1, min(200, int(self.span_seconds / max(once, 1e-7))))
+        rounds = []
+        for _ in range(self.rounds):
+            began = time.perf_counter()
+            for _ in range(count):
+                call()
+            rounds.append((time.perf_counter() - began) / count)
+        return statistics.median(rounds)
+
+    def wall_seconds(self, call: Call) -> float:
+        """As `seconds`: nothing is queued."""
+        return self.seconds(call)
+
+
+def clock_of(device: str) -> Clock:
+    """The clock of a kind of device."""
+    return CudaClock() if device == "cuda" else CpuClock()
