@@ -6,12 +6,12 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test lint types imports unit clean
+.PHONY: demo test lint types imports unit docs clean
 
 demo: $(READY)
 	$(BIN)/python examples/demo.py
 
-test: lint types imports unit
+test: lint types imports docs unit
 
 lint: $(READY)
 	$(BIN)/ruff check src tests benchmarks examples
@@ -23,6 +23,9 @@ types: $(READY)
 imports: $(READY)
 	$(BIN)/lint-imports
 
+docs: $(READY)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
 unit: $(READY)
 	$(BIN)/pytest -n 2
 
@@ -31,7 +34,7 @@ $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --group dev --editable '.[hf]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --group dev --group docs --editable '.[hf]'
 	touch $@
 
 clean:

@@ -26,6 +26,10 @@ RUN = (
     "docs/how-to/add-a-rule.md",
     "docs/how-to/compare.md",
     "docs/how-to/explain-and-pin.md",
+    "docs/how-to/hugging-face.md",
+    "docs/how-to/add-a-cost-model.md",
+    "docs/how-to/add-a-searcher.md",
+    "docs/how-to/shell-and-notebook.md",
 )
 
 

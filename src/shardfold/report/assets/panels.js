@@ -30,6 +30,17 @@ function rivals() {
     el("p", { class: "quiet", style: "font-size:12px;margin-top:10px" }, `Step, and memory a device against ${bytes(e.limit)} (✗ does not fit), priced by the same cost model.`));
 }
 
+// What is sent in a step, by pass, kind and axes: the slowest first.
+function traffic() {
+  const found = {};
+  for (const op of data.ops) for (const [phase, kind, axes, each, times, time] of op.collectives) {
+    const sum = (found[`${phase} ${kind} ${axes}`] ||= { phase, kind, axes, size: 0, time: 0, times: 0 });
+    sum.size += each * times * op.count; sum.time += time * op.count; sum.times += times * op.count;
+  }
+  const rows = Object.values(found).sort((a, b) => b.time - a.time).slice(0, 5).map((t) => [PHASE[t.phase] || t.phase, `${kindWords(t.kind)} × ${t.times.toLocaleString("en")}`, axesWords(t.axes), bytes(t.size), seconds(t.time)]);
+  body("panel-rivals").append(el("h3", {}, "Slowest traffic"), rows.length ? table(["pass", "kind", "over", "bytes", "time"], rows, [3, 4]) : el("p", { class: "quiet" }, "Nothing is sent."));
+}
+
 function whereTimeGoes() {
   const e = data.estimate;
   const parts = [["compute", e.compute, "var(--compute)"], ["communication", e.communication, "var(--talk)"], ["update", e.update, "var(--update)"]];
