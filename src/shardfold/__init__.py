@@ -11,10 +11,21 @@ if TYPE_CHECKING:
     from shardfold.plans import Plan
     from shardfold.questions import explain, what_if
     from shardfold.run import parallelize
+    from shardfold.run.checkpoint import load, save
     from shardfold.versus import compare
 
 __version__ = "0.1.0"
-__all__ = ["Plan", "ShardfoldError", "compare", "explain", "parallelize", "plan", "what_if"]
+__all__ = [
+    "Plan",
+    "ShardfoldError",
+    "compare",
+    "explain",
+    "load",
+    "parallelize",
+    "plan",
+    "save",
+    "what_if",
+]
 
 # Public names and where they live: importing shardfold loads none of them, nor torch.
 _HOMES = {
@@ -22,8 +33,10 @@ _HOMES = {
     "ShardfoldError": "shardfold.errors",
     "compare": "shardfold.versus",
     "explain": "shardfold.questions",
+    "load": "shardfold.run.checkpoint",
     "parallelize": "shardfold.run",
     "plan": "shardfold.api",
+    "save": "shardfold.run.checkpoint",
     "what_if": "shardfold.questions",
 }
 

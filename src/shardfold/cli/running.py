@@ -42,13 +42,20 @@ def processes_of(plan: Plan, local: int | None) -> int:
 
 
 def on_every_rank(
-    function: Callable[..., Any], plan: Plan, local: int | None, *args: Any
+    function: Callable[..., Any],
+    plan: Plan,
+    local: int | None,
+    *args: Any,
+    wait_seconds: float | None = None,
 ) -> Any | None:
     """Rank 0's result of `function(rank, *args)`; None on the other ranks of torchrun."""
-    from shardfold.run.launch import is_started, joined, launch
+    from datetime import timedelta
+
+    from shardfold.run.launch import WAIT, is_started, joined, launch
 
     if local is None and is_started():
-        with joined() as (rank, _):
+        wait = WAIT if wait_seconds is None else timedelta(seconds=wait_seconds)
+        with joined(wait) as (rank, _):
             found = function(rank, *args)
             return found if rank == 0 else None
     return launch(function, processes_of(plan, local), *args)[0]

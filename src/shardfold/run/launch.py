@@ -51,12 +51,15 @@ def launch(function: Callable[..., Any], processes: int, *args: Any) -> list[Any
 
 
 @contextmanager
-def joined() -> Iterator[tuple[int, int]]:
-    """The process group that torchrun described; rank and number of processes."""
+def joined(wait: timedelta = WAIT) -> Iterator[tuple[int, int]]:
+    """The process group that torchrun described; rank and number of processes.
+
+    A collective that takes longer than `wait` is an error: a rank or a link is lost.
+    """
     cuda = torch.cuda.is_available()
     if cuda:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
-    dist.init_process_group("nccl" if cuda else "gloo", timeout=WAIT)
+    dist.init_process_group("nccl" if cuda else "gloo", timeout=wait)
     try:
         yield dist.get_rank(), dist.get_world_size()
     finally:
