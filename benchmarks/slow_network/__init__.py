@@ -1,0 +1,1 @@
+"""A small cluster on one machine: ranks in network namespaces, joined by slow links."""

@@ -1,0 +1,93 @@
+"""What is measured: torch's DistributedDataParallel, our plan, and other plans in our runner."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from shardfold.cluster import Cluster
+from shardfold.plans import Plan
+from shardfold.plans.store import dumps, loads
+from shardfold.run.parallelize import Settings, assemble, lowered_here, prepared
+from shardfold.versus import compare
+from slow_network.models import build
+
+DDP = "torch DDP"
+OURS = "exact"
+METHODS = (OURS, "data-parallel", "zero-2", "zero-3", "one-weird-trick", "megatron")
+LR = 1e-4
+
+
+@dataclass(frozen=True)
+class Runner:
+    """Takes one step, and says the loss of the whole batch before it."""
+
+    name: str
+    step: Callable[[], Tensor]
+
+
+def plans_for(name: str, cluster: Cluster) -> dict[str, Plan]:
+    """The exact plan and those of the strategies by hand that apply; made on rank 0, for all."""
+    found: list[Any] = [None]
+    if dist.get_rank() == 0:
+        model, args = build(name)
+        with tempfile.TemporaryDirectory() as folder:
+            compare(model, args, cluster=cluster, methods=METHODS, save_plans=folder)
+            files = sorted(Path(folder).glob("*.json"))
+            found = [{file.stem: file.read_bytes() for file in files}]
+    dist.broadcast_object_list(found, src=0)
+    plans = {method: loads(data) for method, data in found[0].items()}
+    return {method: plans[method] for method in METHODS if method in plans}
+
+
+def runners(name: str, plans: dict[str, Plan]) -> list[Runner]:
+    """One for each plan that is unlike those before it, and DistributedDataParallel."""
+    found = [_ddp(name)]
+    model, args = build(name)
+    captured = prepared(model, next(iter(plans.values())), args, {}, None, None)
+    for method, plan in plans.items():
+        module = assemble(model, captured[0], lowered_here(plan, *captured, None), Settings())
+        found.append(Runner(method, _stepper(module, args)))
+    return found
+
+
+def same_as(plans: dict[str, Plan]) -> dict[str, str]:
+    """Methods whose plan is, decision for decision, that of an earlier method."""
+    seen: dict[str, str] = {}
+    found = {}
+    for method, plan in plans.items():
+        key = dumps(plan).split('"operators"', 1)[1].split('"provenance"', 1)[0]
+        if key in seen:
+            found[method] = seen[key]
+        seen.setdefault(key, method)
+    return found
+
+
+def _stepper(module: Any, args: tuple[Tensor, ...]) -> Callable[[], Tensor]:
+    optimizer = torch.optim.AdamW(module.parameters(), lr=LR, fused=True)
+
+    def step() -> Tensor:
+        loss = module(*args)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        found: Tensor = loss.detach()
+        return found
+
+    return step
+
+
+def _ddp(name: str) -> Runner:
+    """Each rank its part of the batch; the mean of their losses is that of the whole."""
+    model, args = build(name)
+    rank, world = dist.get_rank(), dist.get_world_size()
+    part = tuple(value.chunk(world)[rank].contiguous() for value in args)
+    return Runner(DDP, _stepper(DistributedDataParallel(model), part))
