@@ -10,16 +10,15 @@ from torch import nn
 
 from shardfold.capture.convert import convert, convert_folded
 from shardfold.capture.export import export
-from shardfold.capture.folding import Folded, UnfoldableError, fold_short
+from shardfold.capture.folding import Folded, fold_short, has_global_hooks
 from shardfold.capture.folding import fold as fold_blocks
 from shardfold.capture.program import Program
+from shardfold.capture.shells import Hollow, UnfoldableError, hollow
 from shardfold.capture.shorten import Run
-from shardfold.capture.skeleton import WithLoss, on_meta, skeleton
+from shardfold.capture.skeleton import WithLoss, check_model, on_meta, skeleton
 from shardfold.graph import Graph
 
-Folding = Callable[
-    [nn.Module, tuple[Any, ...], dict[str, Any]], tuple[Folded | None, tuple[Run, ...]]
-]
+Folding = Callable[[Hollow, tuple[Any, ...], dict[str, Any]], tuple[Folded | None, tuple[Run, ...]]]
 
 
 def capture(
@@ -66,7 +65,7 @@ def capture_program(
     fold: bool = True,
 ) -> Program:
     """As `capture`, with what is needed to run the graph's operators."""
-    return _trace(model, args, kwargs, dtype, loss, _fold_all if fold else _fold_nothing)
+    return _trace(model, args, kwargs, dtype, loss, _fold_all if fold else None)
 
 
 def _trace(
@@ -75,31 +74,36 @@ def _trace(
     kwargs: Mapping[str, Any] | None,
     dtype: str | None,
     loss: Callable[[Any], Any] | None,
-    folding: Folding,
+    folding: Folding | None,
 ) -> Program:
-    copied = skeleton(model, dtype)
-    traced = copied if loss is None else WithLoss(copied, loss)
+    check_model(model)
     example = on_meta((tuple(args), dict(kwargs or {})), dtype)
-    reason = None
-    for attempt in dict.fromkeys((folding, _fold_all)) if folding is not _fold_nothing else ():
+    notes: tuple[str, ...] = ()
+    if folding is not None and not has_global_hooks():
+        outer = hollow(model, dtype, loss)
         try:
-            folded, runs = attempt(traced, *example)
-            if folded is not None:
-                return convert_folded(folded, runs)
+            program = None if outer is None else _folded(outer, example, folding)
+            if program is not None:
+                return program
         except UnfoldableError as error:
-            reason = error
-    program = convert(export(traced, *example))
-    notes = () if reason is None else (f"Traced in full: {reason}.",)
+            notes = (f"Traced in full: {error}.",)
+    copied = skeleton(model, dtype)
+    program = convert(export(copied if loss is None else WithLoss(copied, loss), *example))
     return replace(program, graph=replace(program.graph, notes=notes))
 
 
+def _folded(outer: Hollow, example: Any, folding: Folding) -> Program | None:
+    """The model with its blocks traced once, in the given way or else with all that repeat."""
+    try:
+        folded, runs = folding(outer, *example)
+        return None if folded is None else convert_folded(folded, runs)
+    except UnfoldableError:
+        if folding is _fold_all:
+            raise
+    return _folded(outer, example, _fold_all)
+
+
 def _fold_all(
-    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    model: Hollow, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Folded | None, tuple[Run, ...]]:
     return fold_blocks(model, args, kwargs), ()
-
-
-def _fold_nothing(
-    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[Folded | None, tuple[Run, ...]]:
-    return None, ()

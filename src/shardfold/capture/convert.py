@@ -21,9 +21,10 @@ from torch.export.graph_signature import InputKind, OutputKind
 from torch.utils import _pytree as pytree
 
 from shardfold.capture.export import quiet
-from shardfold.capture.folding import Block, Folded, UnfoldableError
+from shardfold.capture.folding import Block, Folded
 from shardfold.capture.origins import origin_of
 from shardfold.capture.program import Invocation, Program, Slot, Source
+from shardfold.capture.shells import UnfoldableError
 from shardfold.capture.shorten import KEPT, Run
 from shardfold.capture.templates import Template
 from shardfold.errors import ModelError

@@ -16,7 +16,7 @@ than it first did), `Unfoldable` says what, and the caller traces in full.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,14 +28,19 @@ from torch.utils import _pytree as pytree
 
 from shardfold.capture.events import Event, Log, Recorder
 from shardfold.capture.export import export
-from shardfold.capture.reads import PLAIN, Reads, Tree, agree, recording
-from shardfold.capture.repeats import repeated_blocks
+from shardfold.capture.reads import (
+    PLAIN,
+    Footprint,
+    Reads,
+    agree,
+    footprints,
+    modules_of,
+    recording,
+)
+from shardfold.capture.shells import Hollow, UnfoldableError
 from shardfold.capture.shorten import Run, find_runs, shortened, without_removed
+from shardfold.capture.state import changed, state_of
 from shardfold.errors import ModelError
-
-
-class UnfoldableError(Exception):
-    """The replicas cannot be proven to be what was traced; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +55,15 @@ class Signature:
 class Behaviour:
     """Blocks that run the same code on the same kinds of arguments."""
 
-    block: nn.Module
-    path: str
+    path: str  # of the first block
     signature: Signature
     arguments: tuple[tuple[Any, ...], dict[str, Any]]
     reads: Reads
+    prints: list[Footprint]  # what was read, as the first block has it
+    changed: frozenset[tuple[int, str]]  # attributes whose objects the block writes into
     outputs: list[Any]  # a meta tensor, a plain value, or a Passed
     out_spec: Any
-    replicas: list[nn.Module] = field(default_factory=list)
+    replicas: list[str] = field(default_factory=list)  # their paths
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,33 +102,27 @@ class Folded:
         return f"{len(self.blocks)} distinct of {len(self.calls)} repeated blocks traced"
 
 
-def fold(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Folded | None:
-    """Export `model` with repeated blocks traced once; None where nothing repeats."""
-    kinds = repeated_blocks(model)
-    if not kinds or _has_global_hooks():
-        return None
-    folding = _Folding(model, kinds)
+def fold(model: Hollow, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Folded | None:
+    """Export a model with repeated blocks traced once; None where too few are replicas."""
+    folding = _Folding(model, set(model.blocks))
     folding.discover(args, kwargs)
     return folding.finish(args, kwargs)
 
 
 def fold_short(
-    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    model: Hollow, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Folded | None, tuple[Run, ...]]:
     """As `fold`, with only a few periods of each long run; the runs say what stands for what."""
-    kinds = repeated_blocks(model)
-    if not kinds or _has_global_hooks():
-        return None, ()
-    folding = _Folding(model, kinds)
+    folding = _Folding(model, set(model.blocks))
     log = folding.discover(args, kwargs)
     runs = find_runs(log)
     expected = shortened(log, runs) if runs else None
     if expected is None:
         return folding.finish(args, kwargs), ()
-    with without_removed(model, runs):
-        short = _Folding(model, repeated_blocks(model))
-        same = _same_as(short, folding, expected, args, kwargs)
-        if same:
+    removed = {path for run in runs for path in run.removed}
+    with without_removed(model.model, removed):
+        short = _Folding(model, set(model.blocks) - removed)
+        if _same_as(short, folding, expected, args, kwargs):
             return short.finish(args, kwargs), tuple(runs)
     return folding.finish(args, kwargs), ()
 
@@ -141,7 +141,7 @@ def _same_as(
         if not ours.reads <= theirs.reads:  # what was checked at full depth must cover them
             return False
         ours.replicas, ours.reads = theirs.replicas, theirs.reads
-    short.trees.update(full.trees)
+    short.modules.update(full.modules)
     return True
 
 
@@ -164,24 +164,27 @@ def _(inputs: list[torch.Tensor], call: int) -> list[torch.Tensor]:
 
 @dataclass(slots=True)
 class _Folding:
-    model: nn.Module
-    kinds: dict[str, Any]
+    hollow: Hollow
+    paths: set[str]  # of the blocks that the model has now
     behaviours: list[Behaviour] = field(default_factory=list)
     by_kind: dict[Any, list[int]] = field(default_factory=dict)
     calls: list[BlockCall] = field(default_factory=list)
     log: Log = field(default_factory=Log)
-    trees: dict[int, Tree] = field(default_factory=dict)  # of the blocks, by identity
+    modules: dict[str, list[nn.Module]] = field(default_factory=dict)  # of each block
 
     def discover(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Log:
         """Pass 1 by itself: what the model does around its blocks."""
-        self.log = Log.of(self.model, args, kwargs)
-        with self._stubs(self._discover), _as_if_exporting(), Recorder(self.log):
+        self.log = Log.of(self.hollow.model, args, kwargs)
+        with self.hollow.answering(self._discover), _as_if_exporting(), Recorder(self.log):
             try:
-                self.model(*args, **kwargs)
+                self.hollow.model(*args, **kwargs)
             except UnfoldableError:
                 raise
             except Exception as error:
                 raise UnfoldableError(f"the model does not run on meta tensors: {error}") from error
+        unused = self.paths - self.log.paths
+        if unused:
+            raise UnfoldableError(f"{min(unused)} is never called")
         return self.log
 
     def finish(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Folded | None:
@@ -190,78 +193,75 @@ class _Folding:
             return None
         blocks = tuple(self._export(behaviour) for behaviour in self.behaviours)
         self.calls.clear()
-        with self._stubs(self._emit):
+        with self.hollow.answering(self._emit):
             try:
-                outer = export(self.model, args, kwargs)
+                outer = export(self.hollow.model, args, kwargs)
             except ModelError as error:
                 raise UnfoldableError(f"the model around its blocks: {error.__cause__}") from error
             finally:
                 _outputs.clear()
         return Folded(outer, blocks, tuple(self.calls))
 
-    @contextmanager
-    def _stubs(self, forward: Callable[[nn.Module, str, Any, Any], Any]) -> Iterator[None]:
-        """Put an empty shell with the given forward in place of every block."""
-        originals = {path: self.model.get_submodule(path) for path in self.kinds}
-        for path, block in originals.items():
-            _replace(self.model, path, _shell(block, path, forward))
-        try:
-            yield
-        finally:
-            for path, block in originals.items():
-                _replace(self.model, path, block)
-
-    def _discover(self, block: nn.Module, path: str, args: Any, kwargs: Any) -> Any:
+    def _discover(self, path: str, args: Any, kwargs: Any) -> Any:
         """Pass 1: run the first block of each behaviour, answer for its replicas."""
-        leaves, spec = pytree.tree_flatten((args, kwargs))
-        signature = _signature(leaves, spec, path)
         if path in self.log.paths:
             raise UnfoldableError(f"{path} is called more than once")
-        known = self._find(block, path, signature)
+        with self.log.paused(), torch._C.DisableTorchFunction():
+            leaves, spec = pytree.tree_flatten((args, kwargs))
+            signature = _signature(leaves, spec, path)
+            known = self._find(path, signature)
         if known is None:
-            known = self._first(block, path, signature, leaves, (args, kwargs))
-        known.replicas.append(block)
-        with self.log.paused():
-            made = [
-                torch.empty_like(o) if isinstance(o, torch.Tensor) else o for o in known.outputs
-            ]
-        self.log.block(self.behaviours.index(known), path, leaves, made)
+            known = self._first(path, signature, leaves, (args, kwargs))
+        known.replicas.append(path)
+        with torch._C.DisableTorchFunction():
+            made = [_detached(o) if isinstance(o, torch.Tensor) else o for o in known.outputs]
+            self.log.block(self.behaviours.index(known), path, leaves, made)
         return _rebuild(made, known.out_spec, leaves)
 
     def _first(
-        self, block: nn.Module, path: str, signature: Signature, leaves: list[Any], arguments: Any
+        self, path: str, signature: Signature, leaves: list[Any], arguments: Any
     ) -> Behaviour:
+        """Run a block, and note what it reads."""
+        block = self.hollow.copy(path)
+        inside = modules_of(block)
+        before = state_of(inside)
         with recording(block) as reads, self.log.paused():
             result = block(*arguments[0], **arguments[1])
         flat, out_spec = pytree.tree_flatten(result)
         with self.log.paused():
             outputs = [_output(value, leaves, path) for value in flat]
-        with self.log.paused():
             empty = pytree.tree_map_only(torch.Tensor, _detached, arguments)
-        found = Behaviour(block, path, signature, empty, reads, outputs, out_spec)
-        self.by_kind.setdefault(self.kinds[path], []).append(len(self.behaviours))
+        prints, written = footprints(self._modules(path), reads), changed(before, inside)
+        found = Behaviour(path, signature, empty, reads, prints, written, outputs, out_spec)
+        self.by_kind.setdefault(self.hollow.blocks[path].kind, []).append(len(self.behaviours))
         self.behaviours.append(found)
         return found
 
-    def _find(self, block: nn.Module, path: str, signature: Signature) -> Behaviour | None:
-        for index in self.by_kind.get(self.kinds[path], ()):
+    def _find(self, path: str, signature: Signature) -> Behaviour | None:
+        for index in self.by_kind.get(self.hollow.blocks[path].kind, ()):
             known = self.behaviours[index]
-            if known.signature == signature and self._agree(known, block, known.reads):
+            if known.signature == signature and self._agree(known, path, known.prints):
                 return known
         return None
 
-    def _agree(self, known: Behaviour, block: nn.Module, reads: Reads) -> bool:
+    def _agree(self, known: Behaviour, path: str, prints: list[Footprint]) -> bool:
         """Whether a block agrees with the one that was run, in what that one read."""
-        for each in (known.block, block):
-            if id(each) not in self.trees:
-                self.trees[id(each)] = dict(each.named_modules())
-        return agree(self.trees[id(known.block)], self.trees[id(block)], reads)
+        mine, first = self._modules(path), self._modules(known.path)
+        for position, name in known.changed if path != known.path else ():
+            if vars(mine[position]).get(name) is vars(first[position]).get(name):
+                raise UnfoldableError(f"{path} shares its {name}, which blocks write into")
+        return agree(prints, mine)
 
-    def _emit(self, block: nn.Module, path: str, args: Any, kwargs: Any) -> Any:
+    def _modules(self, path: str) -> list[nn.Module]:
+        """The modules of a block, by position."""
+        if path not in self.modules:
+            self.modules[path] = modules_of(self.hollow.blocks[path].module)
+        return self.modules[path]
+
+    def _emit(self, path: str, args: Any, kwargs: Any) -> Any:
         """Pass 2: one opaque operator a block."""
         leaves, spec = pytree.tree_flatten((args, kwargs))
-        signature = _signature(leaves, spec, path)
-        known = self._find(block, path, signature)
+        known = self._find(path, _signature(leaves, spec, path))
         if known is None:
             raise UnfoldableError(f"{path} is called otherwise when it is exported")
         call = len(self.calls)
@@ -274,14 +274,15 @@ class _Folding:
 
     def _export(self, behaviour: Behaviour) -> Block:
         """Pass 3: one block alone; what it reads now must agree among its replicas, too."""
-        with recording(behaviour.block) as reads:
+        block = self.hollow.copy(behaviour.path)
+        with recording(block) as reads:
             try:
-                program = export(behaviour.block, *behaviour.arguments)
+                program = export(block, *behaviour.arguments)
             except ModelError as error:
                 raise UnfoldableError(f"{behaviour.path} alone: {error.__cause__}") from error
-        further = reads - behaviour.reads
-        for replica in behaviour.replicas if further else ():
-            if not self._agree(behaviour, replica, further):
+        prints = footprints(self._modules(behaviour.path), reads - behaviour.reads)
+        for replica in behaviour.replicas if prints else ():
+            if not self._agree(behaviour, replica, prints):
                 raise UnfoldableError(f"blocks like {behaviour.path} differ in what they read")
         made = [k for k, o in enumerate(behaviour.outputs) if isinstance(o, torch.Tensor)]
         return Block(program, behaviour.path, tuple(made))
@@ -327,34 +328,8 @@ def _rebuild(outputs: list[Any], spec: Any, leaves: list[Any]) -> Any:
     return pytree.tree_unflatten(filled, spec)
 
 
-def _shell(
-    block: nn.Module, path: str, forward: Callable[[nn.Module, str, Any, Any], Any]
-) -> nn.Module:
-    """An object that looks like `block` from outside but holds no parameters or children."""
-
-    def otherwise(self: nn.Module, name: str) -> Any:
-        """Called for what the shell lacks; whoever wants a part of the block gets no shell."""
-        found = getattr(block, name)
-        if isinstance(found, nn.Module | torch.Tensor):
-            raise UnfoldableError(f"{path}.{name} is used from outside its block")
-        return found
-
-    cls = type(block)
-    shell: nn.Module = object.__new__(
-        type(cls.__name__, (cls,), {"__getattr__": otherwise, "__module__": cls.__module__})
-    )
-    empty: dict[str, Any] = {"_parameters": {}, "_buffers": {}, "_modules": {}}
-    vars(shell).update(vars(block) | empty)
-    vars(shell)["forward"] = lambda *args, **kwargs: forward(block, path, args, kwargs)
-    return shell
-
-
-def _replace(model: nn.Module, path: str, module: nn.Module) -> None:
-    parent, _, name = path.rpartition(".")
-    model.get_submodule(parent)._modules[name] = module
-
-
-def _has_global_hooks() -> bool:
+def has_global_hooks() -> bool:
+    """Whether hooks run on every module, so that none can be stood for."""
     from torch.nn.modules import module
 
     return bool(module._global_forward_hooks or module._global_forward_pre_hooks)

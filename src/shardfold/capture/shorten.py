@@ -11,7 +11,7 @@ nothing else.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -136,18 +136,20 @@ def shortened(log: Log, runs: Sequence[Run]) -> list[Event] | None:
 
 
 @contextmanager
-def without_removed(model: nn.Module, runs: Sequence[Run]) -> Iterator[None]:
-    """The model without the removed blocks; its containers are restored afterwards."""
-    before: dict[str, dict[str, nn.Module | None]] = {}
-    for path in (path for run in runs for path in run.removed):
+def without_removed(model: nn.Module, removed: Iterable[str]) -> Iterator[None]:
+    """The model without the blocks at the given paths; its containers are restored afterwards."""
+    names: dict[str, list[str]] = {}
+    for path in removed:
         parent, _, name = path.rpartition(".")
-        container = model.get_submodule(parent)
-        before.setdefault(parent, dict(container._modules))
-        del container._modules[name]
+        names.setdefault(parent, []).append(name)
+    containers = {parent: model.get_submodule(parent)._modules for parent in names}
+    before = {parent: dict(modules) for parent, modules in containers.items()}
+    for parent, modules in containers.items():
+        for name in names[parent]:
+            del modules[name]
     try:
         yield
     finally:
-        for parent, modules in before.items():
-            container = model.get_submodule(parent)
-            container._modules.clear()
-            container._modules.update(modules)
+        for parent, modules in containers.items():
+            modules.clear()
+            modules.update(before[parent])

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -47,15 +47,23 @@ class WithLoss(nn.Module):
         return self.loss(self.model(*args, **kwargs))
 
 
-def skeleton(model: nn.Module, dtype: str | None) -> nn.Module:
-    """A copy of `model` on the meta device, in training mode, floating tensors in `dtype`."""
+def check_model(model: object) -> None:
+    """Refuse what is no module."""
     if not isinstance(model, nn.Module):
         raise ModelError(f"A model must be a torch.nn.Module, got {type(model).__name__}.")
-    target = _torch_dtype(dtype)
+
+
+def skeleton(model: nn.Module, dtype: str | None) -> nn.Module:
+    """A copy of `model` on the meta device, in training mode, floating tensors in `dtype`."""
+    check_model(model)
+    modules = {id(module): module for module in model.modules()}
     tensors = {id(t): t for t in [*model.parameters(), *model.buffers()]}
-    memo: dict[int, Any] = {key: _twin(tensor, target) for key, tensor in tensors.items()}
+    twins = Twins({**modules, **tensors}, dtype)
     try:
-        return _copied(model, memo).train()
+        if any(map(copies_itself, set(map(type, modules.values())))):
+            memo: dict[int, Any] = {key: twins.of(tensor) for key, tensor in tensors.items()}
+            return copy.deepcopy(model, memo).train()
+        return twins.make(model).train()
     except (TypeError, RuntimeError) as error:
         raise ModelError(
             f"The model {type(model).__name__} cannot be copied without its weights ({error}). "
@@ -64,33 +72,53 @@ def skeleton(model: nn.Module, dtype: str | None) -> nn.Module:
         ) from error
 
 
-def _copied(model: nn.Module, memo: dict[int, Any]) -> nn.Module:
-    """As `copy.deepcopy(model, memo)`, without asking it about every attribute of every layer.
+class Twins(dict[int, Any]):
+    """A memo for `copy.deepcopy` that makes a module's or a tensor's twin when first asked for it.
 
-    Modules are copied as their dictionaries say, unless one of them has its own way of being
-    copied; attributes that cannot change are shared, and the others are left to deepcopy.
+    Modules are copied as their dictionaries say, which is right unless a class has its own way
+    of being copied. Attributes that cannot change are shared, and the others are left to deepcopy.
     """
-    modules = list(model.modules())
-    if any(_copies_itself(type(module)) for module in modules):
-        return copy.deepcopy(model, memo)
-    for module in modules:
-        memo[id(module)] = object.__new__(type(module))
-    for module in modules:
-        twin = vars(memo[id(module)])
+
+    def __init__(self, originals: Mapping[int, Any], dtype: str | None) -> None:
+        super().__init__()
+        self.originals = originals  # modules and tensors by identity
+        self.dtype = _torch_dtype(dtype)
+
+    def get(self, key: int, default: Any = None) -> Any:
+        """What deepcopy asks before it copies an object."""
+        if key in self:
+            return self[key]
+        original = self.originals.get(key)
+        return default if original is None else self.of(original)
+
+    def of(self, original: Any) -> Any:
+        """The twin of a module or a tensor of the model."""
+        key = id(original)
+        if key not in self:
+            if isinstance(original, torch.Tensor):
+                self[key] = _twin(original, self.dtype)
+            else:
+                self.make(original)
+        return self[key]
+
+    def make(self, module: nn.Module) -> nn.Module:
+        """A twin of a module, in place of whatever stood for it so far."""
+        found = self[id(module)] = object.__new__(type(module))
+        twin = vars(found)
         for name, value in vars(module).items():
             if isinstance(value, dict) and name in ("_parameters", "_buffers", "_modules"):
-                twin[name] = {k: None if v is None else memo[id(v)] for k, v in value.items()}
+                twin[name] = {k: None if v is None else self.of(v) for k, v in value.items()}
             elif isinstance(value, UNCHANGING):
                 twin[name] = value
-            elif not value and type(value) in EMPTY:
+            elif type(value) in EMPTY and not value:
                 twin[name] = type(value)()
             else:
-                twin[name] = copy.deepcopy(value, memo)
-    found: nn.Module = memo[id(model)]
-    return found
+                twin[name] = copy.deepcopy(value, self)
+        return found
 
 
-def _copies_itself(kind: type[nn.Module]) -> bool:
+def copies_itself(kind: type[nn.Module]) -> bool:
+    """Whether a class has its own way of being copied."""
     own = ("__deepcopy__", "__getstate__", "__reduce__", "__reduce_ex__")
     return kind.__setstate__ is not nn.Module.__setstate__ or any(
         getattr(kind, name, None) is not getattr(nn.Module, name, None) for name in own

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from shardfold import zoo
 from shardfold.capture import capture
 from shardfold.capture.folding import fold
-from shardfold.capture.skeleton import skeleton
+from shardfold.capture.shells import hollow
 
 
 class Block(nn.Module):
@@ -63,7 +63,8 @@ BATCH = (torch.empty(4, 8), torch.empty(4, dtype=torch.long))
 def distinct(model: nn.Module, batch: tuple[Any, ...] = BATCH) -> int | None:
     """How many distinct blocks are traced; None where nothing is folded."""
     meta = tuple(t.to("meta") for t in batch)
-    folded = fold(skeleton(model, None), meta, {})
+    outer = hollow(model, None)
+    folded = None if outer is None else fold(outer, meta, {})
     return None if folded is None else len(folded.blocks)
 
 
@@ -118,7 +119,7 @@ def freeze(model: Stack) -> None:
     model.blocks[3].up.weight.requires_grad_(False)
 
 
-def eval_mode_flag(model: Stack) -> None:
+def without_bias(model: Stack) -> None:
     model.blocks[3].down = nn.Linear(16, 8, bias=False)
 
 
@@ -132,7 +133,7 @@ def eval_mode_flag(model: Stack) -> None:
         patch_forward,
         replace_norm_by_another_class,
         freeze,
-        eval_mode_flag,
+        without_bias,
     ],
 )
 def test_a_block_that_differs_in_one_hidden_way_is_traced_apart(change: Any) -> None:
@@ -143,20 +144,133 @@ def test_a_block_that_differs_in_one_hidden_way_is_traced_apart(change: Any) -> 
     assert capture(model, BATCH).digest() != plain.digest()
 
 
-def test_one_replica_of_another_dtype_or_shape() -> None:
+def test_one_replica_of_another_shape() -> None:
     model = Stack([Block(), Block(), Block(), Block(16), Block()])
 
     def forward(self: Stack, x: Tensor, labels: Tensor) -> Tensor:
         for block in self.blocks:
-            wide = block.up.in_features == 16
+            wide = block.index == 1
             x = block(torch.cat([x, x], -1))[..., :8] if wide else block(x)
         return nn.functional.cross_entropy(self.head(x), labels)
 
+    model.blocks[3].index = 1
     model.forward = types.MethodType(forward, model)
     assert same_graph(model)
-    mixed = stack()
-    mixed.blocks[2].norm.double()
-    assert not {t.type.dtype for t in capture(stack(), BATCH).tensors} & {"float64"}
+    assert distinct(model) == 2  # what the wide block leaves is strided
+
+
+def test_one_replica_of_another_dtype() -> None:
+    class Casting(Block):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x.to(self.up.weight.dtype)).float()
+
+    model = Stack([Casting(index=i) for i in range(6)])
+    model.blocks[2].double()
+    assert same_graph(model)
+    types_ = [t.type.dtype for t in capture(model, BATCH).tensors if t.role == "parameter"]
+    assert types_.count("float64") == 6
+
+
+def test_a_dropout_of_one_inner_module_that_others_have_twice() -> None:
+    """Two places with one module in the first block, and with two in another."""
+
+    class Twice(Block):
+        def __init__(self, index: int = 0) -> None:
+            super().__init__(index=index)
+            self.again = self.drop
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.again(super().forward(x))
+
+    model = Stack([Twice(i) for i in range(5)])
+    model.blocks[3].again = nn.Dropout(0.5)
+    assert same_graph(model)
+    rates = [op.attributes["p"] for op in capture(model, BATCH).ops if "dropout" in op.kind]
+    assert rates.count(0.5) == 1
+
+
+def test_attributes_read_through_the_dictionary_count() -> None:
+    class Sly(Block):
+        def forward(self, x: Tensor) -> Tensor:
+            y = super().forward(x)
+            return y * 2 if vars(self)["index"] == 3 else y
+
+    model = Stack([Sly(index=i) for i in range(6)])
+    assert same_graph(model)
+    assert [op.kind for op in capture(model, BATCH).ops].count("aten.mul") == 6 + 1
+
+
+def test_an_object_that_blocks_share_and_write_into_is_traced_in_full() -> None:
+    class Counter:
+        def __init__(self) -> None:
+            self.count = 0
+
+    class Counting(Block):
+        def forward(self, x: Tensor) -> Tensor:
+            self.shared.count += 1
+            y = super().forward(x)
+            return y * 2 if self.shared.count == 4 else y
+
+    model = Stack([Counting(index=i) for i in range(6)])
+    counter = Counter()
+    for block in model.blocks:
+        block.shared = counter
+    graph = capture(model, BATCH)
+    assert any("write into" in note for note in graph.notes)
+    assert [op.kind for op in graph.ops].count("aten.mul") == 6 + 1
+    assert counter.count == 0
+
+
+def test_a_shared_object_that_nobody_writes_into_does_not_matter() -> None:
+    model = stack()
+    for block in model.blocks:
+        block.shared = {"rates": [0.1, 0.2]}
+    assert distinct(model) == 1
+
+
+def freeze_inside(self: nn.Module, mode: bool = True) -> nn.Module:
+    """Training mode with the dropout of some blocks left out."""
+    nn.Module.train(self, mode)
+    for module in list(self.modules()):
+        if isinstance(module, Block) and module.index in (1, 4):
+            module.drop.eval()
+    return self
+
+
+def keep_off(self: nn.Module, mode: bool = True) -> nn.Module:
+    """Never in training mode."""
+    return nn.Module.train(self, False)
+
+
+def own_train_of_the_model(model: Stack) -> None:
+    model.train = types.MethodType(freeze_inside, model)
+
+
+def own_train_of_a_module_in_a_block(model: Stack) -> None:
+    for at in (1, 4):
+        model.blocks[at].drop.train = types.MethodType(keep_off, model.blocks[at].drop)
+
+
+@pytest.mark.parametrize("change", [own_train_of_the_model, own_train_of_a_module_in_a_block])
+def test_a_module_with_its_own_idea_of_training_mode(change: Any) -> None:
+    model = stack()
+    change(model)
+    assert same_graph(model)
+    on = [op for op in capture(model, BATCH).ops if op.attributes.get("train") is True]
+    assert len(on) == 4
+
+
+def test_a_block_that_is_never_called_keeps_its_parameters() -> None:
+    class Skipping(Stack):
+        def forward(self, x: Tensor, labels: Tensor) -> Tensor:
+            for block in list(self.blocks)[:-1]:
+                x = block(x)
+            return nn.functional.cross_entropy(self.head(x), labels)
+
+    model = Skipping([Block(index=i) for i in range(6)])
+    graph = capture(model, BATCH)
+    names = {name for i in graph.parameters() for name in graph.tensors[i].names}
+    assert names == set(dict(model.named_parameters()))
 
 
 def test_a_forward_hook_keeps_its_block_out() -> None:
@@ -311,10 +425,11 @@ def test_no_grad_around_blocks_stops_their_gradients() -> None:
 
 
 def test_the_users_model_is_left_alone() -> None:
-    model = stack()
+    model = stack().eval()
     before = {path: (type(m), set(vars(m))) for path, m in model.named_modules()}
     capture(model, BATCH)
     assert {path: (type(m), set(vars(m))) for path, m in model.named_modules()} == before
+    assert not any(module.training for module in model.modules())
 
 
 @settings(max_examples=15, deadline=None)
