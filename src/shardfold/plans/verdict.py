@@ -91,11 +91,12 @@ def simulated(plan: Plan) -> list[str]:
     found = plan.simulation
     if found is None:
         return []
-    hidden = found.communication_seconds - found.exposed_seconds
-    share = f", {hidden / found.communication_seconds:.0%} of communication hidden"
+    sent = found.communication_seconds
+    hidden = (sent - found.exposed_seconds) / sent if sent else 0.0
+    share = f", {hidden:.0%} of communication hidden"
     lines = [
         f"Simulated with overlap: {seconds(found.step_seconds)} a step, MFU {found.mfu:.1%}"
-        f"{share if found.communication_seconds else ''}; the peak of {size(found.peak_bytes)} "
+        f"{share if sent else ''}; the peak of {size(found.peak_bytes)} "
         f"is reached at {found.peak_at}."
     ]
     hands = [f for f in plan.finalists if not f.name.startswith("search")]

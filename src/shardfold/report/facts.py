@@ -11,7 +11,8 @@ from shardfold.plans.plan import CollectiveEntry, Face, OperatorEntry, Side
 from shardfold.plans.plan import Row as Drawn
 from shardfold.plans.sketch import expanded
 from shardfold.report.outline import Branch, Leaf, Link, Outline, leaves, outline
-from shardfold.report.track import Track, additive
+from shardfold.report.track import Track, additive, simulated
+from shardfold.simulate import timeline
 
 Plain = dict[str, Any]
 
@@ -22,7 +23,6 @@ def facts(
     *,
     explanation: Explanation | None = None,
     rivals: Sequence[Plain] = (),
-    track: Track | None = None,
     model: str | None = None,
 ) -> Plain:
     """Everything that the page draws. What is not known is empty, and the page says so."""
@@ -41,20 +41,32 @@ def facts(
         "device": plan.provenance.cluster.get("device", {}),
         "estimate": _estimate(plan),
         "rivals": _rivals(plan, rivals),
-        "meshes": [[m.mesh, m.step_seconds] for m in plan.meshes],
+        "meshes": [
+            [m.mesh, m.step_seconds if plan.simulation is None else m.simulated_seconds]
+            for m in plan.meshes
+        ],
         "says": _sentences(plan),
         "made": _made(plan),
         "faces": [] if plan.sketch is None else [_face(face) for face in plan.sketch.faces],
         "ops": [_operator(leaf, plan.operators, drawn) for leaf in shown],
         "tree": _node(found.root, found, number),
         "reasons": reasons,
-        "step": (track or additive(plan, drawn)).plain(),
+        "step": _track(plan, drawn).plain(),
     }
 
 
+def _track(plan: Plan, drawn: Sequence[Drawn]) -> Track:
+    """The step in time: simulated where the plan holds its schedule."""
+    if plan.schedule is None:
+        return additive(plan, drawn)
+    return simulated(*timeline(plan.schedule))
+
+
 def _estimate(plan: Plan) -> Plain:
-    e = plan.estimate
+    e, found = plan.estimate, plan.simulation
     return {
+        "shown": e.step_seconds if found is None else found.step_seconds,
+        "simulated": found is not None,
         "step": e.step_seconds,
         "compute": e.compute_seconds,
         "communication": e.communication_seconds,
@@ -72,27 +84,34 @@ def _estimate(plan: Plan) -> Plain:
 
 
 def _rivals(plan: Plan, others: Sequence[Plain]) -> list[Plain]:
-    """The plan, the two strategies that it always knows, and whatever a comparison found."""
+    """The plan, the strategies by hand that it knows, and whatever a comparison found."""
     e = plan.estimate
-    known = [
-        {"name": "this plan", "seconds": e.step_seconds, "bytes": e.peak_bytes},
-        {
-            "name": "data parallel",
-            "seconds": e.data_parallel_seconds,
-            "bytes": e.data_parallel_bytes,
-        },
-        {
-            "name": "fully sharded",
-            "seconds": e.fully_sharded_seconds,
-            "bytes": e.fully_sharded_bytes,
-        },
+    own = e.step_seconds if plan.simulation is None else plan.simulation.step_seconds
+    known = [{"name": "this plan", "seconds": own, "bytes": e.peak_bytes}]
+    if plan.simulation is None:
+        known += [
+            _rival("data parallel", e.data_parallel_seconds, e.data_parallel_bytes),
+            _rival("fully sharded", e.fully_sharded_seconds, e.fully_sharded_bytes),
+        ]
+    known += [
+        _rival(KNOWN.get(f.name, f.name.replace("-", " ")), f.simulated_seconds, f.peak_bytes)
+        for f in plan.finalists
+        if not f.name.startswith("search")
     ]
     names = {entry["name"] for entry in known}
     return known + [entry for entry in others if entry["name"] not in names]
 
 
+KNOWN = {"zero-3": "fully sharded", "data-parallel": "data parallel"}
+
+
+def _rival(name: str, seconds: float, bytes_: float) -> Plain:
+    return {"name": name, "seconds": seconds, "bytes": bytes_}
+
+
 def _sentences(plan: Plan) -> list[str]:
     return [
+        *verdict.simulated(plan),
         *verdict.too_large(plan),
         *verdict.pinned(plan),
         verdict.meshes(plan),

@@ -11,7 +11,6 @@ from typing import Any
 from shardfold.plans import Plan
 from shardfold.plans.explanation import Explanation
 from shardfold.report.facts import facts
-from shardfold.report.track import Track
 
 SCRIPTS = ("words", "layout", "graph", "grid", "inspector", "panels", "timeline", "main")
 UNSAFE = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"}  # these could end the data's element
@@ -23,7 +22,6 @@ def to_html(
     title: str | None = None,
     explanation: Explanation | None = None,
     rivals: Sequence[Mapping[str, Any]] = (),
-    track: Track | None = None,
     model: str | None = None,
 ) -> str:
     """The report of a plan as the text of one HTML file."""
@@ -33,7 +31,6 @@ def to_html(
         name,
         explanation=explanation,
         rivals=[dict(rival) for rival in rivals],
-        track=track,
         model=model,
     )
     page = _asset("page.html")

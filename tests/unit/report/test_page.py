@@ -76,7 +76,7 @@ def test_the_page_asks_for_nothing(plan: sf.Plan) -> None:
 
 
 def test_times_add_up_to_the_step(plan: sf.Plan) -> None:
-    found = facts(plan, "t")
+    found = facts(msgspec.structs.replace(plan, schedule=None), "t")
     total = math.fsum(op["total"] for op in found["ops"])
     assert total == pytest.approx(plan.estimate.step_seconds, rel=1e-9)
     assert found["step"]["pieces"][-1][3] == pytest.approx(total, rel=1e-9)
@@ -90,12 +90,23 @@ def test_a_plan_without_a_sketch_has_a_page(plan: sf.Plan) -> None:
     assert len(found["ops"]) > 0
 
 
+def test_a_plan_with_a_schedule_is_drawn_as_simulated(plan: sf.Plan) -> None:
+    assert plan.schedule is not None
+    found = facts(plan, "t")
+    figures, _ = timeline(plan.schedule)
+    ends = [piece[3] for piece in found["step"]["pieces"]]
+    assert max(ends) == pytest.approx(figures.step_seconds, rel=1e-9)
+    held = [sum(classes.values()) for _, classes in found["step"]["memory"]]
+    assert max(held) == pytest.approx(figures.peak_bytes, rel=1e-9)
+
+
 def test_a_comparison_adds_rivals_once(plan: sf.Plan) -> None:
     more = [
         {"name": "megatron", "seconds": 1.0, "bytes": 1.0},
         {"name": "data parallel", "seconds": 9.0, "bytes": 9.0},
     ]
-    names = [rival["name"] for rival in data_of(to_html(plan, rivals=more))["rivals"]]
+    bare = msgspec.structs.replace(plan, simulation=None, finalists=())
+    names = [rival["name"] for rival in data_of(to_html(bare, rivals=more))["rivals"]]
     assert names == ["this plan", "data parallel", "fully sharded", "megatron"]
 
 

@@ -8,10 +8,9 @@ function figures() {
   const meter = el("div", { class: e.fits ? "meter" : "meter over" }, el("i"));
   meter.firstChild.style.width = `${Math.min(100, 100 * e.peak / e.limit)}%`;
   const tile = (name, value, note, extra, bad) => $("figures").append(el("div", { class: bad ? "figure bad" : "figure" }, el("div", { class: "name" }, name), el("div", { class: "value" }, value), extra, el("div", { class: "note" }, note)));
-  const [step, unit] = seconds(e.step).split(" ");
-  tile("Step", `${step} ${unit}`, e.proof);
+  tile("Step", seconds(e.shown), e.simulated ? `with overlap; without it ${seconds(e.step)}, ${e.proof}` : e.proof);
   tile("Memory a device", bytes(e.peak), e.fits ? `of ${bytes(e.limit)} allowed` : `more than the ${bytes(e.limit)} allowed`, meter, !e.fits);
-  tile("Faster than data parallel", usual ? `${(usual.seconds / e.step).toFixed(2)}×` : "—", usual && usual.bytes > e.limit ? "which does not fit" : isFinite(best) ? `best alternative that fits: ${(best / e.step).toFixed(2)}×` : "");
+  tile("Faster than data parallel", usual ? `${(usual.seconds / e.shown).toFixed(2)}×` : "—", usual && usual.bytes > e.limit ? "which does not fit" : isFinite(best) ? `best alternative that fits: ${(best / e.shown).toFixed(2)}×` : "");
   tile("Devices", devices.toLocaleString("en"), `mesh ${data.mesh.map((axis) => `${axis.name} ${axis.size}`).join(" × ") || "of one"}`);
   tile("Parameters", count(e.parameters), `${e.operators.toLocaleString("en")} operators`);
 }
@@ -23,11 +22,11 @@ function rivals() {
     bar.style.width = `${Math.max(0.6, 100 * r.seconds / slowest)}%`;
     bar.style.background = mine ? "var(--accent)" : fits ? "var(--faint)" : "repeating-linear-gradient(45deg, var(--line) 0 4px, transparent 4px 8px)";
     return [el("span", { class: mine ? "it" : null }, r.name), el("div", { class: "track" }, bar),
-      el("span", { class: mine ? "it num" : "num" }, `${seconds(r.seconds)}${mine ? "" : `  ${(r.seconds / e.step).toFixed(2)}×`}`),
+      el("span", { class: mine ? "it num" : "num" }, `${seconds(r.seconds)}${mine ? "" : `  ${(r.seconds / e.shown).toFixed(2)}×`}`),
       el("span", { class: fits ? "quiet num" : "bad num" }, `${bytes(r.bytes)}${fits ? "" : " ✗"}`)];
   });
   body("panel-rivals").append(el("div", { class: "bars" }, rows),
-    el("p", { class: "quiet", style: "font-size:12px;margin-top:10px" }, `Step, and memory a device against ${bytes(e.limit)} (✗ does not fit), priced by the same cost model.`));
+    el("p", { class: "quiet", style: "font-size:12px;margin-top:10px" }, `Step, and memory a device against ${bytes(e.limit)} (✗ does not fit), ${e.simulated ? "simulated with overlap" : "priced"} by the same cost model.`));
 }
 
 // What is sent in a step, by pass, kind and axes: the slowest first.
@@ -86,8 +85,9 @@ function meshPanel() {
   right.append(el("h3", { style: "margin-top:8px" }, "What each axis does"), axisUse());
   if (data.meshes.length > 1) {
     const mine = data.mesh.map((axis) => axis.size).join("x");
-    const tried = [...data.meshes].sort((a, b) => a[1] - b[1]).slice(0, 10);
-    right.append(el("h3", {}, "Meshes tried"), table(["mesh", "best step", "against this"], tried.map(([name, step]) => [name === mine ? el("b", {}, name) : name, seconds(step), name === mine ? "chosen" : step < STEP * (1 - 5e-4) ? "does not fit" : `+${((step / STEP - 1) * 100).toFixed(1)}%`]), [1, 2]));
+    const behind = (m) => (m[1] === null ? Infinity : m[1]), best = data.estimate.shown;
+    const tried = [...data.meshes].sort((a, b) => behind(a) - behind(b)).slice(0, 10);
+    right.append(el("h3", {}, "Meshes tried"), table(["mesh", "best step", "against this"], tried.map(([name, step]) => [name === mine ? el("b", {}, name) : name, step === null ? "" : seconds(step), name === mine ? "chosen" : step === null || step < best * (1 - 5e-4) ? "does not fit" : `+${((step / best - 1) * 100).toFixed(1)}%`]), [1, 2]));
   }
   host.append(left, right); body("panel-mesh").append(host);
 }

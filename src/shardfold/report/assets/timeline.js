@@ -3,7 +3,7 @@ const PAINT = { forward: "var(--compute)", backward: "color-mix(in srgb, var(--c
 
 function timeline() {
   const { streams, pieces, note, figures } = data.step;
-  const width = 1180, left = 120, lane = 34, top = 22, end = Math.max(...pieces.map((p) => p[3]), 1e-12);
+  const width = 1180, left = 120, lane = 34, top = 4, end = Math.max(...pieces.map((p) => p[3]), 1e-12);
   const height = top + lane * streams.length + 26, x = (t) => left + (width - left - 8) * t / end;
   const plot = svg("svg", { class: "plot", viewBox: `0 0 ${width} ${height}`, role: "img" });
   streams.forEach((name, k) => {
@@ -42,7 +42,8 @@ function memory() {
   const names = [...new Set(samples.flatMap(([, held]) => Object.keys(held)))];
   const end = Math.max(...samples.map(([t]) => t), ...data.step.pieces.map((p) => p[3]));
   const peak = Math.max(...samples.map(([, held]) => Object.values(held).reduce((a, b) => a + b, 0)));
-  const width = 1180, left = 120, height = 230, top = 18, base = height - 24, most = Math.max(peak, e.limit) * 1.06;
+  const width = 1180, left = 120, height = 230, top = 18, base = height - 24;
+  const isFar = e.limit > 2.5 * peak, most = isFar ? 1.2 * peak : Math.max(peak, e.limit) * 1.06;
   const x = (t) => left + (width - left - 8) * t / end, y = (b) => base - (base - top) * b / most;
   const plot = svg("svg", { class: "plot", viewBox: `0 0 ${width} ${height}`, role: "img" });
   const floor = samples.map(() => 0);
@@ -62,8 +63,10 @@ function memory() {
     });
     plot.append(area);
   });
-  plot.append(svg("line", { x1: left, x2: width - 8, y1: y(e.limit), y2: y(e.limit), class: "limit" }), svg("text", { x: left - 8, y: y(e.limit) + 4, "text-anchor": "end", class: "limit-text" }, `limit ${bytes(e.limit)}`));
-  plot.append(svg("text", { x: left - 8, y: y(peak) + (Math.abs(y(peak) - y(e.limit)) < 14 ? 18 : 4), "text-anchor": "end" }, `peak ${bytes(peak)}`));
+  const line = isFar ? top - 8 : y(e.limit);
+  if (!isFar) plot.append(svg("line", { x1: left, x2: width - 8, y1: line, y2: line, class: "limit" }));
+  plot.append(svg("text", { x: isFar ? left : left - 8, y: line + 4, "text-anchor": isFar ? "start" : "end", class: "limit-text" }, isFar ? `↑ the limit, ${bytes(e.limit)}, is ${(e.limit / peak).toFixed(1)} times the peak` : `limit ${bytes(e.limit)}`));
+  plot.append(svg("text", { x: left - 8, y: y(peak) + (Math.abs(y(peak) - line) < 14 ? 18 : 4), "text-anchor": "end" }, `peak ${bytes(peak)}`));
   plot.append(svg("line", { x1: left, x2: width - 8, y1: base, y2: base, class: "axis" }));
   for (let k = 0; k <= 5; k++) plot.append(svg("text", { x: x(end * k / 5), y: height - 6, "text-anchor": k === 5 ? "end" : k ? "middle" : "start" }, seconds(end * k / 5)));
   host.append(plot, el("div", { class: "keys", style: "margin-top:6px" }, names.map((name, k) => el("span", {}, swatch(CLASSES[k % CLASSES.length]), name))));
