@@ -17,6 +17,7 @@ COMMANDS = {
     "report": ("shardfold.cli.report", "Draw a saved plan as one HTML page."),
     "explain": ("shardfold.cli.explain", "Say why operators are split as they are."),
     "compare": ("shardfold.cli.compare", "Hold the best plan against other methods, or plans."),
+    "simulate": ("shardfold.cli.simulate", "Simulate a plan's step: time, memory, a trace."),
     "check": ("shardfold.cli.check", "Run one step of a plan beside one device, and compare."),
     "train": ("shardfold.cli.train", "Train a model under a plan."),
     "launch": ("shardfold.cli.launch", "Print the torchrun commands that start a plan."),

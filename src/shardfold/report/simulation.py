@@ -33,8 +33,8 @@ def simulation_view(found: Simulation, title: str, limit_bytes: float | None = N
             f"{seconds(found.exposed_seconds)}"
         ),
         Text("Busy: " + ", ".join(f"{k} {v:.1%}" for k, v in found.utilisation.items())),
-        *(["", _collectives(found)] if found.collectives else []),
         "",
+        *([_collectives(found)] if found.collectives else []),
         Text(f"Peak {size(found.peak_bytes)} per device at {found.peak_at}{fits}"),
         _memory(found),
     )
