@@ -65,6 +65,17 @@ class Kinds:
             kind_of_object[rank] = kind
         return Kinds(kind_of_object[inverse.reshape(-1)], tuple(tables), tuple(where))
 
+    def taken(self, positions: Ints) -> Kinds:
+        """The sequence of the arrays at some positions, with every distinct one among them."""
+        of = self.of[positions]
+        first = np.zeros(len(self.tables), np.int64)
+        first[of[::-1]] = np.arange(len(of))[::-1]
+        return Kinds(of, self.tables, tuple(first.tolist()))
+
+    def arrays(self) -> tuple[Array, ...]:
+        """The sequence itself."""
+        return tuple(map(self.tables.__getitem__, self.of.tolist()))
+
     def at(self, *indices: Ints) -> Array:
         """The entry of each position's array at that position's indices."""
         if len(self.of) < _FEW:

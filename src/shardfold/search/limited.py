@@ -52,6 +52,12 @@ A sweep of dual bounds reads them twice, and thirty sweeps are made.
 _NARROW = 0.005
 """A gap that a plan can live with: less than the costs themselves are known to."""
 
+_NO_MATTER = 1e-4
+"""Part of the cost by which nobody cares to raise a bound."""
+
+_ELASTICITY = 0.5
+"""First guess of how many parts of the time one part of the bytes is worth."""
+
 
 @dataclass(slots=True, eq=False)
 class _Limited:
@@ -148,17 +154,21 @@ def limited(
 
 def _hull(state: _Limited, over: Ints, under: Ints, watch: Watch) -> tuple[Ints, Ints]:
     """Walk the lower hull to the line that crosses the limit; the choices at its two ends."""
-    problem = state.problem
+    problem, smallest = state.problem, under
+    guess = _ELASTICITY * problem.total(over) / problem.total_bytes(over)
     for step in range(_WEIGHTS):
         high, low = problem.total_bytes(over), problem.total_bytes(under)
         costs = problem.total(over), problem.total(under)
         weight = (costs[1] - costs[0]) / (high - low)
-        # The smallest choice says nothing of what saving a little costs. The first guess is that
-        # time and memory can be traded in proportion.
-        is_guess = step == 0 and 0.0 < costs[0] < weight * high
-        weight = costs[0] / high if is_guess else weight
+        # The smallest choice says nothing of what saving a little costs: guess until another fits.
+        is_guess = under is smallest and 0.0 < guess < weight
+        # Where the line between the two crosses the limit, the bound can rise no further.
+        most = costs[0] + weight * (high - state.limit) - state.bound
+        weight, guess = (guess, 2 * guess) if is_guess else (weight, guess)
         left = state.deadline - time.perf_counter()
         if weight <= 0 or (step and left <= 0):
+            break
+        if step and not state.is_small and most <= _NO_MATTER * abs(costs[0]):
             break
         blend = problem.blended(1.0, weight)
         answer = exact(blend, table_bytes=state.table_bytes, seconds=max(left / 4, 1.0))
@@ -197,7 +207,7 @@ def _repair(state: _Limited, over: Ints, under: Ints) -> None:
     """Cut the two ends of the hull together, then improve vertex by vertex."""
     problem, limit = state.problem, state.limit
     _splice(state, over, under)
-    if len(problem) <= 10 * _CLOSABLE:
+    if len(problem) <= 10 * _CLOSABLE and (state.is_small or state.gap > _NARROW / 10):
         state.offer(descend(problem, state.best, limit))
         state.offer(descend(problem, under, limit))
 

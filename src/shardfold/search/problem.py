@@ -79,6 +79,30 @@ class Problem:
         """The bytes of one choice per vertex; 0 where the problem carries none."""
         return _total(self, choice, self.byte_kinds, self.edge_byte_kinds)
 
+    def spread(self, vertices: Ints, ends: Ints, edges: Ints) -> Problem:
+        """A larger problem from the same tables: which vertex and which edge each position copies.
+
+        What is alike is known already, so nothing is compared and nothing is checked again.
+        """
+        found = object.__new__(Problem)
+        for at, kinds, arrays in (
+            (vertices, ("vertex_kinds", "byte_kinds"), ("costs", "bytes")),
+            (edges, ("edge_kinds", "edge_byte_kinds"), ("edge_costs", "edge_bytes")),
+        ):
+            positions = at.tolist()
+            for name in kinds:
+                known: Kinds | None = getattr(self, name)
+                found._set(name, None if known is None else known.taken(at))
+            for name in arrays:
+                given: tuple[Array, ...] | None = getattr(self, name)
+                copied = None if given is None else tuple(map(given.__getitem__, positions))
+                found._set(name, copied)
+        found._set("ends", np.asfortranarray(ends))
+        found._set("sizes", self.sizes[vertices])
+        found._set("edges", tuple(map(tuple, ends.tolist())))
+        found._set("names", ())
+        return found
+
     def blended(self, cost_weight: float, byte_weight: float) -> Problem:
         """The same problem with `cost_weight` x cost + `byte_weight` x bytes as its cost."""
         blend = object.__new__(Problem)
@@ -91,8 +115,8 @@ class Problem:
             blend._set(name, None)
         blend._set("vertex_kinds", vertices)
         blend._set("edge_kinds", edges)
-        blend._set("costs", tuple(map(vertices.tables.__getitem__, vertices.of.tolist())))
-        blend._set("edge_costs", tuple(map(edges.tables.__getitem__, edges.of.tolist())))
+        blend._set("costs", vertices.arrays())
+        blend._set("edge_costs", edges.arrays())
         return blend
 
 
