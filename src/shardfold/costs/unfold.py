@@ -11,7 +11,6 @@ tables, so a thousand periods cost a few arrays.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -96,28 +95,18 @@ class _Builder:
         inside, beyond = place[self.ends] >= 0, after[self.ends] >= 0
         bridge = inside.any(axis=1) & beyond.any(axis=1)
         own = inside.any(axis=1) & ~bridge & ~previous[self.ends].any(axis=1)
-        ends = [self.ends[~bridge]]
-        edges = [self.edges[~bridge]]
-        shared = np.where(inside[own], 0, self.ends[own])
-        for copy in copies:
-            ends.append(np.where(inside[own], copy[place[self.ends[own]]], shared))
-            edges.append(self.edges[own])
-        for here, there in pairwise([model, *copies, following]):
-            crossing = self.ends[bridge]
-            ends.append(np.where(inside[bridge], here[place[crossing]], there[after[crossing]]))
-            edges.append(self.edges[bridge])
-        self.ends, self.edges = np.concatenate(ends), np.concatenate(edges)
+        # Copy by copy, as the search expects a run: the edges inside, then those to the one before.
+        inner, crossing = self.ends[own], self.ends[bridge]
+        here, there = np.vstack([model[None], copies]), np.vstack([copies, following[None]])
+        within = np.where(inside[own], copies[:, place[inner]], inner)
+        across = np.where(inside[bridge], here[:, place[crossing]], there[:, after[crossing]])
+        each = np.concatenate([within, across[:-1]], axis=1).reshape(-1, 2)
+        self.ends = np.concatenate([self.ends[~bridge], each, across[-1]])
+        copied = np.tile(np.concatenate([self.edges[own], self.edges[bridge]]), len(copies))
+        self.edges = np.concatenate([self.edges[~bridge], copied, self.edges[bridge]])
 
     def problem(self) -> Problem:
-        old = self.tabulated.problem
-        vertices, edges = self.vertices.tolist(), self.edges.tolist()
-        return Problem(
-            tuple(map(old.costs.__getitem__, vertices)),
-            tuple((u, v) for u, v in self.ends.tolist()),
-            tuple(map(old.edge_costs.__getitem__, edges)),
-            None if old.bytes is None else tuple(map(old.bytes.__getitem__, vertices)),
-            None if old.edge_bytes is None else tuple(map(old.edge_bytes.__getitem__, edges)),
-        )
+        return self.tabulated.problem.spread(self.vertices, self.ends, self.edges)
 
 
 def _traced_vertices(tabulated: Tabulated, repeat: Repeat, graph: Graph) -> Ints:
