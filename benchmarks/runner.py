@@ -38,7 +38,7 @@ from shardfold.run import parallelize
 from shardfold.run.launch import launch
 from shardfold.spaces import atomise, rules_of
 
-SMALL = {"vocabulary": 8192, "seq": 128, "width": 512, "layers": 4, "heads": 8}
+SMALL = {"vocabulary": 8192, "seq": 64, "width": 384, "layers": 4, "heads": 6}
 BATCH = 8
 WARM_UP = 3
 ROUNDS = 15
@@ -88,21 +88,24 @@ def compared(
 ) -> dict[str, dict[str, float]]:
     """Median seconds of each side's step and its last loss; they take turns."""
     times: dict[str, list[float]] = {name: [] for name in sides}
+    cpu: dict[str, list[float]] = {name: [] for name in sides}
     losses: dict[str, float] = {}
     for number in range(WARM_UP + rounds):
         order = list(sides.items())
         for name, step in order if number % 2 else reversed(order):
             _wait(device)
-            started = time.perf_counter()
+            started, used = time.perf_counter(), time.process_time()
             loss = step()
             _wait(device)
             if number >= WARM_UP:
                 times[name].append(time.perf_counter() - started)
+                cpu[name].append(time.process_time() - used)
             losses[name] = float(loss)
     return {
         name: {
             "median_seconds": statistics.median(times[name]),
             "fastest_seconds": min(times[name]),
+            "processor_seconds": statistics.median(cpu[name]),
             "loss": losses[name],
         }
         for name in sides

@@ -42,6 +42,7 @@ class Parallel(nn.Module):
                 owner.register_parameter(leaf, tensor)
             else:
                 owner.register_buffer(leaf, tensor, persistent=name not in volatile)
+        run.prepare(self)
         self.register_state_dict_pre_hook(lambda module, *_: module.gather_buffers())
         self.register_state_dict_post_hook(_restore_shapes)
         self.register_load_state_dict_pre_hook(_take_parts)
@@ -99,13 +100,27 @@ class Run:
         self.keepings, self.mesh, self.prefix = keepings, mesh, prefix
         self.counters: tuple[str, ...] = ()
         self.by_tensor = {k.stored.tensor: k for k in keepings.values()}
+        self.pieces = {t: k.stored.extent.shape for t, k in self.by_tensor.items() if k.in_pieces}
+        self.placements = {t: list(k.placements) for t, k in self.by_tensor.items()}
         self.uses: Uses | None = None
         if mesh is not None:
             uses = uses_of(lowered, self.by_tensor)
             self.uses = Uses(uses, self.by_tensor, context.groups)
         self.constants: dict[int, Tensor] = {}
+        self.owners: list[tuple[str, int, Any, str]] = []  # where parameters and buffers are held
         self._eager = cache(self._written)
         self._in_graph = torch._dynamo.allow_in_graph(self._recorded)
+
+    def prepare(self, module: Parallel) -> None:
+        """Find out where the module holds its tensors, and have the constants ready."""
+        for tensor, source in self.program.sources.items():
+            path, _, leaf = self.name(source.name).rpartition(".")
+            if source.role in ("parameter", "buffer"):
+                owner = module.get_submodule(path)
+                held = owner._parameters if source.role == "parameter" else owner._buffers
+                self.owners.append((source.role, tensor, held, leaf))
+            elif source.role == "constant":
+                self.constants[tensor] = self._constant(tensor)
 
     def _written(self, is_observed: bool, is_traced: bool) -> Step:
         style = Style(
@@ -160,11 +175,11 @@ class Run:
     def _parameters(self, module: Parallel) -> dict[int, Tensor]:
         if not module.training:
             raise RunError("The plan is for a training step: call train() first, not eval().")
-        return {
-            tensor: module.get_parameter(self.name(source.name))
-            for tensor, source in self.program.sources.items()
-            if source.role == "parameter"
-        }
+        return self._named(module, "parameter")
+
+    def _named(self, module: Parallel, role: str) -> dict[int, Tensor]:
+        """The parameters, or buffers, as the module has them now."""
+        return {tensor: held[leaf] for kind, tensor, held, leaf in self.owners if kind == role}
 
     def given(
         self,
@@ -175,14 +190,15 @@ class Run:
     ) -> list[Tensor]:
         """The tensors that no operator makes, in the order of their sources."""
         leaves = self._leaves(args, kwargs)
+        buffers = self._named(module, "buffer")
         found: list[Tensor] = []
         for tensor, source in self.program.sources.items():
             if source.role == "parameter":
                 found.append(parameters[tensor])
             elif source.role == "buffer":
-                found.append(module.get_buffer(self.name(source.name)))
+                found.append(buffers[tensor])
             elif source.role == "constant":
-                found.append(self._constant(tensor))
+                found.append(self.constants[tensor])
             else:
                 found.append(self._input(tensor, leaves[source.leaf]))
         return found
@@ -203,25 +219,22 @@ class Run:
 
     def _local(self, parameter: Tensor, tensor: int) -> Tensor:
         if isinstance(parameter, DTensor):
-            placements = list(self.by_tensor[tensor].placements)
-            return self._part(tensor, parameter.to_local(grad_placements=placements))
+            part = parameter.to_local(grad_placements=self.placements[tensor])
+            return self._part(tensor, part)
         return self._part(tensor, parameter)
 
     def _part(self, tensor: int, local: Tensor) -> Tensor:
         """A parameter's part in the shape of its dims, whatever shape it is kept in."""
-        keeping = self.by_tensor[tensor]
-        return local.view(keeping.stored.extent.shape) if keeping.in_pieces else local
+        return local.view(self.pieces[tensor]) if tensor in self.pieces else local
 
     def _constant(self, tensor: int) -> Tensor:
-        if tensor not in self.constants:
-            value = self.program.sources[tensor].value
-            if value is None or value.is_meta:
-                raise RunError(
-                    f"The constant {self.program.graph.tensors[tensor].name} lost its value while "
-                    "the model was traced: make it a buffer of the module."
-                )
-            self.constants[tensor] = self._widened(value.to(self.context.device))
-        return self.constants[tensor]
+        value = self.program.sources[tensor].value
+        if value is None or value.is_meta:
+            raise RunError(
+                f"The constant {self.program.graph.tensors[tensor].name} lost its value while the "
+                "model was traced: make it a buffer of the module."
+            )
+        return self._widened(value.to(self.context.device))
 
     def _input(self, tensor: int, value: Any) -> Tensor:
         wanted = self.program.graph.tensors[tensor]

@@ -106,10 +106,13 @@ class _Classes:
         self, logits: Tensor, target: Tensor, weights: Tensor | None, context: Context
     ) -> tuple[Tensor, Tensor]:
         """Targets that are classes: each row's loss, and what it counts for in a mean."""
-        x = self._shifted(logits, context)
         kept = target != self.ignored
         mine = (target >= self.low) & (target < self.high) & kept
         local = (target - self.low).clamp(0, self.high - self.low - 1)
+        if weights is None and not self.smoothing:
+            where = (self.dim, self.axes, context)
+            return _Picked.apply(logits, local, mine, kept, *where), kept
+        x = self._shifted(logits, context)
         words = [x.exp().sum(self.dim), x.gather(self.dim, local.unsqueeze(self.dim)), mine]
         words[1] = words[1].squeeze(self.dim) * mine
         words[2:] = [] if weights is None else [weights.to(x.dtype)[local] * mine]
@@ -137,10 +140,46 @@ class _Classes:
         return (total.log() * shares - own).to(logits.dtype), None
 
     def _shifted(self, logits: Tensor, context: Context) -> Tensor:
-        """Logits less the row's largest anywhere."""
-        x = logits.to(statistics_dtype(logits.dtype))
-        most = x.detach().amax(self.dim, keepdim=True)
-        return x - context.groups.all_reduce(most, self.axes, most=True)
+        return shifted(logits, self.dim, self.axes, context)
+
+
+def shifted(logits: Tensor, dim: int, axes: Axes, context: Context) -> Tensor:
+    """Logits less the row's largest anywhere."""
+    x = logits.to(statistics_dtype(logits.dtype))
+    most = x.detach().amax(dim, keepdim=True)
+    return x - context.groups.all_reduce(most, axes, most=True)
+
+
+class _Picked(torch.autograd.Function):
+    """Each row's loss with nothing added: its gradient is the row's shares, less one if picked."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        logits: Tensor,
+        local: Tensor,
+        mine: Tensor,
+        kept: Tensor,
+        dim: int,
+        axes: Axes,
+        context: Context,
+    ) -> Tensor:
+        x = shifted(logits, dim, axes, context)
+        own = x.gather(dim, local.unsqueeze(dim)).squeeze(dim) * mine
+        shares = x.exp_()
+        words = context.groups.all_reduce(torch.stack([shares.sum(dim), own]), axes)
+        ctx.save_for_backward(shares.div_(words[0].unsqueeze(dim)), local, mine, kept)
+        ctx.dim, ctx.dtype = dim, logits.dtype
+        return ((words[0].log() - words[1]) * kept).to(logits.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
+        shares, local, mine, kept = ctx.saved_tensors
+        g = gradient.to(shares.dtype)
+        found = shares * (g * kept).unsqueeze(ctx.dim)
+        index, less = local.unsqueeze(ctx.dim), (g * mine).neg_().unsqueeze(ctx.dim)
+        found.scatter_add_(ctx.dim, index, less)
+        return found.to(ctx.dtype), None, None, None, None, None, None
 
 
 def _pointwise(site: Site) -> Local:

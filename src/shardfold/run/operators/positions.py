@@ -11,10 +11,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from shardfold.run.operators.site import Context
+from shardfold.run.operators.site import GOLDEN, Context
 from shardfold.run.parts import Bounds, Extent
 
-GOLDEN = 0x9E3779B97F4A7C15
 FIRST, SECOND = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 MASK = (1 << 64) - 1
 BITS = 53
@@ -28,14 +27,17 @@ def keep_mask(
     `dims` are the pieces of each dim: size and local range, major first.
     """
     place = linear_positions(dims, context.device)
-    bits = _mix(place * _signed(GOLDEN) + _key(context, operator))
+    # Traced, the factor is data: a compiler takes positions for indices, and would compute
+    # products with a number that it knows without ever wrapping around.
+    factor = context.clock[2] if context.traced else _signed(GOLDEN)
+    bits = _mix(place * factor + _key(context, operator))
     return _shifted(bits, 64 - BITS) >= int(p * 2**BITS)
 
 
 def _key(context: Context, operator: int) -> int | Tensor:
     """Seed, step and operator mixed: a number, or a tensor where a compiler must see it change."""
     if not context.traced:
-        seed, step = context.clock.tolist()
+        seed, step, _ = context.clock.tolist()
         return _signed(_mix_int(_mix_int(_mix_int(seed) + step) + operator))
     key: Tensor = context.clock[0]
     for more in (context.clock[1], operator, 0):

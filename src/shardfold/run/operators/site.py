@@ -18,12 +18,15 @@ from shardfold.run.operators.calls import HALVES, Target, caller
 from shardfold.run.parts import Bounds, Extent, Place, Row, bounds_of
 from shardfold.spaces import AtomicRule
 
+GOLDEN = 0x9E3779B97F4A7C15  # 2**64 over the golden ratio: what positions are multiplied with
+
 
 class Context:
     """What all operators of a step share.
 
-    Seed and number of the step are kept in a tensor, so that a compiled module can count. `traced`
-    says that calls are being recorded by a compiler, for which Python's numbers stand still.
+    Seed, number of the step and a factor of dropout's are kept in a tensor, so that a compiled
+    module can count. `traced` says that calls are being recorded by a compiler, for which
+    Python's numbers stand still.
     """
 
     __slots__ = ("clock", "groups", "latest", "target", "traced")
@@ -38,7 +41,7 @@ class Context:
     ) -> None:
         self.groups = groups
         self.target = Target(device, double)
-        self.clock = torch.tensor([seed, step])
+        self.clock = torch.tensor([seed, step, GOLDEN - (1 << 64)])
         self.traced = False
         self.latest: Any = None  # the latest parameter that will be gathered again for backward
 
