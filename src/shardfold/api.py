@@ -14,9 +14,10 @@ from shardfold.costs import optimizer_named, pricing_named
 from shardfold.errors import InputError, nearest
 from shardfold.plans import Plan
 from shardfold.plans.choose import RECOMPUTE, Recompute
+from shardfold.plans.decide import decide
 from shardfold.plans.describe import describe
 from shardfold.plans.pins import parse_pins
-from shardfold.plans.settle import Request, settle
+from shardfold.plans.settle import Request
 from shardfold.search.files import write_problem
 from shardfold.spaces import Maker
 
@@ -92,7 +93,7 @@ def plan(
     captured = time.perf_counter()
 
     request = Request(target, meshes, pricing, updates, memory_limit, fixed, recompute, rules or {})
-    settled = settle(graph, request, lambda done, total: watch(Stage("search", done, total)))
+    settled = decide(graph, request, lambda done, total: watch(Stage("search", done, total)))
     searched = time.perf_counter()
     if save_problem is not None:
         won = settled.chosen.best
@@ -110,6 +111,7 @@ def plan(
         dtype=dtype,
         capture_seconds=captured - started,
         search_seconds=searched - captured,
+        verdict=settled.verdict,
     )
 
 

@@ -15,15 +15,19 @@ from shardfold.spaces import Maker
 
 @dataclass(frozen=True, slots=True)
 class Pricing:
-    """A cost model for any cluster and mesh, and the rules that it replaces."""
+    """A cost model for any cluster and mesh, and the rules that it replaces.
+
+    `overlaps`: its steps can be simulated, communication beside work.
+    """
 
     model: Callable[[Cluster, Mesh], CostModel]
     rules: Mapping[str, Maker] = field(default_factory=dict)
+    overlaps: bool = True
 
 
 PRICINGS: Mapping[str, Pricing] = {
     "roofline": Pricing(Roofline),
-    "paper": Pricing(paper.Paper, paper.RULES),
+    "paper": Pricing(paper.Paper, paper.RULES, overlaps=False),
 }
 
 

@@ -59,6 +59,13 @@ def hybrid_sharded(tabulated: Tabulated, batch: BatchFactors) -> Choice:
     return _by_batch(tabulated, batch, lambda vertex: _most_sharded(vertex, outer))
 
 
+def stored_in_parts(tabulated: Tabulated, choice: Choice) -> Choice:
+    """The same splits, with parameters split over all devices and gathered where they are used."""
+    vertices = enumerate(tabulated.vertices)
+    fixed = {v: choice[v] for v, vertex in vertices if vertex.storage is None}
+    return complete(tabulated, fixed, _most_sharded)
+
+
 def _by_batch(tabulated: Tabulated, batch: BatchFactors, allowed: Allowed) -> Choice:
     """The set of axes that the batch can be split over with the most devices, then the cheapest."""
     axes = range(len(tabulated.mesh.axes))

@@ -19,14 +19,25 @@ from shardfold.errors import InfeasibleError
 from shardfold.graph import Graph
 from shardfold.plans.choose import Candidate
 from shardfold.plans.restrict import Restricted
-from shardfold.plans.strategies import STRATEGIES, Setting, Unfit
+from shardfold.plans.strategies import STRATEGIES, Setting, every
 from shardfold.search import Problem, Solution, solve
 from shardfold.search.solution import Statistics
 from shardfold.spaces import Atoms
 
 WEIGHTS = (0.5, 0.1)  # of the communication of parameters, beside 1
-FEW = 3  # candidates for which the search is repeated
+FEW = 2  # candidates for which the search is repeated
+MOST_HIDDEN = 0.8  # of a sum: less than this no overlap is thought to leave
+BINDING = 0.95  # of the limit: a search whose bytes come closer is bound by it
 SEARCH = "search"
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """Candidates for one graph of a model: its runs may be in one part or in two."""
+
+    graph: Graph
+    atoms: Atoms
+    candidates: tuple[Candidate, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,69 +46,84 @@ class Finalist:
 
     name: str
     candidate: Candidate  # with the choice as its solution
+    field: Field
 
     @property
-    def by_hand(self) -> bool:
+    def is_by_hand(self) -> bool:
         """Whether it is a strategy that has a name."""
         return not self.name.startswith(SEARCH)
 
 
-def searched(candidates: Sequence[Candidate], limit: float) -> Iterator[Finalist]:
-    """The candidates' own solutions, and those of the few best under other weights."""
-    ordered = sorted(candidates, key=lambda c: (not c.feasible, c.solution.cost))
-    for candidate in ordered:
-        if candidate.feasible:
-            yield Finalist(SEARCH, candidate)
-    for candidate in [c for c in ordered if c.feasible and not c.left.kept][:FEW]:
-        for weight in WEIGHTS:
-            found = weighted(candidate, weight, limit)
+def searched(field: Field) -> Iterator[Finalist]:
+    """The candidates' own solutions, the best sum first."""
+    for candidate in _ordered(field):
+        yield Finalist(SEARCH, candidate, field)
+
+
+def discounted(field: Field, limit: float, best: Callable[[], float]) -> Iterator[Finalist]:
+    """The few best candidates under other weights, as long as they may beat the best so far."""
+    for candidate in [c for c in _ordered(field) if not c.left.kept][:FEW]:
+        if MOST_HIDDEN * candidate.solution.lower_bound > best():
+            continue
+        binds = (candidate.solution.bytes or 0.0) > BINDING * limit
+        for weight in WEIGHTS[-1:] if binds else WEIGHTS:
+            found = weighted(field, candidate, weight, limit)
             if found is not None:
                 yield found
 
 
-def weighted(candidate: Candidate, weight: float, limit: float) -> Finalist | None:
+def _ordered(field: Field) -> list[Candidate]:
+    return sorted((c for c in field.candidates if c.feasible), key=lambda c: c.solution.cost)
+
+
+def weighted(field: Field, candidate: Candidate, weight: float, limit: float) -> Finalist | None:
     """The best choice within the limit if so much of the parameters' communication counts."""
     problem = _discounted(candidate, weight)
     try:
-        found = solve(problem)
-        if (found.bytes or 0.0) > limit:
-            found = solve(problem, memory_limit=limit)
+        found = solve(problem, memory_limit=limit)
     except InfeasibleError:
         return None
-    return _proposed(f"{SEARCH}, overlap {1 - weight:.0%}", candidate, found.choice)
+    return _proposed(f"{SEARCH}, overlap {1 - weight:.0%}", field, candidate, found.choice)
 
 
-def within(candidate: Candidate, limit: float) -> Finalist | None:
+def within(field: Field, candidate: Candidate, limit: float) -> Finalist | None:
     """The best choice within another limit."""
     try:
-        return _proposed(SEARCH, candidate, candidate.left.solve(limit).choice)
+        return _proposed(SEARCH, field, candidate, candidate.left.solve(limit).choice)
     except InfeasibleError:
         return None
 
 
-def smallest(candidate: Candidate) -> Finalist:
+def smallest(field: Field, candidate: Candidate) -> Finalist:
     """The choice with the least bytes."""
     problem = candidate.left.problem
     assert problem.bytes is not None
     assert problem.edge_bytes is not None
     least = Problem(problem.bytes, problem.edges, problem.edge_bytes, problem.bytes)
     found = Restricted(least, candidate.left.kept).solve()
-    return _proposed(f"{SEARCH}, smallest", candidate, found.choice)
+    return _proposed(f"{SEARCH}, smallest", field, candidate, found.choice)
 
 
 def by_hand(
-    candidates: Sequence[Candidate], graph: Graph, atoms: Atoms, limit: float
+    field: Field, limit: float, names: Sequence[str] = tuple(STRATEGIES)
 ) -> Iterator[Finalist]:
-    """Every strategy by hand, on every mesh that allows it."""
-    for candidate in candidates:
-        setting = Setting(graph, atoms, candidate.tabulated, limit)
-        for name, strategy in STRATEGIES.items():
-            choice = strategy(setting)
-            if not isinstance(choice, Unfit):
-                yield _proposed(name, candidate, candidate.unfolded.extended(choice))
+    """Every strategy by hand, in every degree, on every mesh that allows it."""
+    for candidate in field.candidates:
+        unfolded = candidate.unfolded
+        setting = Setting(field.graph, field.atoms, candidate.tabulated, limit, unfolded)
+        for name in names:
+            for choice in every(name, setting):
+                yield _proposed(name, field, candidate, unfolded.extended(choice))
 
 
-def _proposed(name: str, candidate: Candidate, choice: Sequence[int] | Ints) -> Finalist:
+def floor_seconds(finalist: Finalist) -> float:
+    """No simulated step is shorter than this: all but the communication of parameters."""
+    return _discounted(finalist.candidate, 0.0).total(finalist.candidate.solution.choice)
+
+
+def _proposed(
+    name: str, field: Field, candidate: Candidate, choice: Sequence[int] | Ints
+) -> Finalist:
     """A choice in the shape of a solution, priced by the plain sum."""
     problem = candidate.unfolded.problem
     whole = tuple(np.asarray(choice).tolist())
@@ -110,7 +136,7 @@ def _proposed(name: str, candidate: Candidate, choice: Sequence[int] | Ints) -> 
         bytes=problem.total_bytes(whole),
         statistics=Statistics(name),
     )
-    return Finalist(name, replace(candidate, solution=solution))
+    return Finalist(name, replace(candidate, solution=solution), field)
 
 
 def _discounted(candidate: Candidate, weight: float) -> Problem:
@@ -121,5 +147,5 @@ def _discounted(candidate: Candidate, weight: float) -> Problem:
         for edge, costs in zip(tables.edges, tables.problem.edge_costs, strict=True)
         if edge.regathers is not None
     }
-    take: Callable[[Values], Values] = lambda table: scaled.get(id(table), table)  # noqa: E731
-    return replace(problem, edge_costs=tuple(map(take, problem.edge_costs)))
+    costs = tuple(scaled.get(id(table), table) for table in problem.edge_costs)
+    return replace(problem, edge_costs=costs)

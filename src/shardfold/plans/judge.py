@@ -8,24 +8,35 @@ choices with the least bytes are looked at before a model is said not to fit.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from shardfold.cluster import Cluster
 from shardfold.costs import Optimizer
-from shardfold.errors import InfeasibleError
 from shardfold.plans.assemble import Assembly
-from shardfold.plans.choose import Candidate, Chosen
-from shardfold.plans.finalists import Finalist, by_hand, searched, smallest, weighted, within
+from shardfold.plans.choose import Chosen
+from shardfold.plans.finalists import (
+    WEIGHTS,
+    Field,
+    Finalist,
+    by_hand,
+    discounted,
+    floor_seconds,
+    searched,
+    smallest,
+    weighted,
+    within,
+)
 from shardfold.plans.replicas import Whole
 from shardfold.plans.schedule import Scheduler
 from shardfold.simulate import Schedule, Simulation, simulate
 
+KNOWN = ("data-parallel", "zero-3")  # every plan is held against these
 ROUNDS = 3  # of searches with another limit
 NEAR = 0.98  # of the limit: a peak below leaves room that the search did not see
-HINT = "Try more devices, a smaller batch, or a dtype with fewer bytes."
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +64,7 @@ class Verdict:
     def best_by_hand(self) -> Judged | None:
         """The fastest strategy by hand that fits."""
         limit = self.chosen.limit_bytes
-        hands = [j for j in self.finalists if j.finalist.by_hand]
+        hands = [j for j in self.finalists if j.finalist.is_by_hand]
         fitting = [j for j in hands if j.simulation.peak_bytes <= limit]
         return min(fitting, key=lambda j: j.rank, default=None)
 
@@ -82,58 +93,71 @@ class Verdict:
 class Judge:
     """Simulates choices for one model and cluster."""
 
-    scheduler: Scheduler
+    cluster: Cluster
     optimizer: Optimizer
+    schedulers: dict[int, Scheduler] = field(default_factory=dict)
+    assemblies: dict[int, Assembly] = field(default_factory=dict)
 
-    @cached_property
-    def _assemblies(self) -> dict[int, Assembly]:
-        return {}
-
-    def schedule(self, candidate: Candidate) -> Schedule:
-        """The step of a candidate's choice."""
+    def schedule(self, finalist: Finalist) -> Schedule:
+        """The step of a finalist's choice."""
+        at, candidate = finalist.field, finalist.candidate
+        if id(at.graph) not in self.schedulers:
+            self.schedulers[id(at.graph)] = Scheduler(at.graph, at.atoms, self.cluster)
         tables = candidate.tabulated
         own = tuple(candidate.solution.choice[: len(tables.vertices)])
-        known = self._assemblies.get(id(tables))
-        if known is None:
-            graph, atoms = self.scheduler.graph, self.scheduler.atoms
-            known = Assembly(graph, atoms, tables, own, candidate.model, self.optimizer)
-            self._assemblies[id(tables)] = known
+        if id(tables) not in self.assemblies:
+            self.assemblies[id(tables)] = Assembly(
+                at.graph, at.atoms, tables, own, candidate.model, self.optimizer
+            )
+        known = self.assemblies[id(tables)]
         assembly = known if known.choice == own else known.choosing(own)
         choice = np.array(candidate.solution.choice)
-        return self.scheduler.schedule(Whole(assembly, candidate.unfolded, choice))
+        whole = Whole(assembly, candidate.unfolded, choice)
+        return self.schedulers[id(at.graph)].schedule(whole)
 
     def judged(self, finalists: Iterable[Finalist]) -> list[Judged]:
-        """Each distinct finalist with its simulated step."""
-        known: dict[tuple[int, tuple[int, ...]], Simulation] = {}
-        found = []
-        for finalist in finalists:
-            key = (id(finalist.candidate.tabulated), finalist.candidate.solution.choice)
-            if key not in known:
-                known[key] = simulate(self.schedule(finalist.candidate))
-            found.append(Judged(finalist, known[key]))
+        """Each finalist with its simulated step."""
+        return [Judged(finalist, simulate(self.schedule(finalist))) for finalist in finalists]
+
+    def hands(self, fields: Sequence[Field], limit: float) -> list[Judged]:
+        """Strategies by hand: of each name the best, and of all the best; others are left out.
+
+        What cannot be faster than one of the same name that fits is not simulated, nor what
+        cannot be faster than the best of all, but for the two strategies that everybody knows.
+        """
+        proposed = [f for each in _of_whole_graphs(fields) for f in by_hand(each, limit)]
+        found: list[Judged] = []
+        for floor, finalist in sorted(_with_floors(proposed), key=lambda pair: pair[0]):
+            same = [j for j in found if j.finalist.name == finalist.name]
+            rivals = same if finalist.name in KNOWN else found
+            if all(j.rank > floor for j in _fitting(rivals, limit)):
+                found += self.judged([finalist])
         return found
 
-    def decide(self, chosen: Chosen, *, is_given: bool) -> Verdict:
-        """The best of all finalists; `is_given`: a limit that cannot be met is an error."""
+    def decide(self, fields: Sequence[Field], chosen: Chosen) -> Verdict:
+        """The fastest of all finalists that fits; where none does, the fastest."""
         limit = chosen.limit_bytes
-        candidates = _distinct(chosen.tried)
-        finalists = self.judged(searched(candidates, limit))
-        if not chosen.pins:
-            graph, atoms = self.scheduler.graph, self.scheduler.atoms
-            finalists += self.judged(by_hand(candidates, graph, atoms, limit))
+        finalists = [] if chosen.pins else self.hands(fields, limit)
+
+        def best() -> float:
+            return min((j.rank for j in _fitting(finalists, limit)), default=math.inf)
+
+        for each in fields:
+            for floor, finalist in _with_floors(searched(each)):
+                if not finalists or floor < best() or chosen.pins:
+                    finalists += self.judged([finalist])
+        for each in fields:
+            for finalist in discounted(each, limit, best):
+                finalists += self.judged([finalist])
         finalists += self._relimited(finalists, limit)
         if not _fitting(finalists, limit):
-            finalists += self.judged(smallest(candidate) for candidate in candidates)
+            for each in _of_whole_graphs(fields):
+                finalists += self.judged(smallest(each, c) for c in each.candidates)
         fitting = _fitting(finalists, limit)
         least = min(j.simulation.peak_bytes for j in finalists)
-        if not fitting and is_given:
-            raise InfeasibleError(needed_bytes=least, limit_bytes=limit, hint=HINT)
         winner = min(fitting or finalists, key=lambda j: j.rank)
-        settled = replace(
-            chosen,
-            best=winner.finalist.candidate,
-            smallest_bytes=None if fitting else least,
-        )
+        best_candidate, smallest_bytes = winner.finalist.candidate, None if fitting else least
+        settled = replace(chosen, best=best_candidate, smallest_bytes=smallest_bytes)
         return Verdict(settled, winner, tuple(finalists))
 
     def _relimited(self, finalists: Sequence[Judged], limit: float) -> list[Judged]:
@@ -142,17 +166,13 @@ class Judge:
         fastest = min(finalists, key=lambda j: j.rank)
         if fastest.simulation.peak_bytes <= limit:
             return found
-        fitting = _fitting(finalists, limit)
-        at = min(fitting, key=lambda j: j.rank) if fitting else fastest
+        at = min(_fitting(finalists, limit) or [fastest], key=lambda j: j.rank)
         for _ in range(ROUNDS):
-            peak, bytes_ = at.simulation.peak_bytes, at.finalist.candidate.solution.bytes or 0.0
-            if not bytes_ or NEAR * limit <= peak <= limit:
+            peak, total = at.simulation.peak_bytes, at.finalist.candidate.solution.bytes or 0.0
+            if not total or NEAR * limit <= peak <= limit:
                 break
-            room = limit * bytes_ / peak
-            again = [
-                within(at.finalist.candidate, room),
-                weighted(at.finalist.candidate, 0.1, room),
-            ]
+            here, candidate, room = at.finalist.field, at.finalist.candidate, limit * total / peak
+            again = [within(here, candidate, room), weighted(here, candidate, WEIGHTS[-1], room)]
             judged = self.judged(f for f in again if f is not None)
             found += judged
             if not judged:
@@ -161,9 +181,13 @@ class Judge:
         return found
 
 
-def _distinct(tried: Sequence[Candidate]) -> list[Candidate]:
-    """One candidate for each mesh and what it recomputes."""
-    return list({(str(c.mesh), bool(c.tabulated.regions)): c for c in tried}.values())
+def _with_floors(finalists: Iterable[Finalist]) -> list[tuple[float, Finalist]]:
+    return [(floor_seconds(finalist), finalist) for finalist in finalists]
+
+
+def _of_whole_graphs(fields: Sequence[Field]) -> list[Field]:
+    """Those whose runs are in one part: strategies by hand treat all blocks alike."""
+    return [each for each in fields if len(each.graph.repeats) == len(fields[0].graph.repeats)]
 
 
 def _fitting(finalists: Iterable[Judged], limit: float) -> list[Judged]:

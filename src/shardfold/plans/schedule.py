@@ -12,8 +12,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
+import numpy as np
+
 from shardfold.cluster import Cluster
 from shardfold.costs.steps import Collective, Compute, Step
+from shardfold.costs.unfold import Unfolded
 from shardfold.graph import Graph
 from shardfold.plans.assemble import Assembly
 from shardfold.plans.footprint import Bytes, Facts, Footprint, Turn, Wiring, scratch
@@ -37,6 +40,11 @@ class Scheduler:
     def schedule(self, whole: Whole) -> Schedule:
         """The schedule of a whole model under a choice."""
         return _Builder(self, whole).run()
+
+    def alone(self, assembly: Assembly) -> Schedule:
+        """The schedule of a graph that holds every period."""
+        unfolded = Unfolded(assembly.tabulated.problem)
+        return self.schedule(Whole(assembly, unfolded, np.array(assembly.choice)))
 
     @property
     def facts(self) -> Facts:

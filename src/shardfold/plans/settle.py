@@ -50,6 +50,7 @@ class Settled:
     graph: Graph
     atoms: Atoms
     chosen: Chosen
+    undivided: Settled | None = None  # what was found before a run was divided
 
 
 def settle(graph: Graph, request: Request, watch: Callable[[int, int], None]) -> Settled:
@@ -84,7 +85,8 @@ def _spared(whole: Settled, request: Request, watch: Callable[[int, int], None])
             low = count
             continue
         if partly.chosen.best.solution.cost < best.chosen.best.solution.cost:
-            best, high = replace(partly, chosen=_among(whole.chosen, partly.chosen)), count
+            among = _among(whole.chosen, partly.chosen)
+            best, high = replace(partly, chosen=among, undivided=whole), count
         else:
             low = count
     return best

@@ -8,11 +8,12 @@ no strategy is priced worse than it could be. One that does not apply says why.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from shardfold.costs import Tabulated
+from shardfold.costs.unfold import Unfolded
 from shardfold.errors import InputError, nearest
 from shardfold.graph import Graph
 from shardfold.plans import baselines
@@ -39,6 +40,7 @@ class Setting:
     atoms: Atoms
     tabulated: Tabulated
     limit_bytes: float = math.inf
+    unfolded: Unfolded | None = None  # where the graph holds only a few periods of a run
 
     @cached_property
     def roles(self) -> Roles:
@@ -63,8 +65,10 @@ class Setting:
 
     def rank(self, choice: Choice) -> tuple[bool, float]:
         """What is better comes first: what fits in memory, then the shorter step."""
-        problem = self.tabulated.problem
-        return (problem.total_bytes(choice) > self.limit_bytes, problem.total(choice))
+        problem, whole = self.tabulated.problem, tuple(choice)
+        if self.unfolded is not None:
+            problem, whole = self.unfolded.problem, tuple(self.unfolded.extended(choice).tolist())
+        return (problem.total_bytes(whole) > self.limit_bytes, problem.total(whole))
 
 
 Strategy = Callable[[Setting], Choice | Unfit]
@@ -123,6 +127,15 @@ def megatron_sequence(setting: Setting) -> Choice | Unfit:
     return _tensor_parallel(setting, setting.inner, sequence=True)
 
 
+def sharded_megatron(setting: Setting) -> Choice | Unfit:
+    """Megatron-LM with sequence parallelism, and parameters split over the other devices too."""
+    if not setting.roles.seq:
+        return Unfit("the model has no sequence of tokens")
+    if len(setting.axes) == 1:
+        return Unfit("the mesh has one axis, so it is the same as megatron-sequence")
+    return _best(setting, list(_sharded(setting)))
+
+
 def mesh_tensorflow(setting: Setting) -> Choice | Unfit:
     """Mesh-TensorFlow's Transformer: as Megatron-LM, over any inner part of the whole mesh."""
     if setting.inner == setting.axes:
@@ -150,12 +163,27 @@ def _tensor_parallel(setting: Setting, within: Axes, *, sequence: bool) -> Choic
     """The best degree: the last one, two, ... of the axes `within` for tensors."""
     if not setting.roles.heads:
         return Unfit("the model has no attention")
-    degrees = [within[start:] for start in range(len(within))]
-    found = (_of_degree(setting, axes, sequence) for axes in degrees)
-    whole = [choice for choice in found if _is_split(setting, choice[0], choice[1])]
-    if not whole:
+    return _best(setting, list(_degrees(setting, within, sequence=sequence)))
+
+
+def _best(setting: Setting, choices: Sequence[Choice]) -> Choice | Unfit:
+    if not choices:
         return Unfit("its heads or feed-forward features do not divide over the devices")
-    return min((choice for choice, _ in whole), key=setting.rank)
+    return min(choices, key=setting.rank)
+
+
+def _degrees(setting: Setting, within: Axes, *, sequence: bool) -> Iterator[Choice]:
+    """Every degree that heads and features allow."""
+    for start in range(len(within)) if setting.roles.heads else ():
+        choice, tensor = _of_degree(setting, within[start:], sequence)
+        if _is_split(setting, choice, tensor):
+            yield choice
+
+
+def _sharded(setting: Setting) -> Iterator[Choice]:
+    """Every degree with sequence parallelism that leaves devices to split parameters over."""
+    for choice in _degrees(setting, setting.inner, sequence=True):
+        yield baselines.stored_in_parts(setting.tabulated, choice)
 
 
 def _of_degree(setting: Setting, tensor: Axes, sequence: bool) -> tuple[Choice, Axes]:
@@ -186,9 +214,26 @@ STRATEGIES: Mapping[str, Strategy] = {
     "one-weird-trick": one_weird_trick,
     "megatron": megatron,
     "megatron-sequence": megatron_sequence,
+    "sharded-megatron": sharded_megatron,
     "mesh-tensorflow": mesh_tensorflow,
     "expert-parallel": expert_parallel,
 }
+
+
+def every(name: str, setting: Setting) -> list[Choice]:
+    """A strategy in every degree that it has on a mesh; none where it does not apply."""
+    first = STRATEGIES[name](setting)
+    if isinstance(first, Unfit):
+        return []
+    if name == "sharded-megatron":
+        return list(_sharded(setting))
+    if name not in TENSOR_PARALLEL:
+        return [first]
+    within = setting.axes if name == "mesh-tensorflow" else setting.inner
+    return list(_degrees(setting, within, sequence=name == "megatron-sequence"))
+
+
+TENSOR_PARALLEL = ("megatron", "megatron-sequence", "mesh-tensorflow")
 
 
 def strategy_named(name: str) -> Strategy:
