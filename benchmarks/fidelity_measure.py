@@ -35,7 +35,7 @@ from shardfold.run.parallelize import Settings, assemble, parallelize
 from shardfold.spaces import atomise, rules_of
 from shardfold.versus import compare
 
-WARM, STEPS = 4, 12
+WARM, STEPS = 3, 9
 
 
 def module_of(case: Case, device: str) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:

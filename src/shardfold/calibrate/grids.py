@@ -119,9 +119,9 @@ def cuda_plan(quick: bool = False) -> Plan:
         rows, columns = _powers(8, 16), _powers(8, 14)
         grids.append(Grid(f"layer_norm.{phase}", bf, (rows, columns), 15, (1, 8)))
         grids.append(Grid(f"layer_norm.{phase}", single, (rows[::2], columns[::2])))
-        points, channels = tuple(196 * 2**e for e in range(2, 14)), _powers(5, 11)
-        grids.append(Grid(f"batch_norm.{phase}", bf, (points, channels), 15, (196, 8)))
-        grids.append(Grid(f"batch_norm.{phase}", single, (points[::3], channels[::2])))
+        planes = ((16, 64, 256), _powers(5, 11), (7, 14, 28, 56, 112))
+        grids.append(Grid(f"batch_norm.{phase}", bf, planes, 15, (1, 8, 1)))
+        grids.append(Grid(f"batch_norm.{phase}", single, (planes[0], (64, 512), (7, 14, 56))))
         grids.append(
             Grid(f"softmax.{phase}", bf, (_powers(8, 18, halves=False)[::2], _powers(6, 12)[::2]))
         )
@@ -151,12 +151,13 @@ def cuda_plan(quick: bool = False) -> Plan:
 
 def _convolutions(phase: str, dtype: str) -> list[Grid]:
     batches, sides = (16, 64, 256), (7, 14, 28, 56)
-    narrow, wide = (32, 64, 128, 256, 512), (64, 128, 256, 512, 1024, 2048)
+    narrow = (32, 64, 96, 128, 192, 256, 384, 512)
+    wide = (48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
     some = (64, 128, 256, 512)
     axes: Mapping[str, Axes] = {
-        "1x1": (batches, wide, wide, sides),
+        "1x1": (batches, wide, wide, (7, 8, 14, 17, 28, 35, 56)),
         "1x1/2": (batches, (256, 512, 1024), (128, 512, 2048), (7, 14, 28)),
-        "3x3": (batches, narrow, narrow, (*sides, 147)),
+        "3x3": (batches, narrow, narrow, (7, 8, 14, 17, 28, 35, 56, 147)),
         "3x3/2": (batches, some, some, sides),
         "5x5": (batches, (32, 64, 128), (32, 64, 128), (14, 28, 56)),
         "1x7": (batches, (96, 192, 384), (96, 192, 384), (8, 17, 34)),
@@ -206,7 +207,7 @@ def cpu_plan(quick: bool = False) -> Plan:
         grids.append(Grid(f"layer_norm.{phase}", single, table, 4))
         grids.append(Grid(f"softmax.{phase}", single, table, 4))
         grids.append(Grid(f"loss.{phase}", single, ((16, 128, 1024), (128, 1024, 8192)), 4))
-        grids.append(Grid(f"batch_norm.{phase}", single, ((196, 1568, 12544), (16, 64, 256))))
+        grids.append(Grid(f"batch_norm.{phase}", single, ((4, 16), (16, 64, 256), (7, 14, 28))))
         for pool in ("max_pool", "avg_pool"):
             grids.append(Grid(f"{pool}.{phase}", single, (_powers(14, 24)[::2],)))
     for name in ("vector", "cast", "strided", "fill"):

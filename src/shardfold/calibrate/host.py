@@ -62,6 +62,35 @@ def _looked_up(chain: Chain, x: Tensor, number: int) -> Tensor:
     return x + functional.embedding(at, chain.layers[number].weight)
 
 
+class Mixed(nn.Module):
+    """A block of different operators, as models are: what follows something else takes longer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.last = nn.LayerNorm(SIDE), nn.LayerNorm(SIDE)
+        self.into, self.out = nn.Linear(SIDE, 3 * SIDE), nn.Linear(SIDE, SIDE)
+        self.up, self.down = nn.Linear(SIDE, 4 * SIDE), nn.Linear(4 * SIDE, SIDE)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Attention and a feed-forward network, each added to what came in."""
+        query, key, value = self.into(self.norm(x)).split(SIDE, -1)
+        attended = functional.scaled_dot_product_attention(query, key, value)
+        x = x + self.out(attended.transpose(1, 2).contiguous().view(x.shape))
+        return x + self.down(functional.gelu(self.up(self.last(x))))
+
+
+# How often each kind is in a block.
+IN_MIXED = {
+    "aten.layer_norm": 2,
+    "aten.linear": 4,
+    "aten.cat": 1,  # the split
+    "aten.scaled_dot_product_attention": 1,
+    "aten.transpose": 1,
+    "aten.mul": 1,  # the copy
+    "aten.view": 1,
+    "aten.add": 2,
+    "aten.gelu": 1,
+}
 MAKES: Mapping[str, Callable[[], nn.Module]] = {
     "linear": lambda: nn.Linear(SIDE, SIDE),
     "plain": lambda: nn.Linear(SIDE, SIDE, bias=False),
@@ -69,6 +98,7 @@ MAKES: Mapping[str, Callable[[], nn.Module]] = {
     "batch_norm": lambda: nn.BatchNorm2d(SIDE),
     "conv": lambda: nn.Conv2d(SIDE, SIDE, 3, padding=1, bias=False),
     "table": lambda: nn.Embedding(SIDE, SIDE),
+    "mixed": Mixed,
 }
 # kind of operator: how to apply it once more, and which layers it needs
 LINKS: Mapping[str, tuple[Link, str]] = {
@@ -107,10 +137,26 @@ def host_entries(
         watch(kind, number, len(LINKS))
         forward, backward = _slope(kind, device, dtype)
         found.append(HostEntry(kind, forward, backward))
+    found = _scaled(found, _slope("mixed", device, dtype))
     base = _times("aten.add", 1, device, dtype)
     found.append(HostEntry("step", *base))
     found.append(HostEntry("update", *_update(device, dtype)))
     return tuple(found)
+
+
+def _scaled(entries: list[HostEntry], mixed: tuple[float, float]) -> list[HostEntry]:
+    """Chains of one kind are faster than blocks of many: all take as much longer as those."""
+    alone = {entry.kind: (entry.forward_seconds, entry.backward_seconds) for entry in entries}
+    sums = [sum(n * alone[kind][side] for kind, n in IN_MIXED.items()) for side in (0, 1)]
+    forward, backward = (max(1.0, m / s) if s else 1.0 for m, s in zip(mixed, sums, strict=True))
+    return [
+        HostEntry(
+            entry.kind,
+            float(f"{entry.forward_seconds * forward:.3g}"),
+            float(f"{entry.backward_seconds * backward:.3g}"),
+        )
+        for entry in entries
+    ]
 
 
 def _slope(kind: str, device: str, dtype: torch.dtype) -> tuple[float, float]:
@@ -122,7 +168,7 @@ def _slope(kind: str, device: str, dtype: torch.dtype) -> tuple[float, float]:
 
 def _times(kind: str, count: int, device: str, dtype: torch.dtype) -> tuple[float, float]:
     """The host's seconds of a chain's forward, and of its backward until all is done."""
-    link, makes = LINKS[kind]
+    link, makes = LINKS.get(kind, (_layer, kind))
     with torch.device(device):
         model = Chain(link, count, makes).to(dtype)
     program = capture_program(model, (), {}, fold=False)

@@ -101,12 +101,10 @@ def _layer_norm(phase: str, bench: Bench, rows: int, columns: int) -> Call:
     )
 
 
-def _batch_norm(phase: str, bench: Bench, rows: int, columns: int) -> Call:
-    """Rows are the points of a channel: examples of 14 x 14."""
-    side = 14 if rows % 196 == 0 else 7 if rows % 49 == 0 else 1
-    x = bench.fresh(rows // side**2, columns, side, side, grad=True)
-    weight, bias = (bench.fresh(columns, grad=True) for _ in range(2))
-    mean, variance = (bench.fresh(columns).abs() + 1 for _ in range(2))
+def _batch_norm(phase: str, bench: Bench, b: int, c: int, side: int) -> Call:
+    x = bench.fresh(b, c, side, side, grad=True)
+    weight, bias = (bench.fresh(c, grad=True) for _ in range(2))
+    mean, variance = (bench.fresh(c).abs() + 1 for _ in range(2))
     call = partial(functional.batch_norm, x, mean, variance, weight, bias, True)
     return _either(phase, call, x, weight, bias)
 

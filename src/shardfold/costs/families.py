@@ -67,6 +67,16 @@ def _rows(passes: float) -> Family:
     return Family(("rows", "columns"), flops, items)
 
 
+def _planes(passes: float) -> Family:
+    def flops(b: Any, c: Any, side: Any) -> Any:
+        return 5.0 * b * c * side * side
+
+    def items(b: Any, c: Any, side: Any) -> Any:
+        return passes * b * c * side * side
+
+    return Family(("b", "c", "side"), flops, items)
+
+
 def _bytes() -> Family:
     """A pass over memory; the size is in bytes, so that an item is a byte."""
     return Family(("bytes",), lambda n: 0.0 * n, lambda n: 1.0 * n)
@@ -122,8 +132,8 @@ FAMILIES: Mapping[str, Family] = {
     },
     "layer_norm.forward": _rows(2.0),
     "layer_norm.backward": _rows(5.0),
-    "batch_norm.forward": _rows(3.0),
-    "batch_norm.backward": _rows(5.0),
+    "batch_norm.forward": _planes(3.0),
+    "batch_norm.backward": _planes(5.0),
     "softmax.forward": _rows(2.0),
     "softmax.backward": _rows(3.0),
     "loss.forward": _rows(2.0),

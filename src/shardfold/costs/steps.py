@@ -10,12 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shardfold.spaces.layout import Layouts
+
+if TYPE_CHECKING:
+    from shardfold.costs.work import Work
 
 Kind = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "halo", "slice"]
 Phase = Literal["forward", "recompute", "backward", "update"]
@@ -33,6 +36,9 @@ class Compute:
     flops: Values
     bytes: Values
     kernels: int = 1
+    work: Work | None = None  # the operator in full, for models that look closer
+    optimizer: str = ""  # of an update: whose, and of how many elements
+    items: Values | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +75,10 @@ class Steps:
         for step in self.steps:
             if isinstance(step, Compute):
                 one = slice(row, row + 1)
-                found.append(replace(step, flops=step.flops[one], bytes=step.bytes[one]))
+                work = None if step.work is None else step.work.row(row)
+                items = None if step.items is None else step.items[one]
+                flops, moved = step.flops[one], step.bytes[one]
+                found.append(replace(step, flops=flops, bytes=moved, work=work, items=items))
             else:
                 at = np.flatnonzero(step.rows == row)
                 if len(at):

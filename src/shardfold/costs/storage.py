@@ -107,5 +107,8 @@ def update_steps(
     """The optimizer's pass over the part of the parameter that a device keeps."""
     items = local_items(storage.layouts, atoms, mesh.shape)
     moved = items * kind.item_bytes * optimizer.passes
-    step = Compute("update", "vector", kind.dtype, items * optimizer.flops, moved)
+    flops = items * optimizer.flops
+    step = Compute(
+        "update", "vector", kind.dtype, flops, moved, optimizer=optimizer.name, items=items
+    )
     return Steps(len(items), (step,))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shardfold.cluster import Mesh
+from shardfold.costs.habits import Habit, habit_of
 from shardfold.costs.steps import (
     Collective,
     Compute,
@@ -34,6 +35,7 @@ class Tensors:
     results: tuple[TensorType, ...]
     result_atoms: tuple[tuple[int, ...], ...]
     result_grads: tuple[bool, ...]
+    habit: Habit = field(default=Habit(), compare=False)  # operators that are alike share a table
 
     @classmethod
     def of(cls, graph: Graph, atoms: Atoms, index: int) -> Tensors:
@@ -46,6 +48,7 @@ class Tensors:
             tuple(take[t].type for t in op.results),
             tuple(atoms.tensors[t] for t in op.results),
             tuple(take[t].requires_grad for t in op.results),
+            habit_of(graph, index),
         )
 
 
@@ -54,18 +57,20 @@ def operator_steps(space: Space, tensors: Tensors, mesh: Mesh, again: bool = Fal
     rule = space.rule.rule
     local = local_factors(space, mesh)
     steps: list[Step] = []
+    work = Work(space, tensors, mesh)
+    flops = moved = np.zeros(len(space.configs))
     if rule.engine != "none":
         flops = rule.flops * _points(space, local, mesh)
         moved = operand_bytes(space, tensors, mesh) + result_bytes(space, tensors, mesh)
-        steps.append(_compute(space, tensors, "forward", 1.0, flops, moved))
+    steps.append(_compute(work, "forward", 1.0, flops, moved))
     steps.extend(_exchanges(space, tensors, local, mesh, "forward"))
     if again:
         steps.extend(recomputed(Steps(len(space.configs), tuple(steps))).steps)
     if any(tensors.result_grads):
         steps.extend(_exchanges(space, tensors, local, mesh, "backward"))
         times = rule.backward if rule.backward is not None else float(sum(tensors.input_grads))
-        if rule.engine != "none" and times:
-            steps.append(_compute(space, tensors, "backward", times, flops, moved))
+        if times:
+            steps.append(_compute(work, "backward", times, flops, moved))
     return Steps(len(space.configs), tuple(steps))
 
 
@@ -104,13 +109,80 @@ def result_bytes(space: Space, tensors: Tensors, mesh: Mesh) -> Values:
     return total
 
 
-def _compute(
-    space: Space, tensors: Tensors, phase: Phase, times: float, flops: Values, moved: Values
-) -> Compute:
-    floating = [kind.dtype for kind in (*tensors.inputs, *tensors.results) if kind.is_floating]
-    dtype = floating[0] if floating else "float32"
-    kernels = 1 if phase == "forward" else max(1, sum(tensors.input_grads))
-    return Compute(phase, space.rule.rule.engine, dtype, times * flops, times * moved, kernels)
+@dataclass(frozen=True, slots=True)
+class Work:
+    """An operator under each of its configurations, for a closer look: local sizes on demand."""
+
+    space: Space
+    tensors: Tensors
+    mesh: Mesh
+
+    def row(self, row: int) -> Work:
+        """The operator under one configuration."""
+        return replace(self, space=Space(self.space.rule, self.space.configs[row : row + 1]))
+
+    @property
+    def inputs(self) -> tuple[TensorType, ...]:
+        """The operands, whole."""
+        return self.tensors.inputs
+
+    @property
+    def results(self) -> tuple[TensorType, ...]:
+        """The results, whole."""
+        return self.tensors.results
+
+    @property
+    def float_dtypes(self) -> tuple[str, ...]:
+        """The dtypes of operands and results that are no integers."""
+        return tuple(kind.dtype for kind in (*self.inputs, *self.results) if kind.is_floating)
+
+    @property
+    def dtype(self) -> str:
+        """The dtype of the first operand that is no integer."""
+        return self.float_dtypes[0] if self.float_dtypes else "float32"
+
+    @property
+    def trained(self) -> tuple[int, ...]:
+        """The positions of operands that need a gradient."""
+        return tuple(k for k, needs in enumerate(self.tensors.input_grads) if needs)
+
+    def operand_items(self, k: int) -> Values:
+        """The elements of one operand on the fullest device."""
+        return self.operand_bytes(k) / self.inputs[k].item_bytes
+
+    def operand_bytes(self, k: int) -> Values:
+        """The bytes of one operand on the fullest device."""
+        atoms = self.tensors.input_atoms[k]
+        return operand_local_bytes(self.space, k, self.inputs[k], atoms, self.mesh)
+
+    def read_bytes(self) -> Values:
+        """The bytes that are read: of a table that is looked up, only the rows read."""
+        return operand_bytes(self.space, self.tensors, self.mesh)
+
+    def result_items(self, k: int) -> Values:
+        """The elements of one result on the fullest device."""
+        layouts, atoms = self.space.result_layouts(k), self.tensors.result_atoms[k]
+        return local_items(layouts, atoms, self.mesh.shape)
+
+    def result_bytes(self, k: int) -> Values:
+        """The bytes of one result on the fullest device."""
+        return self.result_items(k) * self.results[k].item_bytes
+
+    def factor(self, base: str) -> Values:
+        """The points of one of the rule's factors on the fullest device; 1 if it has none."""
+        local = local_factors(self.space, self.mesh)
+        rule = self.space.rule
+        members = [i for i in range(len(rule.factors)) if rule.base(i) == base]
+        points: Values = np.prod(local[:, members], axis=1, dtype=np.float64)
+        return points
+
+
+def _compute(work: Work, phase: Phase, times: float, flops: Values, moved: Values) -> Compute:
+    """One pass of an operator; a view does nothing, but has to be asked for."""
+    engine = work.space.rule.rule.engine
+    kernels = 1 if phase == "forward" else max(1, len(work.trained))
+    kernels = 0 if engine == "none" else kernels
+    return Compute(phase, engine, work.dtype, times * flops, times * moved, kernels, work)
 
 
 def _points(space: Space, local: NDArray[np.int64], mesh: Mesh) -> Values:

@@ -1,0 +1,147 @@
+"""What running an operator takes that its rule does not say: found once for a whole graph.
+
+Whether its operands lie in memory as a kernel likes them: a transposed, sliced or broadcast operand
+takes the slower path of an elementwise kernel, and a reshape of one is a copy. And whether the
+gradient of an operand is added to that of a later reader: a pass over memory of its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from shardfold.graph import Graph, Op
+
+Order = tuple[int, ...] | None  # dims by stride, largest first; None: not dense, or not known
+KEEPS_ORDER = {"aten.dropout", "aten.detach"}
+VIEWS = {"aten.view", "aten.unflatten", "aten.unsqueeze", "aten.squeeze"}  # never a copy
+COPIES = {"aten.contiguous", "aten.clone", "aten.reshape", "aten.flatten", "aten._unsafe_view"}
+PARTS = {"aten.split", "aten.chunk", "aten.split_with_sizes", "aten.slice", "aten.narrow"}
+PICKS = {"aten.select", "aten.unbind"}
+
+
+@dataclass(frozen=True, slots=True)
+class Habit:
+    """One operator's kind, the arguments that its kernel depends on, and how its operands lie."""
+
+    kind: str = ""
+    window: tuple[int, ...] = ()  # kernel and stride of a convolution
+    is_causal: bool = False
+    is_idle: bool = False  # a dropout of nothing: no kernel at all
+    copies: bool = False  # a view that must move its elements
+    is_strided: bool = False
+    adds: tuple[float, ...] = ()  # per operand: additions of its gradient to other readers'
+
+
+class _Same:
+    """A graph by identity, so that it can be a key."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+
+    def __hash__(self) -> int:
+        return id(self.graph)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self.graph is other.graph
+
+
+def habit_of(graph: Graph, index: int) -> Habit:
+    """The habit of the operator at `index`; all of a graph's are found together."""
+    return _habits(_Same(graph))[index]
+
+
+@lru_cache(maxsize=4)
+def _habits(key: _Same) -> tuple[Habit, ...]:
+    graph = key.graph
+    orders: dict[int, Order] = {
+        i: tuple(range(len(t.type.shape)))
+        for i, t in enumerate(graph.tensors)
+        if t.role != "activation"
+    }
+    readers = Counter(tensor for op in graph.ops for tensor in op.inputs)
+    found = []
+    for op in graph.ops:
+        copies, strided = _lay(graph, op, orders)
+        # As many gradients as readers are added up: all readers bear an equal share of it.
+        adds = tuple(
+            1.0 - 1.0 / readers[t] if graph.tensors[t].requires_grad else 0.0 for t in op.inputs
+        )
+        found.append(_habit(graph, op, copies, strided, adds))
+    return tuple(found)
+
+
+def _habit(graph: Graph, op: Op, copies: bool, strided: bool, adds: tuple[float, ...]) -> Habit:
+    window: tuple[int, ...] = ()
+    if op.kind.startswith("aten.conv") and len(op.inputs) > 1:
+        stride = op.attributes.get("stride", 1)
+        first = stride if isinstance(stride, int) else stride[0]
+        window = (*graph.tensors[op.inputs[1]].type.shape[2:], first)
+    return Habit(
+        op.kind,
+        window,
+        bool(op.attributes.get("is_causal", False)),
+        op.kind == "aten.dropout" and not op.attributes.get("p"),
+        copies,
+        strided,
+        adds,
+    )
+
+
+def _lay(graph: Graph, op: Op, orders: dict[int, Order]) -> tuple[bool, bool]:
+    """Note how the operator's results lie; whether it copies, and whether it reads by strides."""
+    shapes = [graph.tensors[t].type.shape for t in op.inputs]
+    first = orders.get(op.inputs[0]) if op.inputs else None
+    copies = strided = False
+    for tensor in op.results:
+        rank = len(graph.tensors[tensor].type.shape)
+        plain: Order = tuple(range(rank))
+        found = plain
+        if op.kind in ("aten.transpose", "aten.permute", "aten.t", "aten.swapaxes"):
+            found = _permuted(op, first, len(shapes[0]))
+        elif op.kind in VIEWS:
+            found = plain if _is_plain(first) else None
+        elif op.kind in COPIES:
+            copies = not _is_plain(first)
+        elif op.kind in ("aten.expand", "aten.expand_as"):
+            found = None
+        elif op.kind in PARTS | PICKS:
+            at = op.attributes.get("dim", 0)
+            found = plain if at == 0 and _is_plain(first) else None
+        elif op.kind in KEEPS_ORDER or op.kind == "aten.scaled_dot_product_attention":
+            found = first
+        elif op.kind.startswith("aten.") and shapes and len(shapes[0]) == rank:
+            found, strided = _elementwise(graph, op, shapes, orders, rank)
+        orders[tensor] = found
+    return copies, strided
+
+
+def _permuted(op: Op, order: Order, rank: int) -> Order:
+    if order is None:
+        return None
+    moves = list(range(rank))
+    if op.kind == "aten.permute":
+        moves = [d % rank for d in op.attributes["dims"]]
+    elif rank > 1:
+        a, b = (op.attributes.get(name, k) % rank for k, name in enumerate(("dim0", "dim1")))
+        moves[a], moves[b] = moves[b], moves[a]
+    return tuple(moves.index(d) for d in order)
+
+
+def _elementwise(
+    graph: Graph, op: Op, shapes: list[Any], orders: dict[int, Order], rank: int
+) -> tuple[Order, bool]:
+    """Operands that lie alike and are as large as the result are read in one run."""
+    size = max(math.prod(shape) for shape in shapes)
+    full = [orders.get(t) for t, s in zip(op.inputs, shapes, strict=True) if math.prod(s) == size]
+    broadcast = any(1 < math.prod(s) < size for s in shapes)
+    alike = len(set(full)) == 1 and full[0] is not None
+    order = full[0] if alike and full[0] is not None and len(full[0]) == rank else None
+    return (order or tuple(range(rank))), broadcast or not alike
+
+
+def _is_plain(order: Order) -> bool:
+    return order is not None and order == tuple(range(len(order)))
