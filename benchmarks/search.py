@@ -1,6 +1,6 @@
 """How fast the search is, against a plain elimination, an integer program and PaSE's own code.
 
-    python benchmarks/search.py [FOLDER OF .npz FILES] [--out results.json] [--quick]
+    python benchmarks/search.py [FOLDER OF .npz FILES] [--only SECTION ...] [--quick]
 
 Everything is compared in one run on one machine. The files are optional: chains, dense blocks and
 random graphs are made from seeds. Files of PaSE's own tables are named MODEL_pDEVICES.npz and may
@@ -39,6 +39,9 @@ REFERENCE_SECONDS = {
     "transformer_p4": 16.0, "transformer_p8": 54.0, "transformer_p32": None,
     "transformer_p64": 1883.0,
 }  # fmt: skip
+
+
+Sections = dict[str, Callable[[], object]]
 
 
 def timed(call: Callable[[], object], repeats: int) -> tuple[float, object]:
@@ -339,8 +342,31 @@ def with_bytes(problem: Problem) -> Problem:
     return Problem(problem.costs, problem.edges, problem.edge_costs, sizes, names=problem.names)
 
 
+def sections(folder: Path | None, repeats: int, ilp_seconds: float, is_quick: bool) -> Sections:
+    """Every comparison by name, to be run when its turn comes."""
+    files = sorted(folder.glob("*.npz"), key=_by_model_and_size) if folder else []
+    named = [(path.stem, read_problem(path)) for path in files]
+    count = 3 if is_quick else 60
+    graphs = [(f"random{seed}", random_graph(seed, 30 + seed % 31)) for seed in range(count)]
+    small = [(name, p) for name, p in named if _entries(p) < 400_000][: 2 if is_quick else None]
+    tiny = [(name, with_bytes(p)) for name, p in named if _entries(p) < 40_000]
+    tiny = tiny[: 1 if is_quick else None]
+    found: Sections = {
+        "chains": lambda: on_chains(repeats),
+        "dense_blocks": on_dense_blocks,
+        "integer_program": lambda: on_integer_program(graphs + small, ilp_seconds),
+        "memory_limits": lambda: on_memory_limits(graphs[:20] + tiny, ilp_seconds),
+    }
+    if folder is not None:
+        found["files"] = lambda: on_files(folder, repeats)
+        found["orders"] = lambda: on_orders(folder)
+        found["cores"] = lambda: on_cores(files, repeats)
+        found["methods"] = lambda: on_methods(files[:: 4 if is_quick else 1])
+    return found
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run every comparison and write what was measured."""
+    """Run the comparisons asked for and write what was measured, beside what was before."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", nargs="?", type=Path, help="folder of .npz problem files")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/search.json"))
@@ -348,31 +374,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--ilp-seconds", type=float, default=60.0, help="time limit for HiGHS")
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--quick", action="store_true", help="few repeats, small problems only")
+    parser.add_argument("--only", nargs="+", help="sections to run anew; the others are kept")
     options = parser.parse_args(arguments)
     repeats = 1 if options.quick else options.repeats
-    files = sorted(options.folder.glob("*.npz"), key=_by_model_and_size) if options.folder else []
-    named = [(path.stem, read_problem(path)) for path in files]
-    graphs = [
-        (f"random{seed}", random_graph(seed, 30 + seed % 31))
-        for seed in range(3 if options.quick else 60)
-    ]
-    results: dict[str, object] = {"environment": environment()}
+    every = sections(options.folder, repeats, options.ilp_seconds, options.quick)
+    results: dict[str, object] = {}
+    if options.only and options.out.exists():
+        results = json.loads(options.out.read_text())
+    results["environment"] = environment()
     print(json.dumps(results["environment"]))
-    results["chains"] = on_chains(repeats)
-    results["dense_blocks"] = on_dense_blocks()
-    if options.folder:
-        results["files"] = on_files(options.folder, repeats)
-        results["orders"] = on_orders(options.folder)
-        results["cores"] = on_cores(files, repeats)
-        results["methods"] = on_methods(files[:: 4 if options.quick else 1])
-    small = [(name, p) for name, p in named if _entries(p) < 400_000]
-    results["integer_program"] = on_integer_program(
-        graphs + (small[:2] if options.quick else small), options.ilp_seconds
-    )
-    tiny = [(name, with_bytes(p)) for name, p in named if _entries(p) < 40_000]
-    results["memory_limits"] = on_memory_limits(
-        graphs[:20] + (tiny[:1] if options.quick else tiny), options.ilp_seconds
-    )
+    for name in options.only or every:
+        results[name] = every[name]()
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps(results, indent=1) + "\n")
     if "files" in results:

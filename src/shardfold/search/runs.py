@@ -25,7 +25,7 @@ from shardfold.search.kinds import Ints, Mask
 from shardfold.search.problem import Problem
 from shardfold.search.store import Store
 
-_MIN_VERTICES = 2_000
+_MIN_VERTICES = 1_000
 _MIN_COPIES = 8
 _MAX_PERIODS = 32
 
