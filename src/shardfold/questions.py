@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from math import isclose
 from typing import TYPE_CHECKING, Any
 
@@ -16,12 +16,15 @@ from shardfold.errors import ClusterError, PlanError
 from shardfold.graph import Graph
 from shardfold.plans import Plan, check
 from shardfold.plans.choose import RESERVE
-from shardfold.plans.explain import case_of
+from shardfold.plans.explain import case_of, mesh_of
 from shardfold.plans.explain import explain as reasons
 from shardfold.plans.explanation import Explanation
 from shardfold.plans.recall import restated
+from shardfold.plans.schedule import Scheduler
+from shardfold.plans.turning import Asker, Setting
 from shardfold.plans.whatif import Kept, WhatIf
-from shardfold.spaces import Maker, atomise, rules_of
+from shardfold.simulate import simulate
+from shardfold.spaces import Atoms, Maker, atomise, rules_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -38,6 +41,7 @@ def explain(
     plan: Plan,
     op: str | None = None,
     everything: bool = False,
+    seconds: float = 0.0,
     loss: Callable[[Any], Any] | None = None,
     rules: Mapping[str, Maker] | None = None,
     watch: Watch = ignore,
@@ -47,20 +51,64 @@ def explain(
     `op` names modules by their paths, with `*` and `?`, or an operator by its name; without it
     the slowest operators are explained. Every other split of an operator is priced exactly, with
     everything else chosen anew around it, on the plan's mesh and within its memory limit.
-    `everything` explains each operator that matches, small ones and repeated ones, too. `args`,
-    `kwargs`, `loss` and `rules` are those that the plan was made with.
+    `everything` explains each operator that matches, small ones and repeated ones, too. For about
+    `seconds`, what would have to change for another split to win is looked for: links, memory, the
+    batch. `args`, `kwargs`, `loss` and `rules` are those that the plan was made with.
     """
     from shardfold.capture import capture
 
     watch(Stage("capture", 0, 1))
-    graph = capture(model, args, kwargs, dtype=_dtype(plan), loss=loss)
-    check(plan, graph)
     pricing = pricing_named(plan.provenance.cost)
-    atoms = atomise(graph, rules_of(graph, {**pricing.rules, **(rules or {})}))
-    case = case_of(plan, graph, atoms, from_plain(plan.provenance.cluster))
+
+    def captured(factor: float) -> tuple[Graph, Atoms]:
+        batch = _scaled((args, dict(kwargs or {})), factor)
+        graph = capture(model, *batch, dtype=_dtype(plan), loss=loss)
+        return graph, atomise(graph, rules_of(graph, {**pricing.rules, **(rules or {})}))
+
+    graph, atoms = captured(1.0)
+    check(plan, graph)
+    cluster = from_plain(plan.provenance.cluster)
+    case = case_of(plan, graph, atoms, cluster)
+    setting = Setting(plan, graph, atoms, cluster, mesh_of(plan, cluster), case.limit_bytes)
     return reasons(
-        plan, case, op, everything, lambda done, total: watch(Stage("explain", done, total))
+        plan,
+        case,
+        op,
+        everything,
+        lambda done, total: watch(Stage("explain", done, total)),
+        Asker(setting, seconds) if seconds > 0 else None,
+        captured,
     )
+
+
+def _scaled(batch: Any, factor: float) -> Any:
+    """The example batch with its leading dim scaled; what does not have that dim stays."""
+    size = next((leaf.shape[0] for leaf in _tensors(batch) if len(leaf.shape)), None)
+    if factor == 1.0 or size is None:
+        return batch
+    if size * factor != int(size * factor):
+        raise PlanError(f"A batch of {size} cannot be scaled by {factor:g}.")
+
+    def scaled(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: scaled(inner) for key, inner in value.items()}
+        if isinstance(value, tuple | list):
+            return type(value)(scaled(inner) for inner in value)
+        if hasattr(value, "new_empty") and len(value.shape) and value.shape[0] == size:
+            return value.new_empty((int(size * factor), *value.shape[1:]))
+        return value
+
+    return scaled(batch)
+
+
+def _tensors(value: Any) -> Iterator[Any]:
+    if isinstance(value, dict):
+        value = tuple(value.values())
+    if isinstance(value, tuple | list):
+        for inner in value:
+            yield from _tensors(inner)
+    elif hasattr(value, "new_empty"):
+        yield value
 
 
 def what_if(
@@ -128,7 +176,10 @@ def _kept(
     except (ClusterError, PlanError) as error:
         return Kept(None, None, str(error))
     problem = assembly.tabulated.problem
-    return Kept(problem.total(assembly.choice), problem.total_bytes(assembly.choice))
+    peak = problem.total_bytes(assembly.choice)
+    if pricing.overlaps:
+        peak = simulate(Scheduler(graph, atoms, cluster).alone(assembly)).peak_bytes
+    return Kept(problem.total(assembly.choice), peak)
 
 
 def _dtype(plan: Plan) -> str | None:

@@ -28,12 +28,20 @@ PLANNING = ("dtype", "optimizer", "mesh", "cost", "memory_limit", "pins")
 @click.option("--cost", help="roofline, the default, or paper.")
 @click.option("--memory-limit", type=size_in_bytes, metavar="SIZE", help="Per device.")
 @pin_option
+@click.option(
+    "--seconds",
+    type=click.FloatRange(min=0),
+    default=20.0,
+    show_default=True,
+    help="With OP: time to look for what would have to change for another split to win.",
+)
 @output_options
 def explain(
     source: str,
     op: str | None,
     cluster: str | None,
     model: str | None,
+    seconds: float,
     as_json: bool,
     everything: bool,
     **options: Any,
@@ -41,7 +49,8 @@ def explain(
     r"""Explain the split of the operators that match OP: what any other split would cost.
 
     OP is a module's path, with * and ?, or an operator's name; without it the slowest operators
-    are explained. Every other split is priced with everything else chosen anew around it.
+    are explained. Every other split is priced with everything else chosen anew around it. Where OP
+    is given, faster or slower links, more memory and other batches are tried, too, for --seconds.
 
     \b
     shardfold explain gpt2-tiny --cluster 2x2xh100 'transformer.h.0.mlp.*'
@@ -70,6 +79,7 @@ def explain(
                 plan=plan,
                 op=op,
                 everything=everything,
+                seconds=0.0 if op is None or everything else seconds,
                 rules=example.rules,
                 watch=watch,
             )

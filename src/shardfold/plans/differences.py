@@ -31,12 +31,12 @@ def terms(assembly: Assembly, v: int, other: Sequence[int]) -> tuple[Term, ...]:
         change = float(problem.costs[u][other[u]] - problem.costs[u][mine[u]])
         is_operator = vertex.space is not None
         label = _work(assembly.graph, vertex.index) if is_operator else ""
-        found[label or _moves(assembly.graph, vertex.index)] += change
+        found[label or moves(assembly.graph, vertex.index)] += change
     for edge, table in zip(tables.edges, problem.edge_costs, strict=True):
         before = (mine[edge.source], mine[edge.target])
         after = (other[edge.source], other[edge.target])
         if before != after:
-            found[_moves(assembly.graph, edge.tensor)] += float(table[after] - table[before])
+            found[moves(assembly.graph, edge.tensor)] += float(table[after] - table[before])
     least = SAME * problem.total(mine)
     kept = [Term(what, seconds) for what, seconds in found.items() if abs(seconds) > least]
     return tuple(sorted(kept, key=lambda term: -abs(term.seconds)))
@@ -58,7 +58,7 @@ def _work(graph: Graph, index: int) -> str:
     return f"the work of {place(graph, index)}"
 
 
-def _moves(graph: Graph, tensor: int) -> str:
+def moves(graph: Graph, tensor: int) -> str:
     """A parameter's gathers, sums and update; or the reshards of what an operator makes."""
     found = graph.tensors[tensor]
     if found.role == "parameter":

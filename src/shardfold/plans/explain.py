@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
+import msgspec
 import numpy as np
 
 from shardfold.cluster import Cluster, Mesh
@@ -25,10 +26,12 @@ from shardfold.plans.alternatives import Limit, Tried, alternatives
 from shardfold.plans.assemble import Assembly
 from shardfold.plans.differences import changes, terms
 from shardfold.plans.explanation import Alternative, Explanation, Reason
+from shardfold.plans.holding import holding
 from shardfold.plans.pins import Pin, held, matching, refused
 from shardfold.plans.plan import OperatorEntry, Plan
 from shardfold.plans.recall import restated
 from shardfold.plans.restrict import Kept, Restricted, restricted
+from shardfold.plans.turning import Asker, Scaled, knobs, turning
 from shardfold.search import Problem
 from shardfold.spaces import Atoms
 
@@ -98,18 +101,32 @@ def mesh_of(plan: Plan, cluster: Cluster) -> Mesh:
 
 
 def explain(
-    plan: Plan, case: Case, pattern: str | None, everything: bool, watch: Watch
+    plan: Plan,
+    case: Case,
+    pattern: str | None,
+    everything: bool,
+    watch: Watch,
+    asker: Asker | None = None,
+    scaled: Scaled | None = None,
 ) -> Explanation:
     """Reasons for the operators that match `pattern`, or for the slowest ones.
+
+    With an asker, what would turn each of them is looked for, as long as it has time.
 
     Operators at the same place of repeated blocks are explained once, and those that take next
     to no time are left out, unless `everything` is asked for.
     """
     picked, left_out = _picked(case, pattern, everything)
     reasons = []
+    settings = [] if asker is None else knobs(asker.setting, case.limit.binds, scaled)
     for number, (index, alike) in enumerate(picked):
         watch(number, len(picked))
-        reasons.append(_reason(case, index, alike, everything))
+        reason = _reason(case, index, alike, everything)
+        if asker is not None and not reason.is_pinned:
+            split = frozenset(reason.operator.split.items())
+            found = turning(asker, settings, case.vertex_of[index], split)
+            reason = msgspec.structs.replace(reason, turning=found)
+        reasons.append(reason)
     stated = plan.estimate.step_seconds * (1 + ROUNDING)
     return Explanation(
         cluster=plan.cluster,
@@ -163,6 +180,7 @@ def _reason(case: Case, index: int, alike: int, everything: bool) -> Reason:
         alternatives=tuple(map(_alternative, found)),
         terms=terms(case.assembly, v, other),
         changes=changes(case.assembly, v, other),
+        holding=holding(case.assembly, v, case.step_seconds),
     )
 
 

@@ -16,6 +16,7 @@ WIDTH = 80
 MOST_ALTERNATIVES = 8
 MOST_CHANGES = 6
 MOST_TERMS = 6
+MOST_HOLDERS = 3
 SMALL_TERM = 0.01  # of the largest term: those below are taken together
 NOTHING = Term("", 0.0)
 
@@ -52,6 +53,8 @@ def _reason(reason: Reason, found: Explanation, everything: bool) -> list[str]:
         *_filled(_chosen(reason, found.mesh), "  "),
         *_alternatives(reason, everything),
         *_why(reason, everything),
+        *_held(reason),
+        *_turns(reason),
     ]
 
 
@@ -121,6 +124,55 @@ def _why(reason: Reason, everything: bool) -> list[str]:
         *_filled(f"With {words} the step changes by {_terms(reason, everything)}.", "  "),
         *_filled(f"With {words} {_changes(reason.changes, everything)}.", "  "),
     ]
+
+
+def _held(reason: Reason) -> Iterable[str]:
+    """Whether neighbours hold the operator to its split, and which."""
+    found = reason.holding
+    if found is None:
+        return _filled("By itself it would choose the same: no neighbour forces it.", "  ")
+    alone, saved = in_words(found.split), seconds(found.saved_seconds)
+    same = " in another arrangement" if found.split == reason.operator.split else ""
+    text = f"By itself it would choose {alone}{same}, which saves {saved} of its own"
+    if not found.holders:
+        return _filled(f"{text}; no move of a neighbour is against it.", "  ")
+    shown = found.holders[:MOST_HOLDERS]
+    held = ", ".join(f"{signed(term.seconds)} in {term.what}" for term in shown)
+    return _filled(f"{text}. What holds it: {held}.", "  ")
+
+
+def _turns(reason: Reason) -> Iterable[str]:
+    """What would have to change for another split to win."""
+    found = reason.turning
+    if found is None:
+        return
+    for turn in found.turns:
+        still = "" if turn.holds == 1.0 else f" (at {_scale(turn.holds)} it still is not)"
+        yield from _filled(
+            f"With {_change(turn.what, turn.factor)} it would be {in_words(turn.split)}{still}.",
+            "  ",
+        )
+    if found.steady:
+        same = ", ".join(_change(turn.what, turn.factor) for turn in found.steady)
+        yield from _filled(f"It would be the same with {same}.", "  ")
+    if found.skipped:
+        names = ", ".join(found.skipped)
+        yield from _filled(f"There was no time to look at: {names} (--seconds).", "  ")
+
+
+def _change(what: str, factor: float) -> str:
+    """`node links 2.3 times as fast`, `a batch 1/4 as large`."""
+    if what == "batch":
+        return f"a batch {_scale(factor)} as large"
+    if what == "memory":
+        return f"{_scale(factor)} the memory"
+    return f"{what} {_scale(factor)} as fast"
+
+
+def _scale(factor: float) -> str:
+    if factor >= 1:
+        return f"{factor:.3g} times"
+    return f"1/{1 / factor:.3g}"
 
 
 def _terms(reason: Reason, everything: bool) -> str:

@@ -35,10 +35,41 @@ class Change(Value, frozen=True):
     after: dict[str, int]
 
 
+class Holding(Value, frozen=True):
+    """What an operator would choose if it were alone, and what its neighbours would pay for that.
+
+    `saved_seconds` is in its own work and collectives; `holders` has the dearest moves first.
+    """
+
+    split: dict[str, int]
+    saved_seconds: float
+    holders: tuple[Term, ...]
+
+
+class Turn(Value, frozen=True):
+    """Another split wins once something is scaled by `factor`; at `holds` the plan's still did."""
+
+    what: str
+    factor: float
+    holds: float
+    split: dict[str, int]
+    step_seconds: float
+
+
+class Turning(Value, frozen=True):
+    """What turns an operator's split, what does not, and what there was no time to look at."""
+
+    turns: tuple[Turn, ...]
+    steady: tuple[Turn, ...]
+    skipped: tuple[str, ...]
+
+
 class Reason(Value, frozen=True):
     """One operator: its split, the alternatives from the best on, and what parts it from the first.
 
     The terms add up to the runner-up's difference; `changes` has the nearest operators first.
+    `holding` is None where the operator has the split that it would choose by itself; `turning`
+    where it was not asked for, or where another split is already better by the sum of costs.
     """
 
     operator: OperatorEntry
@@ -48,6 +79,8 @@ class Reason(Value, frozen=True):
     alternatives: tuple[Alternative, ...]
     terms: tuple[Term, ...]
     changes: tuple[Change, ...]
+    holding: Holding | None = None
+    turning: Turning | None = None
 
     @property
     def runner_up(self) -> Alternative | None:
