@@ -119,26 +119,109 @@ def operator_order(graph: Graph) -> list[tuple[int, int, int | None]]:
     return found + [(op, -1, None) for op in range(at, len(graph.ops))]
 
 
+def places(graph: Graph) -> list[int]:
+    """Of each operator of the graph its place among the model's; copies follow the model period."""
+    found = list(range(len(graph.ops)))
+    for repeat in graph.repeats:
+        moved = repeat.missing * repeat.length
+        for op in range(repeat.ops(MODEL).stop, len(graph.ops)):
+            found[op] += moved
+    return found
+
+
 def records(graph: Graph) -> list[str]:
     """What each operator of the model computes, from what: texts that are free of numbering.
 
     A tensor is named by its parameter's or input's name, or by the operator that wrote it.
+    Copies of a period differ in the names and in the numbers of operators alone: their texts are
+    put together from the same parts.
     """
-    order = operator_order(graph)
-    place = {(op, copy): index for index, (op, _, copy) in enumerate(order)}
+    place = places(graph)
     writer = {t: (i, k) for i, op in enumerate(graph.ops) for k, t in enumerate(op.results)}
     local = [_local(graph, op) for op in graph.ops]
+    copied = {repeat.ops(MODEL)[-1]: repeat for repeat in graph.repeats}
+    inside = {op: repeat for repeat in graph.repeats for op in repeat.ops(MODEL + 1)}
     found = []
-    for op, number, copy in order:
-        repeat = graph.repeats[number] if number >= 0 else None
-        found.append(local[op])
-        for tensor in graph.ops[op].inputs:
+    for index, op in enumerate(graph.ops):
+        found.append(local[index])
+        for tensor in op.inputs:
             if tensor in writer:
                 at, position = writer[tensor]
-                found.append(f"{place[_written(at, op, repeat, copy)]}.{position}")
+                repeat = inside.get(index)
+                # What follows the copies reads the last of them.
+                last = repeat is not None and repeat.period_of(at) == MODEL
+                found.append(f"{place[at] + (_moved(repeat) if last else 0)}.{position}")
             else:
-                found.append(_given(graph, tensor, repeat, copy))
+                found.append(_given(graph, tensor))
+        if index in copied:
+            found += _copies(graph, copied[index], place, writer, local)
     return found
+
+
+def _moved(repeat: Repeat | None) -> int:
+    return 0 if repeat is None else repeat.missing * repeat.length
+
+
+Part = str | int | tuple[int, str]  # as it is; a place in the first copy; a block and what follows
+
+
+def _copies(
+    graph: Graph,
+    repeat: Repeat,
+    place: list[int],
+    writer: dict[int, tuple[int, int]],
+    local: list[str],
+) -> list[str]:
+    """The records of each missing period as one text."""
+    parts: list[Part] = []
+    for index in repeat.ops(MODEL):
+        parts += ["\n", local[index]]
+        for tensor in graph.ops[index].inputs:
+            parts.append("\n")
+            if tensor not in writer:
+                parts += _named_parts(_given(graph, tensor), repeat.paths[MODEL])
+                continue
+            at, position = writer[tensor]
+            near = repeat.period_of(at) is not None
+            parts += [place[at] + repeat.length if near else str(place[at]), f".{position}"]
+    merged = _merged(parts[1:])
+    return [
+        "".join(
+            part
+            if isinstance(part, str)
+            else str(part + copy * repeat.length)
+            if isinstance(part, int)
+            else _quoted(repeat.paths[MODEL + 1 + copy][part[0]]) + part[1]
+            for part in merged
+        )
+        for copy in range(repeat.missing)
+    ]
+
+
+def _merged(parts: Sequence[Part]) -> list[Part]:
+    """The parts with neighbouring texts joined."""
+    found: list[Part] = []
+    for part in parts:
+        if isinstance(part, str) and found and isinstance(found[-1], str):
+            found[-1] += part
+        else:
+            found.append(part)
+    return found
+
+
+def _named_parts(text: str, paths: Sequence[str]) -> list[Part]:
+    """A parameter's text, cut where a block's path stands in a name."""
+    for block, path in enumerate(paths):
+        for begin in (f'"{_quoted(path)}.', f'"{_quoted(path)}"'):
+            if begin in text:
+                before, _, after = text.partition(begin)
+                return [f'{before}"', (block, begin[-1]), *_named_parts(after, paths)]
+    return [text]
+
+
+def _quoted(name: str) -> str:
+    """A name as it stands in JSON."""
+    return json.dumps(name)[1:-1]
 
 
 def _local(graph: Graph, op: Op) -> str:
@@ -152,26 +235,8 @@ def _type(graph: Graph, tensor: int) -> list[Any]:
     return [found.type.shape, found.type.dtype, found.requires_grad]
 
 
-def _given(graph: Graph, tensor: int, repeat: Repeat | None, copy: int | None) -> str:
+def _given(graph: Graph, tensor: int) -> str:
     """A parameter or input by name; a buffer, which no plan moves, by type alone."""
     found = graph.tensors[tensor]
     names: Sequence[str] = found.names if found.role != "buffer" else ()
-    if repeat is not None and copy is not None:
-        names = [repeat.renamed(name, copy) for name in names]
     return json.dumps([found.role, *names, *_type(graph, tensor)])
-
-
-def _written(at: int, op: int, repeat: Repeat | None, copy: int | None) -> tuple[int, int | None]:
-    """Which operator, or copy, wrote what operator `op` reads from operator `at`."""
-    if repeat is None or not repeat.missing:
-        return at, None
-    ours, theirs = repeat.period_of(op), repeat.period_of(at)
-    if theirs is None:
-        return at, None
-    if copy is not None:
-        if theirs == MODEL:
-            return at, copy
-        return at + repeat.length, None if copy == 0 else copy - 1
-    if ours == MODEL + 1 and theirs == MODEL:
-        return at, repeat.missing - 1
-    return at, None

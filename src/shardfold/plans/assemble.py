@@ -165,12 +165,12 @@ class Assembly:
             return 0.0
         return float(self.model.collective_seconds(step)[0]) * step.repeats
 
-    def operators(self) -> tuple[OperatorEntry, ...]:
-        """An entry for every operator, in execution order."""
+    def operators(self, within: range | None = None) -> tuple[OperatorEntry, ...]:
+        """An entry for every operator, in execution order, or for those of a range."""
         names = self.tabulated.mesh.names
         entries = []
         for v, vertex in enumerate(self.tabulated.vertices):
-            if vertex.space is None:
+            if vertex.space is None or (within is not None and vertex.index not in within):
                 continue
             op = self.graph.ops[vertex.index]
             row = vertex.space.configs[self.choice[v]]

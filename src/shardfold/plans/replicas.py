@@ -9,21 +9,22 @@ for.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TypeVar
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from shardfold.costs.steps import Compute
 from shardfold.costs.unfold import Copies, Unfolded
-from shardfold.graph.repeat import MODEL, operator_order
+from shardfold.graph.repeat import MODEL, places
 from shardfold.plans.assemble import Assembly
 from shardfold.plans.plan import OperatorEntry, ParameterEntry, TensorEntry, UnsplitEntry
 
 Ints = NDArray[np.int64]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -41,39 +42,42 @@ class Whole:
 
     def operators(self) -> tuple[OperatorEntry, ...]:
         """An entry for every operator of the model, in execution order."""
-        own = self.assembly.operators()
         found: list[OperatorEntry] = []
         at = 0
         for run in self.runs:
-            found += own[at : run.repeat.start]
-            found += run.operators(own)
+            found += self.assembly.operators(range(at, run.repeat.start))
+            found += run.operators()
             at = run.repeat.end
-        return (*found, *own[at:])
+        return (*found, *self.assembly.operators(range(at, len(self.assembly.graph.ops))))
 
     def tensors(self) -> tuple[TensorEntry, ...]:
         """An entry for every tensor that several operators read, as they are written."""
-        graph = self.assembly.graph
-        place = {(op, copy): k for k, (op, _, copy) in enumerate(operator_order(graph))}
+        graph, vertices = self.assembly.graph, self.assembly.tabulated.vertices
+        place = places(graph)
         writer = {t: i for i, op in enumerate(graph.ops) for t in op.results}
-        found = []
-        for vertex, assembly, run, order in self._decisions("tensor"):
-            entry = assembly.tensor(vertex)
-            op = writer[assembly.tabulated.vertices[vertex].index]
-            if run is not None:
-                entry = msgspec.structs.replace(entry, name=run.renamed(entry.name, order))
-                op, copy = run.place_of(op, order)
-                found.append((place[op, copy], entry))
-            else:
-                found.append((place[op, None], entry))
+        found = [
+            (place[writer[vertices[v].index]], self.assembly.tensor(v))
+            for v in self._outside
+            if vertices[v].what == "tensor"
+        ]
+        for run in self.runs:
+            first, length = place[run.repeat.start], run.repeat.length
+            for order, made in run.each(run.tensors):
+                paths, start = run.repeat.paths[order], first + order * length
+                found += [
+                    (start + (writer[index] - run.repeat.start) % length, entry.under(paths))
+                    for index, entry in made
+                ]
         return tuple(entry for _, entry in sorted(found, key=lambda pair: pair[0]))
 
     def parameters(self) -> tuple[ParameterEntry, ...]:
         """An entry for every parameter of the model, by name."""
+        vertices = self.assembly.tabulated.vertices
         inside = {
-            self.assembly.tabulated.vertices[v].index
+            vertices[v].index
             for run in self.runs
             for v in run.copies.traced.reshape(-1).tolist()
-            if self.assembly.tabulated.vertices[v].what == "parameter"
+            if vertices[v].what == "parameter"
         }
         graph = self.assembly.graph
         found = [
@@ -81,25 +85,16 @@ class Whole:
             for index, entry in zip(graph.parameters(), self.assembly.parameters(), strict=True)
             if index not in inside
         ]
-        for vertex, assembly, run, order in self._decisions("parameter"):
-            if run is not None:
-                entry = assembly.parameter(assembly.tabulated.vertices[vertex].index)
-                names = tuple(run.renamed(name, order) for name in entry.names)
-                found.append(msgspec.structs.replace(entry, names=names))
+        for run in self.runs:
+            for order, made in run.each(run.parameters):
+                found += [entry.under(run.repeat.paths[order]) for entry in made]
         return tuple(sorted(found, key=lambda entry: entry.names))
 
-    def _decisions(self, what: str) -> Iterator[tuple[int, Assembly, _Run | None, int]]:
-        """Every decision of a kind: its vertex, who describes it, its run, its period."""
+    @cached_property
+    def _outside(self) -> list[int]:
+        """The vertices that are in no run."""
         in_runs = {v for run in self.runs for v in run.copies.traced.reshape(-1).tolist()}
-        for v, vertex in enumerate(self.assembly.tabulated.vertices):
-            if vertex.what == what and v not in in_runs:
-                yield v, self.assembly, None, 0
-        for run in self.runs:
-            for order in range(run.repeat.count):
-                assembly, period = run.described(order)
-                for v in run.copies.traced[period].tolist():
-                    if assembly.tabulated.vertices[v].what == what:
-                        yield v, assembly, run, order
+        return [v for v in range(len(self.assembly.tabulated.vertices)) if v not in in_runs]
 
     def totals(self) -> dict[str, float]:
         """Seconds of local work, of communication and of the update."""
@@ -130,9 +125,7 @@ class Whole:
 
     def _weighted(self) -> Iterator[tuple[Assembly, Sequence[int], int]]:
         """Who describes which vertices, and how many times they stand in the model."""
-        in_runs = {v for run in self.runs for v in run.copies.traced.reshape(-1).tolist()}
-        vertices = range(len(self.assembly.tabulated.vertices))
-        yield self.assembly, [v for v in vertices if v not in in_runs], 1
+        yield self.assembly, self._outside, 1
         for run in self.runs:
             described = [run.described(order) for order in range(run.repeat.count)]
             who = {id(assembly): assembly for assembly, _ in described}
@@ -141,16 +134,19 @@ class Whole:
                 yield who[key], run.copies.traced[period].tolist(), times
 
 
+Name = tuple[int, str]  # the block among its period's, -1 for none; what follows its path
+
+
 @dataclass(frozen=True, slots=True)
-class _Named:
+class _Operator:
     """An entry whose name and module lie under a block, to be put under another one."""
 
     entry: OperatorEntry
-    name: tuple[int, str]  # the block among its period's, -1 for none; what follows its path
-    module: tuple[int, str]
+    name: Name
+    module: Name
 
     @classmethod
-    def of(cls, entry: OperatorEntry, paths: Sequence[str]) -> _Named:
+    def of(cls, entry: OperatorEntry, paths: Sequence[str]) -> _Operator:
         """Take an entry's names apart."""
         return cls(entry, _apart(entry.name, paths), _apart(entry.module, paths))
 
@@ -170,11 +166,40 @@ class _Named:
         )
 
 
-def _apart(name: str, paths: Sequence[str]) -> tuple[int, str]:
+@dataclass(frozen=True, slots=True)
+class _Tensor:
+    """As `_Operator`, for a tensor."""
+
+    entry: TensorEntry
+    name: Name
+
+    def under(self, paths: Sequence[str]) -> TensorEntry:
+        """The entry with its name under another block."""
+        return TensorEntry(_joined(self.name, paths), self.entry.layout)
+
+
+@dataclass(frozen=True, slots=True)
+class _Parameter:
+    """As `_Operator`, for a parameter."""
+
+    entry: ParameterEntry
+    names: tuple[Name, ...]
+
+    def under(self, paths: Sequence[str]) -> ParameterEntry:
+        """The entry with its names under other blocks."""
+        e, names = self.entry, tuple(_joined(name, paths) for name in self.names)
+        return ParameterEntry(names, e.shape, e.layout, e.regather)
+
+
+def _apart(name: str, paths: Sequence[str]) -> Name:
     for k, path in enumerate(paths):
         if name == path or name.startswith(f"{path}."):
             return k, name[len(path) :]
     return -1, name
+
+
+def _joined(name: Name, paths: Sequence[str]) -> str:
+    return name[1] if name[0] < 0 else paths[name[0]] + name[1]
 
 
 class _Run:
@@ -183,17 +208,34 @@ class _Run:
     def __init__(self, assembly: Assembly, copies: Copies, rows: Ints) -> None:
         self.assembly, self.copies, self.rows = assembly, copies, rows
         self.repeat = copies.repeat
-        self.order = copies.repeat.order()
         self.known: dict[object, Assembly] = {}
 
     def described(self, order: int) -> tuple[Assembly, int]:
         """The assembly, and the traced period in it, that describe the order-th period."""
-        if order == 0:
-            return self.assembly, 0
-        if order == self.repeat.count - 1:
-            return self._with([MODEL], self.rows[order - 1 : order]), self.repeat.traced - 1
-        around = [MODEL - 1, MODEL, MODEL + 1]
-        return self._with(around, self.rows[order - 1 : order + 2]), MODEL
+        return self._turns[order]
+
+    @cached_property
+    def _turns(self) -> list[tuple[Assembly, int]]:
+        last = self.repeat.count - 1
+        between = [
+            (self._with([MODEL - 1, MODEL, MODEL + 1], self.rows[order - 1 : order + 2]), MODEL)
+            for order in range(1, last)
+        ]
+        closing = self._with([MODEL], self.rows[last - 1 : last]), self.repeat.traced - 1
+        return [(self.assembly, 0), *between, closing]
+
+    def each(self, make: Callable[[Assembly, int, Sequence[str]], T]) -> Iterator[tuple[int, T]]:
+        """What `make` gives for each period, made once for all that are described alike.
+
+        It is given the assembly, the traced period in it, and the paths of that period's blocks.
+        """
+        known: dict[tuple[int, int], T] = {}
+        for order, (assembly, period) in enumerate(self._turns):
+            key = (id(assembly), period)
+            if key not in known:
+                bearer = MODEL if period == MODEL else order
+                known[key] = make(assembly, period, self.repeat.paths[bearer])
+            yield order, known[key]
 
     def _with(self, periods: list[int], rows: Ints) -> Assembly:
         """The assembly with the choices of some traced periods set to the given ones."""
@@ -204,34 +246,32 @@ class _Run:
             self.known[key] = self.assembly.choosing(tuple(choice.tolist()))
         return self.known[key]
 
-    def operators(self, own: Sequence[OperatorEntry]) -> list[OperatorEntry]:
-        """The entries of every period; `own` are those of the graph's operators."""
-        found: list[OperatorEntry] = []
-        known: dict[tuple[int, int], list[_Named]] = {}
-        for order in range(self.repeat.count):
-            assembly, period = self.described(order)
-            key = (id(assembly), period)
-            if key not in known:
-                ops = self.repeat.ops(period)
-                entries = own if assembly is self.assembly else assembly.operators()
-                named = entries[ops.start : ops.stop]
-                known[key] = [_Named.of(e, self.repeat.paths[self._path(order)]) for e in named]
-            paths = self.repeat.paths[order]
-            found += [named.under(paths) for named in known[key]]
+    def operators(self) -> list[OperatorEntry]:
+        """The entries of every period."""
+        paths = self.repeat.paths
+        return [op.under(paths[order]) for order, made in self.each(self._operators) for op in made]
+
+    def _operators(self, who: Assembly, period: int, paths: Sequence[str]) -> list[_Operator]:
+        return [_Operator.of(entry, paths) for entry in who.operators(self.repeat.ops(period))]
+
+    def tensors(
+        self, who: Assembly, period: int, paths: Sequence[str]
+    ) -> list[tuple[int, _Tensor]]:
+        """The shared tensors of a period, with their numbers in the graph."""
+        found = []
+        for v in self._vertices(who, period, "tensor"):
+            entry = who.tensor(v)
+            named = _Tensor(entry, _apart(entry.name, paths))
+            found.append((who.tabulated.vertices[v].index, named))
         return found
 
-    def _path(self, order: int) -> int:
-        """The period whose names the describing one bears."""
-        return order if order in (0, self.repeat.count - 1) else MODEL
+    def parameters(self, who: Assembly, period: int, paths: Sequence[str]) -> list[_Parameter]:
+        """The parameters of a period."""
+        vertices = who.tabulated.vertices
+        found = self._vertices(who, period, "parameter")
+        entries = [who.parameter(vertices[v].index) for v in found]
+        return [_Parameter(e, tuple(_apart(name, paths) for name in e.names)) for e in entries]
 
-    def renamed(self, name: str, order: int) -> str:
-        """A name of whichever period describes the order-th, as it is in the order-th."""
-        if order in (0, self.repeat.count - 1):
-            return name
-        return self.repeat.renamed(name, order - MODEL - 1)
-
-    def place_of(self, op: int, order: int) -> tuple[int, int | None]:
-        """An operator of the describing period, as (operator, copy) of the order-th period."""
-        period, copy = self.order[order]
-        _, described = self.described(order)
-        return op + (period - described) * self.repeat.length, copy
+    def _vertices(self, who: Assembly, period: int, what: str) -> list[int]:
+        vertices = who.tabulated.vertices
+        return [v for v in self.copies.traced[period].tolist() if vertices[v].what == what]
