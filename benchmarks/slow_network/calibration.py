@@ -3,15 +3,17 @@
 All ranks compute at the same time, so that cores which they share count as shared. Kernels give
 the rates' proportions; the model's own step on one rank gives their scale, as small kernels of a
 CPU are far from its peak. A link's latency and bandwidth are those that reproduce the times of
-small and large all-reduces and gathers, by the cost model's own count of rounds and bytes.
+small and large collectives of each kind, by the cost model's own count of rounds and bytes: gloo
+scatters a sum as slowly as it gives it to everyone, and a plan should know.
 """
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -20,16 +22,54 @@ from torch import Tensor
 
 from shardfold.api import plan
 from shardfold.cluster import Cluster, Device, Level
+from shardfold.costs import registry
 from shardfold.costs.model import ROUNDS, VOLUME
-from shardfold.run.groups import GATHER
+from shardfold.costs.roofline import Roofline
+from shardfold.costs.steps import Collective, Values
+from shardfold.run.groups import GATHER, SCATTER
 
 REPEATS = 7
 SMALL, LARGE = 1_024, 2**21  # elements: 4 KiB, 8 MiB
+COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+MEASURED = "measured links"
 SOURCE = "measured by the ranks of this cluster, all at once"
 
 
-def calibrated(name: str, ranks: int) -> Cluster:
-    """The cluster as measured; on every rank."""
+@dataclass(frozen=True, slots=True)
+class Link:
+    """Latency and bandwidth of one kind of collective."""
+
+    latency_seconds: float
+    bandwidth: float
+
+
+@dataclass(frozen=True)
+class ByKind(Roofline):
+    """The default cost model, but each kind of collective has figures of its own."""
+
+    links: Mapping[str, Link] = field(default_factory=dict)
+
+    def collective_seconds(self, step: Collective) -> Values:
+        """Rounds and bytes of the kind, by its own figures, where it was measured."""
+        if step.kind not in self.links:
+            return Roofline.collective_seconds(self, step)
+        link = self.links[step.kind]
+        size = math.prod(self.mesh.axes[a].size for a in step.axes)
+        sent = VOLUME[step.kind](size) * step.bytes
+        found: Values = ROUNDS[step.kind](size) * link.latency_seconds + sent / link.bandwidth
+        return found
+
+
+def register(links: Mapping[str, Link]) -> str:
+    """Make the measured links a cost model that plans can be made with; its name."""
+    models = dict(registry.PRICINGS)
+    models[MEASURED] = registry.Pricing(lambda cluster, mesh: ByKind(cluster, mesh, links))
+    registry.PRICINGS = models
+    return MEASURED
+
+
+def calibrated(name: str, ranks: int) -> tuple[Cluster, dict[str, Link]]:
+    """The cluster as measured, and its links by kind of collective; on every rank."""
     rates = [_matrix_rate(*shape) for shape in ((256, 1024, 1024), (128, 256, 1024))]
     rates.append(_convolution_rate())
     device = Device(
@@ -42,8 +82,10 @@ def calibrated(name: str, ranks: int) -> Cluster:
         launch_seconds=_launch_seconds(),
         source=SOURCE,
     )
-    latency, bandwidth = _link(ranks)
-    return Cluster(name, device, (Level("rank", ranks, bandwidth, latency, SOURCE),))
+    links = {kind: _link(kind, ranks) for kind in COLLECTIVES}
+    whole = links["all_reduce"]
+    level = Level("rank", ranks, whole.bandwidth, whole.latency_seconds, SOURCE)
+    return Cluster(name, device, (level,)), links
 
 
 def scaled(cluster: Cluster, model: Any, args: Any) -> Cluster:
@@ -118,22 +160,22 @@ def _launch_seconds() -> float:
     return _timed(work) / count / 2
 
 
-def _link(ranks: int) -> tuple[float, float]:
-    """Latency and bandwidth that give the measured times back."""
-    latencies, bandwidths = [], []
-    for kind in ("all_reduce", "all_gather"):
-        small, large = (_collective_seconds(kind, size, ranks) for size in (SMALL, LARGE))
-        rounds, volume = ROUNDS[kind](ranks), 4.0 * VOLUME[kind](ranks)
-        bandwidths.append(volume * (LARGE - SMALL) / max(large - small, 1e-9))
-        latencies.append(max(small - volume * SMALL / bandwidths[-1], 1e-6) / rounds)
-    return statistics.fmean(latencies), statistics.fmean(bandwidths)
+def _link(kind: str, ranks: int) -> Link:
+    """Latency and bandwidth that give the measured times of a kind back."""
+    small, large = (_collective_seconds(kind, size, ranks) for size in (SMALL, LARGE))
+    rounds, volume = ROUNDS[kind](ranks), 4.0 * VOLUME[kind](ranks)
+    bandwidth = volume * (LARGE - SMALL) / max(large - small, 1e-9)
+    return Link(max(small - volume * SMALL / bandwidth, 1e-6) / rounds, bandwidth)
 
 
 def _collective_seconds(kind: str, size: int, ranks: int) -> float:
     """`size` elements on the larger side, as a plan counts them."""
-    whole = torch.randn(size)
-    if kind == "all_reduce":
-        return _timed(lambda: dist.all_reduce(whole))
-    part = torch.randn(size // ranks)
-    whole = whole[: part.numel() * ranks]
-    return _timed(lambda: getattr(dist, GATHER)(whole, part))
+    part, other = torch.randn(size // ranks), torch.empty(size)
+    whole = torch.randn(part.numel() * ranks)
+    calls: dict[str, Callable[[], Any]] = {
+        "all_reduce": lambda: dist.all_reduce(whole),
+        "all_gather": lambda: getattr(dist, GATHER)(whole, part),
+        "reduce_scatter": lambda: getattr(dist, SCATTER)(part, whole),
+        "all_to_all": lambda: dist.all_to_all_single(other[: whole.numel()], whole),
+    }
+    return _timed(calls[kind])

@@ -8,6 +8,7 @@ import logging
 import statistics
 import sys
 import time
+from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,9 @@ import torch.distributed as dist
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # as benchmarks/cluster.py is run
 
-from slow_network.calibration import calibrated, scaled
+from slow_network.calibration import calibrated, register, scaled
 from slow_network.models import build
-from slow_network.strategies import DDP, Runner, plans_for, runners, same_as
+from slow_network.strategies import DDP, Runner, plans_for, predicted, runners, same_as
 
 LOSSES = 3  # steps whose losses are compared; they are also the warm-up
 
@@ -30,8 +31,13 @@ def main(job: dict[str, Any]) -> None:
     for name in ("torch", "shardfold"):
         logging.getLogger(name).setLevel(logging.ERROR)
     dist.init_process_group("gloo", timeout=timedelta(seconds=300))
-    cluster = calibrated(job["name"], dist.get_world_size())
-    found: dict[str, Any] = {"cluster": cluster.as_plain(), "models": {}}
+    cluster, links = calibrated(job["name"], dist.get_world_size())
+    register(links)
+    found: dict[str, Any] = {
+        "cluster": cluster.as_plain(),
+        "links": {kind: asdict(link) for kind, link in links.items()},
+        "models": {},
+    }
     for name in job["models"]:
         own = scaled(cluster, *build(name))  # rank 0's is what is planned with
         found["models"][name] = {
@@ -58,7 +64,7 @@ def _measured(name: str, cluster: Any, rounds: int) -> dict[str, Any]:
         "losses": losses,
         "step_seconds": taken,
         "median_seconds": {method: statistics.median(each) for method, each in taken.items()},
-        "predicted_seconds": {method: plan.estimate.step_seconds for method, plan in plans.items()},
+        "predicted_seconds": predicted(plans),
         "mesh": {method: [axis.size for axis in plan.mesh] for method, plan in plans.items()},
         "same_as": same_as(plans),
         "parameters": next(iter(plans.values())).provenance.parameters,

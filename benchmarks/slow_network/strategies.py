@@ -8,21 +8,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
+from shardfold.api import plan
 from shardfold.cluster import Cluster
 from shardfold.plans import Plan
 from shardfold.plans.store import dumps, loads
 from shardfold.run.parallelize import Settings, assemble, lowered_here, prepared
 from shardfold.versus import compare
+from slow_network.calibration import MEASURED
 from slow_network.models import build
 
 DDP = "torch DDP"
-OURS = "exact"
-METHODS = (OURS, "data-parallel", "zero-2", "zero-3", "one-weird-trick", "megatron")
+OURS = "shardfold"
+BY_HAND = ("data-parallel", "zero-2", "zero-3", "one-weird-trick", "megatron")
 LR = 1e-4
 
 
@@ -35,17 +38,33 @@ class Runner:
 
 
 def plans_for(name: str, cluster: Cluster) -> dict[str, Plan]:
-    """The exact plan and those of the strategies by hand that apply; made on rank 0, for all."""
+    """Our plan and those of the strategies by hand that apply; made on rank 0, for all."""
     found: list[Any] = [None]
     if dist.get_rank() == 0:
         model, args = build(name)
         with tempfile.TemporaryDirectory() as folder:
-            compare(model, args, cluster=cluster, methods=METHODS, save_plans=folder)
+            compare(
+                *(model, args), cluster=cluster, cost=MEASURED, methods=BY_HAND, save_plans=folder
+            )
             files = sorted(Path(folder).glob("*.json"))
             found = [{file.stem: file.read_bytes() for file in files}]
+        found[0][OURS] = dumps(plan(model, args, cluster=cluster, cost=MEASURED)).encode()
     dist.broadcast_object_list(found, src=0)
     plans = {method: loads(data) for method, data in found[0].items()}
-    return {method: plans[method] for method in METHODS if method in plans}
+    return {method: plans[method] for method in (OURS, *BY_HAND) if method in plans}
+
+
+def predicted(plans: dict[str, Plan]) -> dict[str, float]:
+    """Seconds of a step, with overlap where it was simulated; DDP's are data parallel's."""
+    ours = plans[OURS]
+    simulated = {(f.name, f.mesh): f.simulated_seconds for f in ours.finalists}
+    found = {}
+    for method, each in plans.items():
+        mesh = "x".join(str(axis.size) for axis in each.mesh)
+        found[method] = simulated.get((method, mesh), each.estimate.step_seconds)
+    if ours.simulation is not None:
+        found[OURS] = ours.simulation.step_seconds
+    return {DDP: found["data-parallel"], **found}
 
 
 def runners(name: str, plans: dict[str, Plan]) -> list[Runner]:
@@ -53,8 +72,8 @@ def runners(name: str, plans: dict[str, Plan]) -> list[Runner]:
     found = [_ddp(name)]
     model, args = build(name)
     captured = prepared(model, next(iter(plans.values())), args, {}, None, None)
-    for method, plan in plans.items():
-        module = assemble(model, captured[0], lowered_here(plan, *captured, None), Settings())
+    for method, each in plans.items():
+        module = assemble(model, captured[0], lowered_here(each, *captured, None), Settings())
         found.append(Runner(method, _stepper(module, args)))
     return found
 
@@ -63,8 +82,9 @@ def same_as(plans: dict[str, Plan]) -> dict[str, str]:
     """Methods whose plan is, decision for decision, that of an earlier method."""
     seen: dict[str, str] = {}
     found = {}
-    for method, plan in plans.items():
-        key = dumps(plan).split('"operators"', 1)[1].split('"provenance"', 1)[0]
+    for method, each in plans.items():
+        decided = (each.mesh, each.operators, each.tensors, each.parameters)
+        key = repr([msgspec.to_builtins(part) for part in decided])
         if key in seen:
             found[method] = seen[key]
         seen.setdefault(key, method)

@@ -1,0 +1,1 @@
+"""Cases of training that is disturbed, and what is made of their logs."""

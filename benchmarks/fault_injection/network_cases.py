@@ -1,0 +1,161 @@
+"""Cases that need a network: a link that goes down, and nodes that are lost and come back."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import time
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from fault_injection.job import Job, largest_difference, started
+from slow_network.network import (
+    INTERFACE,
+    MissingError,
+    Topology,
+    address,
+    check,
+    inside,
+    namespace,
+    network,
+    set_link,
+)
+
+PORT = 29_500
+SAME = 1e-6
+RATE = 1e9
+# How fast the agents notice that one of them is gone, and how long they wait for more.
+PATIENCE = "last_call_timeout=3,keep_alive_interval=1,keep_alive_max_attempt=4"
+
+
+def link(folder: Path, rng: random.Random, count: int) -> dict[str, Any]:
+    """A link goes down for some seconds, shorter than a collective may take; nobody is lost."""
+    reason = _missing()
+    if reason:
+        return {"ok": True, "skipped": reason}
+    steps, down = 300, 6.0
+    expected = _alone(folder, steps)
+    job = Job(folder, steps)
+    job.prepare()
+    with network(Topology(2, RATE)):
+        agents = [_agent(job, rank, "2") for rank in range(2)]
+        job.wait_for("step", 40)
+        set_link(1, up=False)
+        time.sleep(down)
+        set_link(1, up=True)
+        codes = [_ended(agent) for agent in agents]
+    difference = largest_difference(job.losses(), expected)
+    starts = {line["start"] for line in job.lines("start")}
+    ok = codes == [0, 0] and difference <= SAME
+    return {
+        "ok": ok,
+        "down_seconds": down,
+        "starts": len(starts),
+        "longest_step_seconds": _longest_pause(job),
+        "loss_difference": difference,
+    }
+
+
+def elastic(folder: Path, rng: random.Random, count: int) -> dict[str, Any]:
+    """A node of four is lost: three go on, planned again; it comes back: four again."""
+    reason = _missing()
+    if reason:
+        return {"ok": True, "skipped": reason}
+    steps = 3_000
+    expected = _alone(folder, steps)
+    job = Job(folder, steps, cluster="4x1xcpu")
+    job.prepare()
+    with network(Topology(4, RATE)):
+        agents = [_agent(job, rank, "2:4") for rank in range(4)]
+        job.wait_for("step", 80)
+        lost_at = time.time()
+        _lose(3)
+        _wait_for_world(job, 3, lost_at)
+        joined_at = time.time()
+        agents[3] = _agent(job, 3, "2:4")
+        _wait_for_world(job, 4, joined_at)
+        codes = [_ended(agent) for agent in agents]
+    first = {
+        world: min(s["time"] for s in job.lines("step") if s["world"] == world and s["time"] > at)
+        for world, at in ((3, lost_at), (4, joined_at))
+    }
+    difference = largest_difference(job.losses(), expected)
+    return {
+        "ok": not any(codes) and difference <= SAME,
+        "worlds": _worlds(job),
+        "seconds_to_go_on_with_three": first[3] - lost_at,
+        "seconds_to_go_on_with_four": first[4] - joined_at,
+        "loss_difference": difference,
+        "exits": codes,
+    }
+
+
+def _missing() -> str:
+    try:
+        check()
+    except MissingError as reason:
+        return str(reason)
+    return ""
+
+
+def _alone(folder: Path, steps: int) -> dict[int, float]:
+    job = Job(folder, steps, name="undisturbed")
+    job.prepare()
+    process = job.start("--standalone", "--nproc-per-node", "1")
+    process.communicate(timeout=300)
+    return job.losses()
+
+
+def _agent(job: Job, rank: int, nodes: str) -> subprocess.Popen[str]:
+    """Torchrun in a namespace, as on a machine of its own; the first is where they meet."""
+    meeting = f"{PATIENCE},is_host={int(rank == 0)}"
+    options = [
+        *("--nnodes", nodes, "--nproc-per-node", "1", "--max-restarts", "20"),
+        *("--monitor-interval", "0.2", "--local-addr", address(rank)),
+        *("--rdzv-backend", "c10d", "--rdzv-id", "faults", "--rdzv-conf", meeting),
+        *("--rdzv-endpoint", f"{address(0)}:{PORT}"),
+    ]
+    return started(inside(rank, job.command(*options)), GLOO_SOCKET_IFNAME=INTERFACE)
+
+
+def _lose(rank: int) -> None:
+    """As if the machine had lost power: all that runs on it is gone at once."""
+    found = subprocess.run(
+        ["ip", "netns", "pids", namespace(rank)], capture_output=True, text=True, check=True
+    )
+    for pid in map(int, found.stdout.split()):
+        os.kill(pid, signal.SIGKILL)
+
+
+def _wait_for_world(job: Job, world: int, since: float, seconds: float = 150) -> None:
+    """Until some steps were taken with so many ranks."""
+    deadline = time.monotonic() + seconds
+    while True:
+        steps = [s for s in job.lines("step") if s["world"] == world and s["time"] > since]
+        if len(steps) > 20 * world:
+            return
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"no steps with {world} ranks in {seconds} s")
+        time.sleep(0.2)
+
+
+def _ended(agent: subprocess.Popen[str]) -> int:
+    agent.communicate(timeout=300)
+    return agent.returncode
+
+
+def _worlds(job: Job) -> list[int]:
+    """The numbers of ranks, one after the other."""
+    found: list[int] = []
+    for line in sorted(job.lines("step"), key=lambda line: line["time"]):
+        if line["rank"] == 0 and found[-1:] != [line["world"]]:
+            found.append(line["world"])
+    return found
+
+
+def _longest_pause(job: Job) -> float:
+    times = sorted(line["time"] for line in job.lines("step") if line["rank"] == 0)
+    return max(after - before for before, after in pairwise(times))
