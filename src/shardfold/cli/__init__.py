@@ -53,6 +53,8 @@ class LazyGroup(click.Group):
         if name not in COMMANDS:
             return None
         command: click.Command = getattr(import_module(COMMANDS[name][0]), name)
+        # click keeps the lines after a backspace as they are; a raw docstring has it spelled out.
+        command.help = (command.help or "").replace("\\b\n", "\b\n")
         return command
 
     def resolve_command(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import click
@@ -18,11 +20,17 @@ if TYPE_CHECKING:
 @click.argument("model")
 @run_options
 @size_options
-def check(model: str, plan_file: str, local: int | None, **sizes: int | None) -> None:
-    """Run one training step of MODEL under a plan and on one device, in float64, and compare.
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def check(
+    model: str, plan_file: str, local: int | None, as_json: bool, **sizes: int | None
+) -> None:
+    r"""Run one training step of MODEL under a plan and on one device, in float64, and compare.
 
     The loss, every operator's result and every gradient must agree. If they do not, the first
     operator that differs is named, and the exit code is 1. MODEL is as in shardfold plan.
+
+    \b
+    shardfold check gpt2-tiny --plan plan.json --local 2
     """
     from shardfold.plans import load
 
@@ -30,7 +38,10 @@ def check(model: str, plan_file: str, local: int | None, **sizes: int | None) ->
     found = on_every_rank(_compare, plan, local, plan, model, sizes)
     if found is None:
         return
-    click.echo(str(found))
+    if as_json:
+        click.echo(json.dumps({"equal": found.is_equal, **asdict(found)}, indent=2))
+    else:
+        click.echo(str(found))
     if not found.is_equal:
         raise click.exceptions.Exit(1)
 

@@ -18,7 +18,12 @@ if TYPE_CHECKING:
 @click.argument("cluster", required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print all figures and sources as JSON.")
 def clusters(cluster: str | None, as_json: bool) -> None:
-    """List the known hardware; or show one CLUSTER (4x8xh100, lab.toml), its links and meshes."""
+    r"""List the known hardware; or show one CLUSTER (4x8xh100, lab.toml), its links and meshes.
+
+    \b
+    shardfold clusters
+    shardfold clusters 4x8xh100 --json
+    """
     if cluster is None:
         _emit([_hardware_plain(hardware) for hardware in catalog()], as_json, _hardware_table)
     else:

@@ -51,10 +51,14 @@ if TYPE_CHECKING:
 )
 @output_options
 def compare(what: tuple[str, ...], as_json: bool, everything: bool, **options: Any) -> None:
-    """Hold the best plan of MODEL against strategies by hand and other searches.
+    r"""Hold the best plan of MODEL against strategies by hand and other searches.
 
     With two saved plans of one model instead, show the operators that they split differently.
     MODEL is as in shardfold plan.
+
+    \b
+    shardfold compare gpt2 --cluster 8xa100 --methods exact,data-parallel,megatron
+    shardfold compare mine.json theirs.json
     """
     if options["methods"] == "list":
         from shardfold.plans.contest import METHODS

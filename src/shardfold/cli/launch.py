@@ -90,7 +90,7 @@ def launch(
     \b
     shardfold launch plan.json --nodes 4 -- train.py --lr 3e-4
     shardfold launch plan.json --hosts a1,a2 --model gpt2
-    shardfold launch plan.json --nodes 4 --model gpt2 --sbatch job.sh --time 02:00:00
+    shardfold launch plan.json --nodes 4 --model gpt2 --sbatch job.sh
     """
     from shardfold.plans import load
 

@@ -13,7 +13,12 @@ from shardfold.zoo.catalog import Entry, entry, names
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="Print the list as JSON.")
 def models(as_json: bool) -> None:
-    """List the models of the zoo, with the batch that each is planned for."""
+    r"""List the models of the zoo, with the batch that each is planned for.
+
+    \b
+    shardfold models
+    shardfold models --json
+    """
     entries = [entry(name) for name in names()]
     if as_json:
         click.echo(json.dumps([asdict(known) for known in entries], indent=2))

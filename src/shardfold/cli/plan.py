@@ -63,11 +63,15 @@ def plan(
     everything: bool,
     **sizes: int | None,
 ) -> None:
-    """Find the best way to train MODEL on a cluster, and prove that it is.
+    r"""Find the best way to train MODEL on a cluster, and prove that it is.
 
     MODEL is a name of the zoo (see shardfold models); file.py:function or
     package.module:function, a function that returns (module, args, kwargs), an nn.Module and an
     example batch for it; or hf:config.json, a Hugging Face configuration.
+
+    \b
+    shardfold plan gpt2 --cluster 8xa100 --dtype bf16 --save plan.json
+    shardfold plan train.py:make --cluster 4x8xh100 --batch 512
     """
     from shardfold.api import plan as find_plan
     from shardfold.cli.model import load_model

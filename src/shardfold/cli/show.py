@@ -23,9 +23,13 @@ AS_IN_MODEL = "as in the model"  # what a plan says whose dtype was not given
 def show(
     file: str, model: str | None, as_json: bool, everything: bool, **sizes: int | None
 ) -> None:
-    """Print the plan in FILE; with --model, refuse it unless it is for that model.
+    r"""Print the plan in FILE; with --model, refuse it unless it is for that model.
 
     The options --batch, --seq, --layers and --hidden go with --model: a plan is for one size.
+
+    \b
+    shardfold show plan.json
+    shardfold show plan.json --model gpt2 --json
     """
     from shardfold.cli.printing import emit, progress
     from shardfold.plans import load

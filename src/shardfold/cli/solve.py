@@ -73,8 +73,8 @@ def solve(
     Examples:
       shardfold solve gpt2.npz
       shardfold solve gpt2.npz --memory-limit 40GiB --json
-      shardfold solve gpt2.npz --order generate-seq      # as in the PaSE paper
-      shardfold solve gpt2.npz --method ilp              # the same by integer programming
+      shardfold solve gpt2.npz --order generate-seq   # as in the PaSE paper
+      shardfold solve gpt2.npz --method ilp           # by integer programming
     """  # noqa: D301 (click reads the backspace as "do not rewrap")
     problem = read_problem(file)
     solution = search(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import statistics
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +43,7 @@ TERMINATED = 128 + 15  # as shells say of a process that SIGTERM ended
     help="Seconds after which a collective is given up, under torchrun.  [default: 120]",
 )
 @size_options
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def train(
     model: str,
     plan_file: str,
@@ -52,9 +55,10 @@ def train(
     save_every: int,
     keep: int,
     timeout: float | None,
+    as_json: bool,
     **sizes: int | None,
 ) -> None:
-    """Train MODEL under a plan, on a synthetic batch, with the plan's optimizer.
+    r"""Train MODEL under a plan, on a synthetic batch, with the plan's optimizer.
 
     MODEL is as in shardfold plan. The batch is the example that comes with it, repeated.
 
@@ -62,8 +66,10 @@ def train(
     Under torchrun with another number of processes than the plan is for, a new plan is made for
     those that are there.
 
-    Example: torchrun --nnodes 2:4 --max-restarts 9 -m shardfold train gpt2-tiny --plan plan.json
-    --checkpoints run
+    \b
+    shardfold train gpt2-tiny --plan plan.json --local 2 --steps 20
+    torchrun --nnodes 2:4 --max-restarts 9 -m shardfold train gpt2-tiny \
+      --plan plan.json --checkpoints run
     """
     from shardfold.plans import load
 
@@ -74,6 +80,10 @@ def train(
     if found is None:
         return
     reports, samples, tokens = found
+    if as_json:
+        figures = {"steps": [asdict(r) for r in reports], "samples": samples, "tokens": tokens}
+        click.echo(json.dumps(figures, indent=2))
+        return
     if not reports:
         click.echo(f"{steps} steps were taken already: nothing to do.")
         return

@@ -137,6 +137,7 @@ def explain(
         limit_binds=case.limit.binds,
         reasons=tuple(reasons),
         left_out=left_out,
+        is_simulated=plan.simulation is not None,
     )
 
 

@@ -19,6 +19,10 @@ MOST_TERMS = 6
 MOST_HOLDERS = 3
 SMALL_TERM = 0.01  # of the largest term: those below are taken together
 NOTHING = Term("", 0.0)
+SIMULATED = (
+    "Costs here are sums, without overlap; the plan was chosen by its simulated step, so that "
+    "other splits may have a lower sum."
+)
 
 
 def as_text(found: Explanation, everything: bool = False) -> str:
@@ -28,6 +32,8 @@ def as_text(found: Explanation, everything: bool = False) -> str:
     step = seconds(found.step_seconds)
     lines = [*_filled(f"On {found.cluster}, mesh {axes}: a step takes {step}, {best}.", "")]
     lines.extend(_filled(f"Alternatives are the best plans on this mesh {_limit(found)}.", ""))
+    if found.is_simulated:
+        lines.extend(_filled(SIMULATED, ""))
     for reason in found.reasons:
         lines.extend(["", *_reason(reason, found, everything)])
     if found.left_out:

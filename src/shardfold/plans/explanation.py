@@ -100,6 +100,7 @@ class Explanation(Value, frozen=True):
     limit_binds: bool  # whether a faster plan exists that does not fit
     reasons: tuple[Reason, ...]
     left_out: int  # operators that match as well, but take next to no time
+    is_simulated: bool = False  # whether the plan was chosen by its simulated step
 
     def __str__(self) -> str:
         from shardfold.plans.explained import as_text
