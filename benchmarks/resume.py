@@ -1,0 +1,106 @@
+"""Saved under one plan on four ranks, resumed under others on two and on one: are losses the same?
+
+Trains 30 steps of each model in float32 under a random legal plan on four processes, saves, and
+goes on to 60; then resumes from the middle under another random plan on two, and on one. Compares
+the losses of steps 31 to 60.
+
+    python benchmarks/resume.py --out benchmarks/results/resume.json
+    python benchmarks/resume.py --report benchmarks/results/resume.json
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import click
+
+from environment import environment
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "tests"))  # the processes' work is that of the tests
+
+MODELS = ("llama3-8b-tiny", "rnnlm-tiny", "resnet50-tiny", "gpt2-tiny")
+PAGE = ROOT / "docs" / "results" / "resume.md"
+
+
+@click.command()
+@click.argument("models", nargs=-1)
+@click.option("--steps", type=int, default=30, show_default=True, help="Before and after.")
+@click.option("--out", type=Path, help="Add the results to this JSON file.")
+@click.option("--report", type=Path, help="Only write docs/results/resume.md from this file.")
+def main(models: tuple[str, ...], steps: int, out: Path | None, report: Path | None) -> None:
+    """Compare every model."""
+    if report is not None:
+        write_page(json.loads(report.read_text()))
+        return
+    for name in models or MODELS:
+        found = measure(name, steps)
+        click.echo(json.dumps({k: v for k, v in found.items() if k != "environment"}))
+        if out is not None:
+            entries = json.loads(out.read_text()) if out.exists() else {}
+            entries[name] = found
+            out.write_text(json.dumps(entries, indent=1) + "\n")
+
+
+def measure(name: str, steps: int) -> dict[str, Any]:
+    """The largest relative difference of any loss after the middle."""
+    from distributed.choices import Chooser
+    from distributed.resume import Case, resumed_runs, tied, whole_runs
+    from shardfold.plans.store import dumps
+    from shardfold.run.launch import launch
+
+    with tempfile.TemporaryDirectory() as folder:
+
+        def case(cluster: str, mesh: str, seed: int | None) -> Case:
+            chooser = Chooser(*tied(name), cluster, mesh)
+            plan = chooser.best() if seed is None else chooser.random(seed)
+            return Case(name, dumps(plan).encode(), Path(folder))
+
+        whole = launch(whole_runs, 4, [case("4xcpu", "2x2", 3)], steps)[0][0]
+        two = launch(resumed_runs, 2, [case("2xcpu", "2", 5)], steps)[0][0]
+        one = launch(resumed_runs, 1, [case("1xcpu", "1", None)], steps)[0][0]
+    expected = whole[steps:]
+    return {
+        "steps": steps,
+        "first_loss": whole[0],
+        "last_loss": whole[-1],
+        "difference_on_two": _difference(two, expected),
+        "difference_on_one": _difference(one, expected),
+        "environment": environment(),
+    }
+
+
+def _difference(found: list[float], expected: list[float]) -> float:
+    pairs = zip(found, expected, strict=True)
+    return max(abs(a - b) / abs(b) for a, b in pairs)
+
+
+def write_page(entries: dict[str, Any]) -> None:
+    """docs/results/resume.md."""
+    lines = [
+        "# Resuming under other plans",
+        "",
+        "Each model is trained in float32 with AdamW under a random legal plan on four processes (a",
+        "2x2 mesh), saved half way, and trained on; then resumed from there under another random",
+        "plan on two processes, and on one. The table has the largest relative difference of any",
+        "loss after the middle. First and last weights are tied in the language models.",
+        "",
+        "| model | steps | loss, first and last | resumed on two | resumed on one |",
+        "|---|---:|---:|---:|---:|",
+    ]
+    for name, e in entries.items():
+        lines.append(
+            f"| {name} | {e['steps']} + {e['steps']} | {e['first_loss']:.4f}, {e['last_loss']:.4f} "
+            f"| {e['difference_on_two']:.1e} | {e['difference_on_one']:.1e} |"
+        )
+    where = next(iter(entries.values()))["environment"]
+    lines += ["", f"{where['processor']}, {where['date']}. Made by `benchmarks/resume.py`.", ""]
+    PAGE.write_text("\n".join(lines))
+
+
+if __name__ == "__main__":
+    main()
