@@ -78,7 +78,7 @@ def _ordered(field: Field) -> list[Candidate]:
 
 def weighted(field: Field, candidate: Candidate, weight: float, limit: float) -> Finalist | None:
     """The best choice within the limit if so much of the parameters' communication counts."""
-    problem = _discounted(candidate, weight)
+    problem = at_weight(candidate, weight)
     try:
         found = solve(problem, memory_limit=limit)
     except InfeasibleError:
@@ -107,18 +107,22 @@ def smallest(field: Field, candidate: Candidate) -> Finalist:
 def by_hand(
     field: Field, limit: float, names: Sequence[str] = tuple(STRATEGIES)
 ) -> Iterator[Finalist]:
-    """Every strategy by hand, in every degree, on every mesh that allows it."""
+    """Every strategy by hand, in every degree, on every mesh that allows it.
+
+    What costs and takes the same on two meshes is the same there: a split over all devices.
+    """
+    seen: set[tuple[str, float, float]] = set()
     for candidate in field.candidates:
         unfolded = candidate.unfolded
         setting = Setting(field.graph, field.atoms, candidate.tabulated, limit, unfolded)
         for name in names:
             for choice in every(name, setting):
-                yield _proposed(name, field, candidate, unfolded.extended(choice))
-
-
-def floor_seconds(finalist: Finalist) -> float:
-    """No simulated step is shorter than this: all but the communication of parameters."""
-    return _discounted(finalist.candidate, 0.0).total(finalist.candidate.solution.choice)
+                found = _proposed(name, field, candidate, unfolded.extended(choice))
+                price = found.candidate.solution
+                key = (name, float(f"{price.cost:.9g}"), float(f"{price.bytes or 0.0:.9g}"))
+                if key not in seen:
+                    seen.add(key)
+                    yield found
 
 
 def _proposed(
@@ -139,7 +143,7 @@ def _proposed(
     return Finalist(name, replace(candidate, solution=solution), field)
 
 
-def _discounted(candidate: Candidate, weight: float) -> Problem:
+def at_weight(candidate: Candidate, weight: float) -> Problem:
     """The problem with the edges of parameters at a part of their cost."""
     tables, problem = candidate.tabulated, candidate.unfolded.problem
     scaled: dict[int, Values] = {

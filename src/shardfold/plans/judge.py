@@ -22,9 +22,9 @@ from shardfold.plans.finalists import (
     WEIGHTS,
     Field,
     Finalist,
+    at_weight,
     by_hand,
     discounted,
-    floor_seconds,
     searched,
     smallest,
     weighted,
@@ -32,6 +32,7 @@ from shardfold.plans.finalists import (
 )
 from shardfold.plans.replicas import Whole
 from shardfold.plans.schedule import Scheduler
+from shardfold.search import Problem
 from shardfold.simulate import Schedule, Simulation, simulate
 
 KNOWN = ("data-parallel", "zero-3")  # every plan is held against these
@@ -97,6 +98,14 @@ class Judge:
     optimizer: Optimizer
     schedulers: dict[int, Scheduler] = field(default_factory=dict)
     assemblies: dict[int, Assembly] = field(default_factory=dict)
+    floors: dict[int, Problem] = field(default_factory=dict)
+
+    def floor_seconds(self, finalist: Finalist) -> float:
+        """No simulated step is shorter than this: all but the communication of parameters."""
+        candidate = finalist.candidate
+        if id(candidate.tabulated) not in self.floors:
+            self.floors[id(candidate.tabulated)] = at_weight(candidate, 0.0)
+        return self.floors[id(candidate.tabulated)].total(candidate.solution.choice)
 
     def schedule(self, finalist: Finalist) -> Schedule:
         """The step of a finalist's choice."""
@@ -127,7 +136,8 @@ class Judge:
         """
         proposed = [f for each in _of_whole_graphs(fields) for f in by_hand(each, limit)]
         found: list[Judged] = []
-        for floor, finalist in sorted(_with_floors(proposed), key=lambda pair: pair[0]):
+        floors = [(self.floor_seconds(finalist), finalist) for finalist in proposed]
+        for floor, finalist in sorted(floors, key=lambda pair: pair[0]):
             same = [j for j in found if j.finalist.name == finalist.name]
             rivals = same if finalist.name in KNOWN else found
             if all(j.rank > floor for j in _fitting(rivals, limit)):
@@ -143,8 +153,8 @@ class Judge:
             return min((j.rank for j in _fitting(finalists, limit)), default=math.inf)
 
         for each in fields:
-            for floor, finalist in _with_floors(searched(each)):
-                if not finalists or floor < best() or chosen.pins:
+            for finalist in searched(each):
+                if chosen.pins or not finalists or self.floor_seconds(finalist) < best():
                     finalists += self.judged([finalist])
         for each in fields:
             for finalist in discounted(each, limit, best):
@@ -179,10 +189,6 @@ class Judge:
                 break
             at = min(judged, key=lambda j: (j.simulation.peak_bytes > limit, j.rank))
         return found
-
-
-def _with_floors(finalists: Iterable[Finalist]) -> list[tuple[float, Finalist]]:
-    return [(floor_seconds(finalist), finalist) for finalist in finalists]
 
 
 def _of_whole_graphs(fields: Sequence[Field]) -> list[Field]:

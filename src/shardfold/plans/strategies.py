@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from shardfold.costs import Tabulated
@@ -41,6 +41,7 @@ class Setting:
     tabulated: Tabulated
     limit_bytes: float = math.inf
     unfolded: Unfolded | None = None  # where the graph holds only a few periods of a run
+    known: dict[tuple[Axes, bool], Choice | None] = field(default_factory=dict)  # by degree
 
     @cached_property
     def roles(self) -> Roles:
@@ -175,9 +176,13 @@ def _best(setting: Setting, choices: Sequence[Choice]) -> Choice | Unfit:
 def _degrees(setting: Setting, within: Axes, *, sequence: bool) -> Iterator[Choice]:
     """Every degree that heads and features allow."""
     for start in range(len(within)) if setting.roles.heads else ():
-        choice, tensor = _of_degree(setting, within[start:], sequence)
-        if _is_split(setting, choice, tensor):
-            yield choice
+        key = (within[start:], sequence)
+        if key not in setting.known:
+            choice, tensor = _of_degree(setting, within[start:], sequence)
+            setting.known[key] = choice if _is_split(setting, choice, tensor) else None
+        found = setting.known[key]
+        if found is not None:
+            yield found
 
 
 def _sharded(setting: Setting) -> Iterator[Choice]:
@@ -230,7 +235,11 @@ def every(name: str, setting: Setting) -> list[Choice]:
     if name not in TENSOR_PARALLEL:
         return [first]
     within = setting.axes if name == "mesh-tensorflow" else setting.inner
-    return list(_degrees(setting, within, sequence=name == "megatron-sequence"))
+    found = list(_degrees(setting, within, sequence=name == "megatron-sequence"))
+    if name == "mesh-tensorflow":  # within a node it is Megatron-LM's
+        known = set(_degrees(setting, setting.inner, sequence=False))
+        found = [choice for choice in found if choice not in known]
+    return found
 
 
 TENSOR_PARALLEL = ("megatron", "megatron-sequence", "mesh-tensorflow")
