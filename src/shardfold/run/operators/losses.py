@@ -17,7 +17,14 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from shardfold.run.groups import Axes
-from shardfold.run.operators.site import Context, Local, Site, statistics_dtype, summed
+from shardfold.run.operators.site import (
+    Context,
+    Local,
+    Site,
+    as_autocast,
+    statistics_dtype,
+    summed,
+)
 from shardfold.run.operators.sums import WholeSum
 from shardfold.spaces.rules.losses import MEAN, NONE, PICKED, POINTWISE
 
@@ -44,7 +51,7 @@ def _cross_entropy(site: Site) -> Local:
     classes = _Classes.of(site, smoothing, ignored) if site.axes("c") else None
 
     def call(tensors: Sequence[Tensor], context: Context) -> Any:
-        given, wanted = tensors[0], tensors[target]
+        given, wanted = as_autocast(tensors[0]), tensors[target]
         weights = None if weight is None else tensors[weight]
         if classes is not None:
             split = classes.soft if is_soft else classes.picked

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from shardfold.run.operators.plain import plain
-from shardfold.run.operators.site import Context, Local, Site, statistics_dtype, summed
+from shardfold.run.operators.site import Context, Local, Site, as_autocast, statistics_dtype, summed
 
 
 class _Normalise(torch.autograd.Function):
@@ -158,7 +158,7 @@ def _softmax(site: Site) -> Local:
 
     def call(tensors: Sequence[Tensor], context: Context) -> Any:
         x = tensors[0] if dtype is None or context.double else tensors[0].to(dtype)
-        return _Softmax.apply(x, dim, axes, log, context)
+        return _Softmax.apply(as_autocast(x), dim, axes, log, context)
 
     return call
 

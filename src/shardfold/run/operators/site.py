@@ -163,6 +163,13 @@ def statistics_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype in HALVES else dtype
 
 
+def as_autocast(tensor: Tensor) -> Tensor:
+    """In float32 under autocast, as it would do for an operator that must not be in halves."""
+    if tensor.dtype in HALVES and torch.is_autocast_enabled(tensor.device.type):
+        return tensor.float()
+    return tensor
+
+
 def summed(context: Context, tensor: Tensor, site: Site, bases: Iterable[str]) -> Tensor:
     """All-reduce over the axes of each factor in turn, as the rule's exchanges say."""
     for base in bases:

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from shardfold.run.groups import Axes, Groups
+from shardfold.run.groups import Axes, Functional, Groups
 from shardfold.run.operators.matrix import once
 from shardfold.run.operators.site import Context, Local, Site
 from shardfold.spaces.rules.windows import SPATIAL, Window, each
@@ -65,6 +65,8 @@ def _swap(
     """
     members = groups.place.members(axes)
     me = members.index(groups.place.at)
+    if isinstance(groups, Functional):
+        return _swap_traced(up, down, axes, groups, fill)
     above, below = torch.full_like(down, fill), torch.full_like(up, fill)
     steps = []
     for other, sent, found in ((me - 1, up, above), (me + 1, down, below)):
@@ -74,6 +76,25 @@ def _swap(
             steps += [dist.P2POp(dist.irecv, found, rank)] if found.numel() else []
     for work in dist.batch_isend_irecv(steps) if steps else ():
         work.wait()
+    return above, below
+
+
+def _swap_traced(
+    up: Tensor, down: Tensor, axes: Axes, groups: Groups, fill: float
+) -> tuple[Tensor, Tensor]:
+    """The same for a compiler, which knows an all-to-all but nothing between two devices."""
+    members = groups.place.members(axes)
+    me = members.index(groups.place.at)
+    sent = [up.new_empty(0) for _ in members]
+    counts = [0 for _ in members]
+    if me > 0:
+        sent[me - 1], counts[me - 1] = up, down.numel()
+    if me + 1 < len(members):
+        sent[me + 1], counts[me + 1] = down, up.numel()
+    found = groups.all_to_all(sent, counts, axes)
+    above = found[me - 1].view_as(down) if me > 0 else torch.full_like(down, fill)
+    is_last = me + 1 == len(members)
+    below = torch.full_like(up, fill) if is_last else found[me + 1].view_as(up)
     return above, below
 
 

@@ -1,0 +1,129 @@
+"""torch.compile and autocast around a parallel module: the numbers of the eager one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from shardfold.api import plan as find_plan
+from shardfold.plans.store import dumps, loads
+from shardfold.run import parallelize
+from shardfold.run.alone import alone
+from shardfold.run.launch import launch
+from shardfold.run.parallelize import Settings, assemble, prepared
+
+from .choices import Chooser
+from .jobs import build
+
+Case = tuple[str, str, bytes]
+
+
+def cases(models: dict[str, int]) -> list[Case]:
+    """Fully sharded and so many random plans of each model, on two processes."""
+    found = []
+    for model, count in models.items():
+        chooser = Chooser(*build(model), "2xcpu", "2")
+        plans = {
+            "fully sharded": list(chooser.baselines())[1],
+            **{f"random {seed}": chooser.random(seed) for seed in range(count)},
+        }
+        found += [(model, label, dumps(p).encode()) for label, p in plans.items()]
+    return found
+
+
+def steps(module: Any, args: Any, kwargs: Any, calls: Any = None) -> list[torch.Tensor]:
+    """The losses and gradients of two steps; the second one draws other dropout."""
+    found = []
+    for _ in range(2):
+        module.zero_grad()
+        loss = (module if calls is None else calls)(*args, **kwargs)
+        loss.backward()
+        found.append(loss.detach())
+        for parameter in module.parameters():
+            if parameter.grad is not None:
+                gradient = parameter.grad
+                found.append(getattr(gradient, "_local_tensor", gradient).clone())
+    return found
+
+
+def compiled(rank: int, given: list[Case]) -> list[str]:
+    """For each plan, how the compiled step differs from the eager one."""
+    said = []
+    for name, label, data in given:
+        model, args, kwargs = build(name)
+        eager, other = (
+            parallelize(model, loads(data), args, kwargs, double=True) for _ in range(2)
+        )
+        torch._dynamo.reset()
+        expected = steps(eager, args, kwargs)
+        found = steps(
+            other, args, kwargs, torch.compile(other, backend="aot_eager", fullgraph=True)
+        )
+        try:
+            torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
+            said.append("")
+        except AssertionError as error:
+            said.append(f"{name} {label}: {error}")
+    return said
+
+
+def test_a_compiled_step_is_the_eager_one_under_any_plan() -> None:
+    given = cases({"mlp": 1, "norms": 2, "planes": 1})
+    for told in launch(compiled, 2, given):
+        assert len(told) == len(given)
+        assert [line for line in told if line] == []
+
+
+class Dropping(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 4)
+        self.drop = nn.Dropout(0.4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(self.drop(self.up(x).relu())).square().mean()
+
+
+def test_one_device_compiled_to_machine_code() -> None:
+    """Dropout is counted inside the compiled step: every call draws another mask."""
+    model, x = Dropping().double(), torch.randn(6, 8, dtype=torch.float64)
+    plan = find_plan(model, (x,), cluster="cpu")
+    eager, other = (parallelize(model, plan, (x,)) for _ in range(2))
+    torch._dynamo.reset()
+    expected = steps(eager, (x,), {})
+    found = steps(other, (x,), {}, torch.compile(other, fullgraph=True))
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
+    assert found[0] != found[len(found) // 2]
+
+
+def in_halves(rank: int, given: list[Case]) -> list[tuple[float, float, float]]:
+    """For each plan: the loss under autocast, that of one device, and the worst gradient."""
+    told = []
+    for name, _, data in given:
+        model, args, kwargs = build(name)
+        plan = loads(data)
+        program, atoms = prepared(model, plan, args, kwargs, None, None)
+        module = parallelize(model, plan, args, kwargs)
+        single = assemble(model, program, alone(program, atoms), Settings())
+        with torch.autocast("cpu", torch.bfloat16):
+            loss, expected = module(*args, **kwargs), single(*args, **kwargs)
+        loss.backward()
+        expected.backward()
+        worst = 0.0
+        for parameter, other in zip(module.parameters(), single.parameters(), strict=True):
+            whole = parameter.grad.full_tensor().reshape(other.shape)
+            size = float(other.grad.abs().max())
+            worst = max(worst, float((whole - other.grad).abs().max()) / max(size, 1e-4))
+        told.append((float(loss.detach()), float(expected.detach()), worst))
+    return told
+
+
+@pytest.mark.parametrize("model", ["norms"])
+def test_autocast_gives_nearly_the_numbers_of_one_device(model: str) -> None:
+    given = cases({model: 3})
+    for loss, expected, worst in launch(in_halves, 2, given)[0]:
+        assert abs(loss - expected) < 1e-3 * abs(expected)
+        assert worst < 0.05
