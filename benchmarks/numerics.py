@@ -183,7 +183,7 @@ def job(rank: int, model: str, given: Sequence[Case], show: bool) -> list[Row]:
 def tried(single: Alone, plan: Any, trains: bool) -> dict[str, Any]:
     """One plan beside one device."""
     import torch.distributed as dist
-    from tests.distributed.recorder import planned, recorded
+    from tests.distributed.recorder import by_member, planned, recorded
 
     from shardfold.run.check import SMALL, difference
     from shardfold.run.parallelize import Settings, assemble, lowered_here
@@ -194,6 +194,7 @@ def tried(single: Alone, plan: Any, trains: bool) -> dict[str, Any]:
     with recorded(module._run.context.groups, tuple(a.name for a in plan.mesh)) as ran:
         loss = module(*single.args, **single.kwargs)
         loss.backward()
+    ran = by_member(ran, module._run.uses.reducer.launched, tuple(a.name for a in plan.mesh))
     wanted = planned(plan)
     value = float(loss.detach())
     values: list[Any] = [None] * dist.get_world_size()

@@ -38,7 +38,7 @@ class Norms(nn.Module):
         x = self.norm(self.table(tokens))
         x = x + torch.softmax(self.mix(x), -1) * self.rms(x)
         x = self.groups(x.transpose(0, 1)).transpose(0, 1)
-        logits = self.head(functional.dropout(x, 0.3))
+        logits = self.head(functional.dropout(x, 0.3, self.training))
         return functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
 
 
@@ -74,8 +74,9 @@ class Pixels(nn.Module):
 
     def forward(self, x: Tensor, labels: Tensor) -> Tensor:
         y = self.first(x) + self.wide(x) + functional.max_pool2d(self.first(self.norm(x)), 3, 1, 1)
-        y = functional.dropout2d(y, 0.3) + functional.alpha_dropout(y, 0.2)
-        y = y + functional.feature_alpha_dropout(self.wide(x * self.slope), 0.2)
+        train = self.training
+        y = functional.dropout2d(y, 0.3, train) + functional.alpha_dropout(y, 0.2, train)
+        y = y + functional.feature_alpha_dropout(self.wide(x * self.slope), 0.2, train)
         return functional.cross_entropy(self.head(y.mean((2, 3))), labels)
 
 
@@ -97,6 +98,21 @@ class Losses(nn.Module):
         found = found + loss(flat, wanted, reduction="none").square().mean()
         found = found + torch.logsumexp(flat, 1).mean() + functional.l1_loss(flat, shares)
         return found + functional.nll_loss(torch.log_softmax(flat, -1), wanted)
+
+
+class Vocabulary(nn.Module):
+    """GPT-2's vocabulary, which nothing divides, in a tied table; and an LSTM between its uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(50_257, 6)
+        self.lstm = nn.LSTM(6, 6, 2, batch_first=True)
+        self.head = nn.Linear(6, 50_257, bias=False)
+        self.head.weight = self.table.weight
+
+    def forward(self, tokens: Tensor, labels: Tensor) -> Tensor:
+        hidden, _ = self.lstm(self.table(tokens))
+        return functional.cross_entropy(self.head(hidden).flatten(0, 1), labels.flatten())
 
 
 def _mlp() -> tuple[Any, Any, Any]:
@@ -124,10 +140,16 @@ def _pixels() -> tuple[Any, Any, Any]:
     return Pixels(), _planes()[1], {}
 
 
+def _vocabulary() -> tuple[Any, Any, Any]:
+    tokens, labels = torch.randint(50_257, (8, 3)), torch.randint(50_257, (8, 3))
+    return Vocabulary(), (tokens, labels), {}
+
+
 HAND_WRITTEN = {
     "losses": _losses,
     "mlp": _mlp,
     "norms": _norms,
     "pixels": _pixels,
     "planes": _planes,
+    "vocabulary": _vocabulary,
 }

@@ -18,15 +18,15 @@ from torch import Tensor, nn
 
 from shardfold.capture import Program
 from shardfold.plans import Plan
+from shardfold.run.agreement import agreed
 from shardfold.run.alone import alone
 from shardfold.run.lower import Instruction
 from shardfold.run.module import Parallel
-from shardfold.run.moves import perform
+from shardfold.run.outputs import put_together
 from shardfold.run.parallelize import LOSS_PREFIX, Settings, assemble, lowered_here, prepared
 from shardfold.run.parts import Row
 from shardfold.run.steps import Lie, gradients, values
 from shardfold.spaces import Atoms, Maker
-from shardfold.spaces.layout import REPLICATED
 
 TOLERANCE = 1e-9
 SHOWN = 5
@@ -110,7 +110,7 @@ def compare(
     seed: int = 0,
 ) -> Comparison:
     """Run one step both ways; on every rank of the plan's process group."""
-    captured = prepared(model, plan, args, kwargs, loss, rules)
+    captured = agreed(lambda: prepared(model, plan, args, kwargs, loss, rules))
     settings = Settings(seed=seed, double=True, prefix="" if loss is None else LOSS_PREFIX)
     return compare_captured(model, plan, captured, args, kwargs, rules, settings)
 
@@ -192,14 +192,10 @@ class _Wholes:
         self.run, self.atoms = module._run, atoms
 
     def of(self, tensor: int, row: Row, local: Tensor) -> Tensor:
-        place, groups = self.run.lowered.place, self.run.context.groups
         kind = self.run.program.graph.tensors[tensor].type
-        lie = Lie(kind, self.atoms.tensors[tensor], self.atoms.dims[tensor], place)
-        moves = lie.moves(row, (REPLICATED,) * len(row), "forward")
-        groups.make(step.axes for step in moves.steps)
-        if local.dtype != torch.bool:
-            return perform(moves, local, groups)
-        return perform(moves, local.to(torch.uint8), groups).to(torch.bool)
+        atoms, dims = self.atoms.tensors[tensor], self.atoms.dims[tensor]
+        lie = Lie(kind, atoms, dims, self.run.lowered.place)
+        return put_together(lie, row, local, self.run.context.groups)
 
 
 def _parameters(split: Parallel, single: Parallel) -> tuple[tuple[Difference, ...], float]:

@@ -50,10 +50,10 @@ def decisions_of(plan: Plan, graph: Graph, atoms: Atoms) -> Decisions:
         )
     kept = {}
     for index, tensor in _paired(shared_tensors(graph), plan.tensors, "tensors"):
-        kept[index] = _row(tensor.layout, index, atoms, tensor.name, mesh)
+        kept[index] = layout_row(tensor.layout, index, atoms, tensor.name, mesh)
     stored, regathers = {}, set()
     for index, parameter in _paired(graph.parameters(), plan.parameters, "parameters"):
-        stored[index] = _row(parameter.layout, index, atoms, parameter.names[0], mesh)
+        stored[index] = layout_row(parameter.layout, index, atoms, parameter.names[0], mesh)
         if parameter.regather:
             regathers.add(index)
     configs = tuple(_config(plan, i, atoms, mesh) for i in range(len(graph.ops)))
@@ -122,7 +122,8 @@ def _is_offered(single: Space, mesh: Mesh) -> bool:
     return bool((offered == single.configs).all(axis=1).any())
 
 
-def _row(layout: Sequence[str], tensor: int, atoms: Atoms, name: str, mesh: Mesh) -> Row:
+def layout_row(layout: Sequence[str], tensor: int, atoms: Atoms, name: str, mesh: Mesh) -> Row:
+    """A layout in words as the states of one tensor."""
     if len(layout) != len(mesh.axes):
         raise PlanError(
             f"{name} is laid out on {len(layout)} axes, the plan's mesh has {len(mesh.axes)}."

@@ -9,13 +9,14 @@ computed from them alone are whole on every device, and sliced for free.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
 from shardfold.capture import Program
 from shardfold.cluster import Mesh
 from shardfold.costs.decisions import constant_tensors
 from shardfold.run.decisions import Decisions
+from shardfold.run.given import Given
 from shardfold.run.groups import Axes
 from shardfold.run.operators import Local, Site, localise
 from shardfold.run.parts import Extent, Place, Row
@@ -100,6 +101,7 @@ class Lowered:
     instructions: tuple[Instruction, ...]
     parameters: tuple[Stored, ...]
     written: tuple[Written, ...]  # buffers that are written in parts
+    inputs: Mapping[int, Given] = field(default_factory=dict)  # how the batch may come
 
     def background_axes(self) -> set[Axes]:
         """Every set of axes on which a parameter is gathered or its gradient reduced."""
@@ -123,6 +125,8 @@ class Lowered:
             found.update(site.axes(e.factor) for e in site.rule.rule.exchanges)
         for buffer in self.written:
             found.update(step.axes for step in buffer.back.steps)
+        for given in self.inputs.values():
+            found.update(step.axes for step in given.from_part.steps)
         return found - {()}
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import cache
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from shardfold.run.code import Step, Style, write
 from shardfold.run.lower import Instruction, Lowered
 from shardfold.run.moves import perform
 from shardfold.run.operators import Context
+from shardfold.run.outputs import Outputs
 from shardfold.run.parameters import Keeping
 from shardfold.run.uses import Uses, uses_of
 
@@ -28,8 +30,8 @@ class Parallel(nn.Module):
     """One rank's share of a model under a plan; `forward` takes the batch and gives the loss.
 
     Parameters are DTensors under the model's own names, so that optimizers, gradient clipping
-    and state dicts see global tensors. Every rank is given the whole batch and returns the same
-    loss.
+    and state dicts see global tensors. Every rank is given the whole batch, or its own part of it
+    (`plan.local_batch`), and returns the same loss.
     """
 
     def __init__(self, run: Run, tree: Mapping[str, Tensor], volatile: frozenset[str]) -> None:
@@ -68,13 +70,30 @@ class Parallel(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         """The loss of a batch; the same on every rank."""
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() and self.training:
             return self._counted(self._run.traced(self, args, kwargs))
         return self.observed(None, *args, **kwargs)
 
     def observed(self, observe: Observer | None, *args: Any, **kwargs: Any) -> Tensor:
         """As `forward`; `observe` sees the local results of every operator."""
+        observe = self._run.observer(observe)
+        if not self.training:
+            return self._run.in_eval(self).evaluate(self, args, kwargs, observe)
         return self._counted(self._run.step(self, args, kwargs, observe))
+
+    @contextmanager
+    def outputs(self, *names: str) -> Iterator[dict[str, Tensor]]:
+        """While it lasts, a call also leaves these results behind, whole on every rank.
+
+        A name is a module's path (its last result), or an operator's name as the plan lists it:
+        `with model.outputs("lm_head") as found: loss = model(**batch)`, then `found["lm_head"]`.
+        """
+        wanted = Outputs.of(self._run.program, self._run.prefix, names)
+        self._run.wanted = wanted
+        try:
+            yield wanted.found
+        finally:
+            self._run.wanted = None
 
     def _counted(self, loss: Tensor) -> Tensor:
         run = self._run
@@ -99,6 +118,9 @@ class Run:
         self.program, self.lowered, self.context = program, lowered, context
         self.keepings, self.mesh, self.prefix = keepings, mesh, prefix
         self.counters: tuple[str, ...] = ()
+        self.wanted: Outputs | None = None  # what a call is to leave behind
+        self.make_evaluation: Callable[[], tuple[Program, Lowered]] | None = None
+        self.evaluation: Run | None = None
         self.by_tensor = {k.stored.tensor: k for k in keepings.values()}
         self.pieces = {t: k.stored.extent.shape for t, k in self.by_tensor.items() if k.in_pieces}
         self.placements = {t: list(k.placements) for t, k in self.by_tensor.items()}
@@ -172,9 +194,36 @@ class Run:
             for name in tensors[keeping.stored.tensor].names
         }
 
+    def observer(self, observe: Observer | None) -> Observer | None:
+        """The one that was given, or the one that keeps the outputs that were asked for."""
+        if observe is not None or self.wanted is None:
+            return observe
+        return partial(self.wanted.keep, self.context.groups, self.lowered.place)
+
+    def in_eval(self, module: Parallel) -> Run:
+        """The same in eval mode; made when it is first asked for."""
+        if self.evaluation is None:
+            if self.make_evaluation is None:
+                raise RunError("This module was made for training only: use parallelize().")
+            program, lowered = self.make_evaluation()
+            run = Run(program, lowered, self.keepings, self.context, None, self.prefix)
+            run.prepare(module)
+            self.evaluation = run
+        return self.evaluation
+
+    def evaluate(
+        self,
+        module: Parallel,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        observe: Observer | None,
+    ) -> Tensor:
+        """The loss in eval mode: nothing is counted, and no gradient is reduced ahead."""
+        parameters = {t: self._local(p, t) for t, p in self._parameters(module).items()}
+        given = self.given(module, parameters, args, kwargs)
+        return self._eager(observe is not None, True)(self.context.now(), given, (), observe)
+
     def _parameters(self, module: Parallel) -> dict[int, Tensor]:
-        if not module.training:
-            raise RunError("The plan is for a training step: call train() first, not eval().")
         return self._named(module, "parameter")
 
     def _named(self, module: Parallel, role: str) -> dict[int, Tensor]:
@@ -238,11 +287,15 @@ class Run:
 
     def _input(self, tensor: int, value: Any) -> Tensor:
         wanted = self.program.graph.tensors[tensor]
-        if not isinstance(value, Tensor) or tuple(value.shape) != wanted.type.shape:
-            got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+        if not isinstance(value, Tensor):
+            raise RunError(f"The input {wanted.name} is a {type(value).__name__}, not a tensor.")
+        given = self.lowered.inputs.get(tensor)
+        if given is not None:
+            value = given.taken(value, self.context.groups)
+        elif tuple(value.shape) != wanted.type.shape:
             raise RunError(
-                f"The input {wanted.name} has shape {got}, the plan is for {wanted.type.shape}: "
-                "every rank is given the whole batch. Pad or drop the last one, or plan again."
+                f"The input {wanted.name} has shape {tuple(value.shape)}, the plan is for "
+                f"{wanted.type.shape}. Pad or drop the last batch, or plan again."
             )
         moved = value.to(self.context.device)
         if moved.is_floating_point() and not self.context.double:

@@ -18,7 +18,10 @@ from shardfold.costs import pricing_named
 from shardfold.errors import RunError
 from shardfold.plans import Plan
 from shardfold.plans.store import check
+from shardfold.run.agreement import agreed
+from shardfold.run.batch import with_parts
 from shardfold.run.decisions import decisions_of
+from shardfold.run.evaluate import Original, evaluating
 from shardfold.run.groups import Groups
 from shardfold.run.lower import Lowered, lower
 from shardfold.run.materialise import tensors_of
@@ -50,11 +53,23 @@ def parallelize(
     of a meta-device model are drawn module by module from `seed`, which also seeds dropout.
     `double` runs everything in float64, whatever the plan's dtype: for checking numbers.
     """
-    _check_world(plan)
-    program, atoms = prepared(model, plan, args, kwargs, loss, rules)
-    lowered = lowered_here(plan, program, atoms, rules)
+
+    def lowering() -> tuple[Program, Atoms, Lowered]:
+        _check_world(plan)
+        program, atoms = prepared(model, plan, args, kwargs, loss, rules)
+        return program, atoms, lowered_here(plan, program, atoms, rules)
+
+    program, atoms, lowered = agreed(lowering)
     settings = Settings(_dtype(plan), seed, double, "" if loss is None else LOSS_PREFIX)
-    return assemble(model, program, lowered, settings)
+    module = assemble(model, program, lowered, settings)
+    original = Original.of(model, args, kwargs, _dtype(plan), loss)
+
+    def evaluation() -> tuple[Program, Lowered]:
+        evaluated = evaluating(program, original)
+        return evaluated, lowered_here(plan, evaluated, atoms, rules)
+
+    module._run.make_evaluation = evaluation
+    return module
 
 
 def prepared(
@@ -82,7 +97,8 @@ def lowered_here(
         raise RunError("This plan recomputes blocks, which cannot be run yet: plan without that.")
     rank = dist.get_rank() if decisions.mesh.axes else 0
     place = Place.of_rank(rank, decisions.mesh.shape)
-    return lower(program, atoms, decisions, place, frozenset(rules or ()))
+    lowered = lower(program, atoms, decisions, place, frozenset(rules or ()))
+    return with_parts(lowered, program, atoms, plan)
 
 
 @dataclass(frozen=True, slots=True)

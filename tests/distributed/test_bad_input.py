@@ -1,0 +1,102 @@
+"""What cannot be run ends in an error on every rank, in seconds, whoever found it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from shardfold.errors import RunError, ShardfoldError
+from shardfold.plans.store import dumps, loads
+from shardfold.run import parallelize
+from shardfold.run.launch import launch
+
+from .choices import Chooser
+from .jobs import build
+
+
+def refused(rank: int, plans: dict[str, bytes]) -> dict[str, str]:
+    """What this rank is told of each plan, model and batch."""
+    said = {}
+
+    def told(what: str, plan: bytes, model: nn.Module, batch: Any) -> None:
+        try:
+            parallelize(model, loads(plan), *batch)(*batch[0])
+        except ShardfoldError as error:
+            said[what] = f"{type(error).__name__}: {error}"
+
+    model, args, kwargs = build("mlp")
+    batch, own = (args, kwargs), plans["own"]
+    told("another model", own, *_pair(build("norms")))
+    told("another world", plans["of four"], model, batch)
+    told("another dtype", own, model.bfloat16(), batch)
+    model, args, kwargs = build("mlp")
+    told("another mesh", plans["two axes"], model, batch)
+    told("another batch", own, model, ((args[0][:9], args[1][:9]), {}))
+    model.up = nn.Linear(10, 24)
+    model.down = nn.Linear(24, 6)
+    told("a changed model", own, model, batch)
+    model, *_ = build("mlp")
+    if rank == 1:
+        model.up.weight.data = torch.randn(23, 10)
+        model.up.bias.data = torch.randn(23)
+        model.down.weight.data = torch.randn(6, 23)
+    told("changed on one rank", own, model, batch)
+    return said
+
+
+def _pair(built: Any) -> tuple[Any, Any]:
+    model, args, kwargs = built
+    return model, (args, kwargs)
+
+
+def test_bad_input_is_refused_on_every_rank_once() -> None:
+    chooser = Chooser(*build("mlp"), "2xcpu", "2")
+    own = next(chooser.baselines())
+    four = next(Chooser(*build("mlp"), "4xcpu", "4").baselines())
+    axis = msgspec.structs.replace(own.mesh[0], name="other", size=1)
+    plans = {"own": own, "of four": four}
+    plans["two axes"] = msgspec.structs.replace(own, mesh=(*own.mesh, axis))
+    both = launch(refused, 2, {name: dumps(plan).encode() for name, plan in plans.items()})
+    for rank, said in enumerate(both):
+        assert "PlanError: The plan is for another model" in said["another model"]
+        assert "The plan is for 4 processes" in said["another world"]
+        assert "2 processes run" in said["another world"]
+        assert "another batch size, sequence length or dtype?" in said["another dtype"]
+        assert "Mesh axis 'other' needs at least 2 devices, got 1" in said["another mesh"]
+        assert "The plan is for another model" in said["another batch"]
+        assert "has shape (22, 10), the model's has (24, 10)" in said["a changed model"]
+        alone = said["changed on one rank"]
+        assert ("Rank 1 cannot run the plan, so no rank does" in alone) == (rank == 0)
+        assert "has shape (22, 10), the model's has (23, 10)" in alone
+    assert len(both[0]) == len(both[1]) == 7
+
+
+def dies(rank: int, how: str, death: Path) -> None:
+    dist.barrier()
+    if rank == 1:
+        death.write_text(str(time.time()))
+        if how == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        raise RunError("rank 1 gives up") if how == "raises" else ValueError("odd")
+    dist.all_reduce(torch.zeros(1))
+    time.sleep(600)
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [("killed", "SIGKILL"), ("raises", "rank 1 gives up"), ("breaks", "odd|closed|reset")],
+)
+def test_a_rank_that_dies_ends_the_others_in_seconds(how: str, said: str, tmp_path: Path) -> None:
+    death = tmp_path / "death"
+    with pytest.raises(RunError, match=said):
+        launch(dies, 2, how, death)
+    assert time.time() - float(death.read_text()) < 60  # they would sleep for longer

@@ -1,0 +1,84 @@
+"""The batch in parts: a range of samples for every rank, together all of them."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import shardfold as sf
+from shardfold.errors import RunError
+from shardfold.plans import Plan
+from shardfold.plans.batch import part_of
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    model = nn.Sequential(*(nn.Linear(6, 6, bias=False) for _ in range(3)))
+    x = torch.empty(1 << 16, 6, device="meta")
+    return sf.plan(model, (x,), cluster="4xcpu", mesh="2x2", loss=lambda y: y.square().mean())
+
+
+def of(plan: Plan, samples: int, layout: tuple[str, ...]) -> Plan:
+    entry = msgspec.structs.replace(plan.inputs[0], shape=(samples, 6), layout=layout)
+    return msgspec.structs.replace(plan, inputs=(entry,))
+
+
+def test_a_large_batch_is_read_in_parts(plan: Plan) -> None:
+    (entry,) = plan.inputs
+    assert entry.shape == (1 << 16, 6)
+    assert entry.layout == ("dim 0", "dim 0")
+    assert [part_of(plan, rank) for rank in range(4)] == [
+        (k << 14, (k + 1) << 14) for k in range(4)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("layout", "parts"),
+    [
+        (("dim 0", "dim 0"), [(0, 3), (3, 5), (5, 8), (8, 10)]),
+        (("dim 0", "whole"), [(0, 5), (0, 5), (5, 10), (5, 10)]),
+        (("whole", "dim 0"), [(0, 5), (5, 10), (0, 5), (5, 10)]),
+        (("whole", "whole"), [(0, 10)] * 4),
+    ],
+)
+def test_parts_of_ten(plan: Plan, layout: tuple[str, ...], parts: list[tuple[int, int]]) -> None:
+    ten = of(plan, 10, layout)
+    assert [part_of(ten, rank) for rank in range(4)] == parts
+    batch = {"x": np.arange(60).reshape(10, 6), "n": 3}
+    for rank, (low, high) in enumerate(parts):
+        found = ten.local_batch([batch], rank=rank)[0]
+        assert found["n"] == 3
+        assert (found["x"] == batch["x"][low:high]).all()
+    for epoch in range(3):
+        steps = []
+        for rank in range(4):
+            sampler = ten.sampler(34, seed=1, rank=rank)
+            sampler.set_epoch(epoch)
+            assert len(sampler) == 3
+            steps.append(list(sampler))
+            assert steps[-1] == [sampler.batch(3 * epoch + k) for k in range(3)]
+        distinct = [rank for rank in range(4) if parts[rank] not in parts[:rank]]
+        seen = [i for k in range(3) for rank in distinct for i in steps[rank][k]]
+        assert len(set(seen)) == len(seen) == 30
+        assert set(seen) <= set(range(34))
+
+
+def test_epochs_differ_and_order_can_be_kept(plan: Plan) -> None:
+    ten = of(plan, 10, ("dim 0", "dim 0"))
+    sampler = ten.sampler(list(range(20)), rank=0)
+    assert sampler.batch(0) != sampler.batch(2)
+    plain = ten.sampler(20, shuffle=False, rank=2)
+    assert list(plain) == [[5, 6, 7], [15, 16, 17]]
+
+
+def test_what_does_not_fit_is_refused(plan: Plan) -> None:
+    ten = of(plan, 10, ("dim 0", "dim 0"))
+    with pytest.raises(RunError, match=r"shape \(9, 6\), the plan is for \(10, 6\)"):
+        ten.local_batch(np.zeros((9, 6)), rank=0)
+    with pytest.raises(RunError, match="The data has 9 samples, one batch of the plan 10"):
+        ten.sampler(9, rank=0)
+    with pytest.raises(RunError, match="No process group is initialised"):
+        ten.sampler(20)
