@@ -1,6 +1,7 @@
-"""What shardfold finds: plans a few models on a few clusters, and says what to try next.
+"""What shardfold finds: plans a few models on a few clusters, then trains one under its plan.
 
-Nothing is run and no weight is allocated: a laptop plans for 64 GPUs.
+For the plans nothing is run and no weight is allocated: a laptop plans for 64 GPUs. The training
+is real: two processes of this machine under a plan, beside one process.
 """
 
 from __future__ import annotations
@@ -45,12 +46,16 @@ CASES = (
     Case("llama3-8b", "8x8xh100", "bf16", {"layers": 4}),
     Case("mixtral-8x7b", "8x8xh100", "bf16", {"layers": 2}),
 )
+TRAINED = Case("transformer-tiny", "2xcpu", sizes={"batch": 64, "hidden": 64})
+STEPS = 12
 NEXT = """
 Next:
   .venv/bin/shardfold models                    what else there is to plan
   .venv/bin/shardfold clusters                  and where
   .venv/bin/shardfold plan gpt2 --cluster 8xa100 --dtype bf16 --save plan.json
   .venv/bin/shardfold plan examples/own_model.py:make --cluster 2x8xh100
+  .venv/bin/shardfold plan gpt2-tiny --cluster 2xcpu --batch 64 --save plan.json
+  .venv/bin/shardfold train gpt2-tiny --plan plan.json --batch 64 --local 2 --data README.md
 """
 
 
@@ -69,7 +74,40 @@ def main() -> None:
         "other choice of splits is faster under that model."
     )
     console.print(f"All planned on this machine in {time.perf_counter() - started:.0f} s.")
+    console.print()
+    console.print(_training(TRAINED, console))
     console.print(NEXT, end="")
+
+
+def _training(case: Case, console: Console) -> Table:
+    """Train under a plan on two processes and on one, and put the losses side by side."""
+    from shardfold.run.launch import launch
+
+    plan = _planned(case, console)
+    module, args, kwargs = zoo.build(case.model, **case.sizes)
+    alone = sf.plan(module, args, kwargs, cluster="cpu")
+    split, _ = launch(trained, 2, plan, case)
+    (single,) = launch(trained, 1, alone, case)
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), pad_edge=False)
+    table.add_column(f"step of {case.title}", justify="right")
+    for heading in ("2 processes", "1 process", "apart"):
+        table.add_column(heading, justify="right")
+    for step, (two, one) in enumerate(zip(split, single, strict=True)):
+        if step % 3 == 0 or step == STEPS - 1:
+            table.add_row(str(step), f"{two:.6f}", f"{one:.6f}", f"{abs(two - one):.0e}")
+    return table
+
+
+def trained(rank: int, plan: sf.Plan, case: Case) -> list[float]:
+    """The losses of a few steps under a plan; on every process."""
+    from shardfold.run.data import repeated
+    from shardfold.run.train import Recipe, begin, train
+
+    _hush()
+    module, *batch = zoo.build(case.model, device="cpu", **case.sizes)
+    args, kwargs = batch
+    state = begin(module, plan, (args, kwargs), Recipe(lr=3e-3))
+    return [report.loss for report in train(state, repeated((args, kwargs)), steps=STEPS)]
 
 
 def _planned(case: Case, console: Console) -> sf.Plan:

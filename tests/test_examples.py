@@ -50,6 +50,7 @@ def test_without_the_rule_the_operator_is_listed(monkeypatch) -> None:
 
 def test_the_demo_says_what_it_found_and_what_to_try(monkeypatch, capsys) -> None:
     pytest.importorskip("transformers")
+    monkeypatch.syspath_prepend(str(EXAMPLES))  # the processes that it starts import it
     demo = example("demo", monkeypatch)
     case = demo.Case("alexnet-tiny", "2x2x1080ti")
     monkeypatch.setattr(demo, "SHOWN", case)
@@ -61,6 +62,11 @@ def test_the_demo_says_what_it_found_and_what_to_try(monkeypatch, capsys) -> Non
     assert "Planned alexnet-tiny on 2x2x1080ti" in output
     assert "gpt2-tiny (1 layers)" in " ".join(output.split())
     assert "shardfold plan gpt2 --cluster 8xa100" in output
+    rows = [line.split() for line in output.partition("apart")[2].splitlines()]
+    steps = {int(row[0]): row[1:3] for row in rows if len(row) == 4 and row[0].isdigit()}
+    assert sorted(steps) == [0, 3, 6, 9, 11]
+    assert all(abs(float(two) - float(one)) < 1e-4 for two, one in steps.values())
+    assert float(steps[11][0]) < float(steps[0][0])
 
 
 def test_the_demo_plans_models_that_exist(monkeypatch) -> None:

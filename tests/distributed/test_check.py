@@ -94,7 +94,8 @@ def test_a_right_plan_agrees_and_trains(tmp_path: Path) -> None:
     assert found.exit_code == 0, found.output
     figures = json.loads(found.stdout)
     assert figures["last_loss"] < figures["first_loss"] - 0.1
-    assert (figures["steps"], figures["devices"]) == (12, 2)
+    assert (len(figures["steps"]), figures["devices"]) == (12, 2)
+    assert figures["steps"][0]["loss"] == figures["first_loss"]
     assert 0 < figures["mfu"] < 1
     assert figures["tokens_per_second"] == 16 * figures["samples_per_second"] > 0
 

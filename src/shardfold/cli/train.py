@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import statistics
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -18,18 +17,53 @@ if TYPE_CHECKING:
 
     from shardfold.cli.model import Example
     from shardfold.plans import Plan
-    from shardfold.run.train import Batch, State, StepReport
+    from shardfold.run.figures import Figures
+    from shardfold.run.train import Data, State, StepReport
 
 SHOWN = 10  # lines of progress, at most
 TERMINATED = 128 + 15  # as shells say of a process that SIGTERM ended
 
 
-@click.command()
+HELP = """Train MODEL under a plan, with the plan's optimizer.
+
+MODEL is as in shardfold plan. Without --data, the example batch that comes with the model is
+repeated. Start it with --local, or with torchrun.
+
+With --checkpoints, training is saved as it goes, and on SIGTERM; started again, it goes on. Under
+torchrun with another number of processes than the plan is for, a new plan is made for those that
+are there.
+
+\b
+shardfold train gpt2-tiny --plan plan.json --local 2 --data book.txt --steps 200
+torchrun --nnodes 2:4 --max-restarts 9 -m shardfold train gpt2-tiny \\
+    --plan plan.json --checkpoints run
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What was asked for: the model and its sizes, how long, on what, and how."""
+
+    model: str
+    sizes: dict[str, int | None]
+    steps: int
+    data: str | None
+    lr: float
+    warmup: int
+    clip: float | None
+    seed: int
+    saving: tuple[Path, int, int] | None
+
+
+@click.command(help=HELP)
 @click.argument("model")
 @run_options
 @click.option("--steps", type=click.IntRange(min=1), default=10, show_default=True)
+@click.option("--data", metavar="FILE.txt", help="Train on the bytes of a text, as tokens.")
 @click.option("--lr", type=float, default=1e-3, show_default=True, help="Learning rate.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Of dropout and new weights.")
+@click.option("--warmup", type=click.IntRange(min=0), default=0, help="Steps to reach it in.")
+@click.option("--clip", type=float, help="Largest norm of all gradients together.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Of dropout, data, weights.")
 @click.option(
     "--checkpoints",
     type=click.Path(file_okay=False, path_type=Path),
@@ -42,14 +76,17 @@ TERMINATED = 128 + 15  # as shells say of a process that SIGTERM ended
     type=click.FloatRange(min=1),
     help="Seconds after which a collective is given up, under torchrun.  [default: 120]",
 )
-@size_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@size_options
 def train(
     model: str,
     plan_file: str,
     local: int | None,
     steps: int,
+    data: str | None,
     lr: float,
+    warmup: int,
+    clip: float | None,
     seed: int,
     checkpoints: Path | None,
     save_every: int,
@@ -58,81 +95,61 @@ def train(
     as_json: bool,
     **sizes: int | None,
 ) -> None:
-    r"""Train MODEL under a plan, on a synthetic batch, with the plan's optimizer.
-
-    MODEL is as in shardfold plan. The batch is the example that comes with it, repeated.
-
-    With --checkpoints, training is saved as it goes, and on SIGTERM; started again, it goes on.
-    Under torchrun with another number of processes than the plan is for, a new plan is made for
-    those that are there.
-
-    \b
-    shardfold train gpt2-tiny --plan plan.json --local 2 --steps 20
-    torchrun --nnodes 2:4 --max-restarts 9 -m shardfold train gpt2-tiny \
-      --plan plan.json --checkpoints run
-    """
+    """Train a model under a plan."""
     from shardfold.plans import load
 
     plan = load(plan_file)
     saving = None if checkpoints is None else (checkpoints, save_every, keep)
-    given = (plan, model, sizes, steps, lr, seed, saving)
-    found = on_every_rank(_train, plan, local, *given, wait_seconds=timeout)
-    if found is None:
+    wish = Wish(model, sizes, steps, data, lr, warmup, clip, seed, saving)
+    told = on_every_rank(_train, plan, local, plan, wish, wait_seconds=timeout)
+    if told is None:
         return
-    reports, samples, tokens = found
+    reports, found = told
     if as_json:
-        figures = {"steps": [asdict(r) for r in reports], "samples": samples, "tokens": tokens}
-        click.echo(json.dumps(figures, indent=2))
-        return
-    if not reports:
-        click.echo(f"{steps} steps were taken already: nothing to do.")
-        return
-    seconds = statistics.median([r.seconds for r in reports[1:] or reports])
-    rate = (
-        f"{samples / seconds:,.0f} samples/s"
-        if tokens is None
-        else f"{tokens / seconds:,.0f} tokens/s"
-    )
-    click.echo(
-        f"{len(reports)} steps: loss {reports[0].loss:.4f} -> {reports[-1].loss:.4f}, "
-        f"{seconds * 1e3:.1f} ms a step (median), {rate}"
-    )
+        each = {"steps": [asdict(report) for report in reports]}
+        click.echo(json.dumps({**(asdict(found) if found else {}), **each}, indent=2))
+    else:
+        click.echo(found or f"{steps} steps were taken already: nothing to do.")
 
 
-def _train(
-    rank: int,
-    plan: Plan,
-    model: str,
-    sizes: dict[str, int | None],
-    steps: int,
-    lr: float,
-    seed: int,
-    saving: tuple[Path, int, int] | None,
-) -> tuple[list[StepReport], int, int | None]:
+def _train(rank: int, plan: Plan, wish: Wish) -> tuple[list[StepReport], Figures | None]:
     from shardfold.cli.quiet import quiet
+    from shardfold.run.data import repeated, text
+    from shardfold.run.figures import figures
     from shardfold.run.train import Recipe, begin
     from shardfold.run.train import train as run
 
-    example = real_model(model, sizes)
+    example = real_model(wish.model, wish.sizes)
+    batch = (example.args, example.kwargs)
+    show = _shown(rank, wish.steps)
+    with quiet():
+        data = repeated(batch)
+        if wish.data is not None:
+            data = text(wish.data, example.module, batch, wish.seed)
+        if wish.saving is not None:
+            plan = _plan_for_all(rank, plan, example)
+        recipe = Recipe(wish.lr, wish.warmup, wish.clip, wish.seed)
+        state = begin(example.module, plan, batch, recipe, example.rules)
+        if wish.saving is None:
+            reports = run(state, data, steps=wish.steps, clip=wish.clip, watch=show)
+        else:
+            reports = _kept(rank, state, data, wish, show, wish.saving)
+    graph = state.module._run.program.graph
+    return reports, figures(plan, graph, reports, batch) if reports else None
+
+
+def _shown(rank: int, steps: int) -> Callable[[StepReport], None]:
+    """A line now and then, by rank 0; of the first step, and of the last."""
     every = max(1, steps // SHOWN)
 
     def show(report: StepReport) -> None:
-        if rank == 0 and report.number % every == 0:
+        if rank == 0 and (report.number % every == 0 or report.number == steps - 1):
             click.echo(
                 f"step {report.number:>5}  loss {report.loss:.4f}  {report.seconds * 1e3:.1f} ms",
                 err=True,
             )
 
-    batch = (example.args, example.kwargs)
-    with quiet():
-        if saving is not None:
-            plan = _plan_for_all(rank, plan, example)
-        state = begin(example.module, plan, batch, Recipe(lr=lr, seed=seed), example.rules)
-        if saving is None:
-            reports = run(state, lambda step: batch, steps=steps, watch=show)
-        else:
-            reports = _kept(rank, state, batch, steps, show, saving)
-    return reports, *_sizes([*example.args, *example.kwargs.values()])
+    return show
 
 
 def _plan_for_all(rank: int, plan: Plan, example: Example) -> Plan:
@@ -172,8 +189,8 @@ def _plan_for_all(rank: int, plan: Plan, example: Example) -> Plan:
 def _kept(
     rank: int,
     state: State,
-    batch: Batch,
-    steps: int,
+    data: Data,
+    wish: Wish,
     show: Callable[[StepReport], None],
     saving: tuple[Path, int, int],
 ) -> list[StepReport]:
@@ -187,18 +204,9 @@ def _kept(
         if found is not None and rank == 0:
             click.echo(f"Resumed after step {found.step} from {found.path}.", err=True)
         try:
-            after = saver(chosen, request, steps)
-            return run(state, lambda step: batch, steps=steps, watch=show, after=after)
+            after = saver(chosen, request, wish.steps)
+            return run(state, data, steps=wish.steps, clip=wish.clip, watch=show, after=after)
         except Stopped as stopped:
             if rank == 0:
                 click.echo(str(stopped), err=True)
             raise SystemExit(TERMINATED) from None
-
-
-def _sizes(values: list[Any]) -> tuple[int, int | None]:
-    """Samples in the batch, and tokens where the first tensor holds whole numbers."""
-    first = next((v for v in values if hasattr(v, "shape") and len(v.shape)), None)
-    if first is None:
-        return 1, None
-    tokens = first.numel() if not first.is_floating_point() else None
-    return int(first.shape[0]), tokens
