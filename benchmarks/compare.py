@@ -1,7 +1,8 @@
-"""Whether the exact plan is ever slower than a strategy by hand, or than another search's.
+"""Whether the plan is ever slower than a strategy by hand, or its search's sum above another's.
 
-Compares all methods on each model and cluster, prints a row each, and exits with 1 if a choice
-that fits in memory is faster than the exact one. Steps are priced by the additive cost model.
+Compares all methods on each model and cluster, prints a row each, and exits with 1 if a strategy
+by hand that fits in memory has a shorter simulated step than the plan, or if any choice that fits
+has a lower sum than the exact search.
 
     python benchmarks/compare.py --out benchmarks/results/compare.json
     python benchmarks/compare.py alexnet gpt2 --cluster 4x8x1080ti
@@ -39,30 +40,37 @@ def measure(name: str, cluster: str, moves: int, ilp_seconds: float) -> dict[str
     return {"model": name, **found.as_plain(), "whole_seconds": time.perf_counter() - begin}
 
 
-def faster_than_exact(row: Mapping[str, Any]) -> Iterator[str]:
-    """The methods whose choice fits and is faster than the exact one: there must be none."""
-    exact = next(r for r in row["results"] if r["method"] == "exact")
-    for result in row["results"]:
-        step = result["step_seconds"]
-        if result["fits"] and exact["fits"] and step < exact["step_seconds"] * (1 - LEAST):
-            yield result["method"]
+def better(row: Mapping[str, Any]) -> Iterator[str]:
+    """Strategies that fit with a step shorter than the plan's, sums below exact: none may be."""
+    from shardfold.plans.strategies import STRATEGIES
+
+    by_name = {r["method"]: r for r in row["results"]}
+    plan, exact = by_name["plan"], by_name["exact"]
+    for name, result in by_name.items():
+        if not result["fits"]:
+            continue
+        if exact["fits"] and result["step_seconds"] < exact["step_seconds"] * (1 - LEAST):
+            yield f"{name} (sum)"
+        step = result["simulated_seconds"]
+        if name in (*STRATEGIES, "exact") and step < plan["simulated_seconds"] * (1 - LEAST):
+            yield name
 
 
 def line(row: Mapping[str, Any]) -> str:
-    """Steps as multiples of the exact one; in brackets what does not fit in memory."""
-    exact = next(r for r in row["results"] if r["method"] == "exact")["step_seconds"]
+    """Simulated steps as multiples of the plan's; in brackets what does not fit in memory."""
+    plan = row["results"][0]["simulated_seconds"]
     cells = []
     for result in row["results"][1:]:
-        step = result["step_seconds"]
-        ratio = "-" if step is None else f"{step / exact:.3f}"
+        step = result["simulated_seconds"]
+        ratio = "-" if step is None else f"{step / plan:.3f}"
         cells.append(f"{f'({ratio})' if result['fits'] is False else ratio:>9}")
-    return f"{row['model']:16}{row['cluster']:12}{exact * 1e3:10.2f}" + "".join(cells)
+    return f"{row['model']:16}{row['cluster']:12}{plan * 1e3:10.2f}" + "".join(cells)
 
 
 def heading(row: Mapping[str, Any]) -> str:
     """The names of the columns, cut to their width."""
     names = "".join(f"{r['method'][:8]:>9}" for r in row["results"][1:])
-    return f"{'model':16}{'cluster':12}{'exact ms':>10}{names}"
+    return f"{'model':16}{'cluster':12}{'plan ms':>10}{names}"
 
 
 @click.command(help=__doc__)
@@ -95,14 +103,14 @@ def main(
             "environment": where,
             "models": chosen,
             "clusters": list(clusters),
-            "prices": "additive cost model, no overlap",
+            "prices": "simulated steps; sums without overlap as step_seconds",
             "effort": {"mcmc_moves": moves, "ilp_seconds": ilp_seconds},
             "rows": rows,
         }
         Path(out).write_text(json.dumps(whole, indent=1) + "\n")
-    wrong = [(r["model"], r["cluster"], *faster_than_exact(r)) for r in rows]
+    wrong = [(r["model"], r["cluster"], *better(r)) for r in rows]
     wrong = [each for each in wrong if len(each) > 2]
-    print(f"{len(rows)} comparisons, {len(wrong)} in which a method beats the exact search {wrong}")
+    print(f"{len(rows)} comparisons, {len(wrong)} in which something is better {wrong}")
     sys.exit(bool(wrong))
 
 

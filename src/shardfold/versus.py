@@ -15,9 +15,11 @@ from shardfold.api import Stage, Watch, ignore
 from shardfold.cluster import Cluster, Mesh, mesh_from_text, parse
 from shardfold.costs import optimizer_named, pricing_named
 from shardfold.plans import Plan
-from shardfold.plans.choose import choose
 from shardfold.plans.contest import METHODS, Contest, Effort, Result, check_methods, speedups
+from shardfold.plans.decide import decide
 from shardfold.plans.describe import describe
+from shardfold.plans.judge import Judge
+from shardfold.plans.settle import Request
 from shardfold.spaces import Maker, atomise, rules_of
 
 if TYPE_CHECKING:
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What each method came to on one model and cluster, priced by the additive cost model."""
+    """What each method came to on one model and cluster: its sum, and its simulated step."""
 
     cluster: str
     cost: str
@@ -39,7 +41,7 @@ class Comparison:
 
     @property
     def speedups(self) -> Mapping[str, float]:
-        """How many times faster than data parallel each method is."""
+        """How many times faster than data parallel each method's step is."""
         return speedups(self.results)
 
     def as_plain(self) -> dict[str, Any]:
@@ -69,10 +71,11 @@ def compare(
     save_plans: str | Path | None = None,
     watch: Watch = ignore,
 ) -> Comparison:
-    """Price the exact plan, strategies by hand and other searches on the same tables.
+    """Hold the plan, strategies by hand and other searches against one another.
 
     The arguments are those of `plan`. `methods` are names of `METHODS`; `effort` bounds what the
-    other searches may spend. No exact plan is slower than a method whose choice fits in memory.
+    other searches may spend. The simulated step judges: the plan's is no longer than that of any
+    strategy by hand that fits in memory. `exact` is the best sum.
     `save_plans` is a folder that gets a plan of every method that has one: `megatron.json`.
     """
     from shardfold.capture import capture
@@ -88,18 +91,13 @@ def compare(
     atoms = atomise(graph, rules_of(graph, {**pricing.rules, **(rules or {})}))
     captured = time.perf_counter() - begin
     begin = time.perf_counter()
-    chosen = choose(
-        graph,
-        atoms,
-        target,
-        target.meshes() if fixed is None else (fixed,),
-        pricing,
-        updates,
-        memory_limit,
-        lambda done, total: watch(Stage("search", done, total)),
-    )
+    meshes = target.meshes() if fixed is None else (fixed,)
+    request = Request(target, meshes, pricing, updates, memory_limit, rules=rules or {})
+    decision = decide(graph, request, lambda done, total: watch(Stage("search", done, total)))
+    chosen = decision.searched or decision.chosen
     searched = time.perf_counter() - begin
-    contest = Contest(graph, atoms, chosen, updates, effort or Effort())
+    judge = Judge(target, updates) if pricing.overlaps else None
+    contest = Contest(graph, atoms, chosen, updates, effort or Effort(), decision, judge)
     results = contest.results(methods, lambda done, total: watch(Stage("comparing", done, total)))
     if save_plans is not None:
         watch(Stage("describe", 0, 1))

@@ -30,6 +30,7 @@ class Decision:
     atoms: Atoms
     chosen: Chosen
     verdict: Verdict | None = None
+    searched: Chosen | None = None  # what the sum alone chooses
 
 
 def decide(graph: Graph, request: Request, watch: Callable[[int, int], None]) -> Decision:
@@ -50,7 +51,7 @@ def decide(graph: Graph, request: Request, watch: Callable[[int, int], None]) ->
         limit = request.limit_bytes
         raise InfeasibleError(needed_bytes=needed, limit_bytes=limit, hint=HINT)
     at = verdict.winner.finalist.field
-    return Decision(at.graph, at.atoms, verdict.chosen, verdict)
+    return Decision(at.graph, at.atoms, verdict.chosen, verdict, found.chosen)
 
 
 def _may_recompute(request: Request, fields: Sequence[Field]) -> bool:

@@ -83,13 +83,13 @@ def weighted(field: Field, candidate: Candidate, weight: float, limit: float) ->
         found = solve(problem, memory_limit=limit)
     except InfeasibleError:
         return None
-    return _proposed(f"{SEARCH}, overlap {1 - weight:.0%}", field, candidate, found.choice)
+    return proposed(f"{SEARCH}, overlap {1 - weight:.0%}", field, candidate, found.choice)
 
 
 def within(field: Field, candidate: Candidate, limit: float) -> Finalist | None:
     """The best choice within another limit."""
     try:
-        return _proposed(SEARCH, field, candidate, candidate.left.solve(limit).choice)
+        return proposed(SEARCH, field, candidate, candidate.left.solve(limit).choice)
     except InfeasibleError:
         return None
 
@@ -101,7 +101,7 @@ def smallest(field: Field, candidate: Candidate) -> Finalist:
     assert problem.edge_bytes is not None
     least = Problem(problem.bytes, problem.edges, problem.edge_bytes, problem.bytes)
     found = Restricted(least, candidate.left.kept).solve()
-    return _proposed(f"{SEARCH}, smallest", field, candidate, found.choice)
+    return proposed(f"{SEARCH}, smallest", field, candidate, found.choice)
 
 
 def by_hand(
@@ -117,7 +117,7 @@ def by_hand(
         setting = Setting(field.graph, field.atoms, candidate.tabulated, limit, unfolded)
         for name in names:
             for choice in every(name, setting):
-                found = _proposed(name, field, candidate, unfolded.extended(choice))
+                found = proposed(name, field, candidate, unfolded.extended(choice))
                 price = found.candidate.solution
                 key = (name, float(f"{price.cost:.9g}"), float(f"{price.bytes or 0.0:.9g}"))
                 if key not in seen:
@@ -125,7 +125,7 @@ def by_hand(
                     yield found
 
 
-def _proposed(
+def proposed(
     name: str, field: Field, candidate: Candidate, choice: Sequence[int] | Ints
 ) -> Finalist:
     """A choice in the shape of a solution, priced by the plain sum."""

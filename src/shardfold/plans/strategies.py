@@ -137,6 +137,19 @@ def sharded_megatron(setting: Setting) -> Choice | Unfit:
     return _best(setting, list(_sharded(setting)))
 
 
+def sharded_by_node(setting: Setting) -> Choice | Unfit:
+    """As `sharded_megatron` with tensors split over a whole node, the way of torchtitan."""
+    found = next(iter(_degrees(setting, setting.inner, sequence=True)), None)
+    if found is None or not parts_over_all(setting, found):
+        return Unfit("its heads or feed-forward features do not divide over a node")
+    return baselines.stored_in_parts(setting.tabulated, found)
+
+
+def parts_over_all(setting: Setting, choice: Choice) -> bool:
+    """Whether attention is split over every axis of a node."""
+    return _is_split(setting, choice, setting.inner)
+
+
 def mesh_tensorflow(setting: Setting) -> Choice | Unfit:
     """Mesh-TensorFlow's Transformer: as Megatron-LM, over any inner part of the whole mesh."""
     if setting.inner == setting.axes:

@@ -30,9 +30,9 @@ SVG = """<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" 
 def chart(results: Sequence[Result], speedups: Mapping[str, float], title: str) -> str:
     """Speeds (one over the step) as bars, the fastest first; methods without one are left out."""
     shown = sorted(
-        (r for r in results if r.step_seconds is not None), key=lambda r: r.step_seconds or 0.0
+        (r for r in results if r.step_seconds is not None), key=lambda r: r.judged_seconds or 0.0
     )
-    fastest = min((r.step_seconds or 0.0 for r in shown), default=0.0)
+    fastest = min((r.judged_seconds or 0.0 for r in shown), default=0.0)
     body = [
         _text(16, 26, title, "title"),
         _text(16, 46, "Predicted speed, additive cost model; pale bars do not fit in memory"),
@@ -48,9 +48,9 @@ def chart(results: Sequence[Result], speedups: Mapping[str, float], title: str) 
 
 
 def _bar(result: Result, ratio: float | None, y: float, fastest: float) -> list[str]:
-    step = result.step_seconds or 0.0
+    step = result.judged_seconds or 0.0
     width = WIDTH * fastest / step if step else WIDTH
-    style = "large" if not result.fits else "exact" if result.method == "exact" else "other"
+    style = "large" if not result.fits else "exact" if result.method == "plan" else "other"
     words = seconds(step) + ("" if ratio is None else f" ({ratio:.2f}x data parallel)")
     return [
         _text(LEFT - 10, y + 14.5, result.method, "name", "end"),

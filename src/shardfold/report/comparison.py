@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 PRICES = (
-    "Steps are priced by the additive cost model that the search minimises: no overlap of work "
-    "and communication. Speed-up: over data parallel. Sent: bytes that one device sends in a step."
+    "Step: simulated, communication of parameters beside work. Sum: what the search minimises, "
+    "without overlap. Speed-up: of the step over data parallel. Sent: bytes that one device sends."
 )
 SMALL_LINE = 0.005  # of the step: lines that are left out
 
@@ -50,10 +50,10 @@ def _methods(results: Sequence[Result], speedups: Mapping[str, float]) -> Table:
 
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
     table.add_column("method", no_wrap=True)
-    for heading in ("mesh", "step", "speed-up", "memory", "fits", "sent", "search"):
+    for heading in ("mesh", "step", "speed-up", "sum", "memory", "fits", "sent", "search"):
         table.add_column(heading, justify="right", no_wrap=True)
     for result in results:
-        table.add_row(*_row(result, speedups), style="bold" if result.method == "exact" else "")
+        table.add_row(*_row(result, speedups), style="bold" if result.method == "plan" else "")
     return table
 
 
@@ -62,8 +62,9 @@ def _row(result: Result, speedups: Mapping[str, float]) -> tuple[str, ...]:
     return (
         result.method,
         result.mesh or "",
-        seconds(result.step_seconds or 0.0),
+        seconds(result.judged_seconds or 0.0),
         "" if ratio is None else f"{ratio:.2f}x",
+        seconds(result.step_seconds or 0.0),
         size(result.peak_bytes or 0.0),
         "yes" if result.fits else "NO",
         size(result.communication_bytes or 0.0),
