@@ -13,6 +13,9 @@
 Tensors are `t` with their number in the graph, uses of parameters `u` with theirs. The same text
 serves training, checking (which looks at every result) and compilers (for which parameters are
 ordinary tensors and collectives are functions).
+
+What runs again before backward is a function within: autograd keeps what it is given, calls it
+once more, with the same dropout and all its collectives, and stops at the last thing it lacks.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from shardfold.run.gathers import Gather, Promise, promising
 from shardfold.run.lower import Feed, Instruction, Lowered
@@ -48,6 +52,7 @@ class Style:
     loss: int
     uses: Uses | None = None  # None: parameters are ordinary tensors
     is_observed: bool = False
+    is_traced: bool = False
 
 
 def write(lowered: Lowered, style: Style) -> Step:
@@ -73,8 +78,12 @@ class _Writer:
         uses: Sequence[Use] = self.style.uses.uses if self.style.uses is not None else ()
         self.uses = {(use.instruction, use.operand): use for use in uses}
         self.edges: dict[int, str] = {}
-        for function in (perform, write_back, promising, Promise, leaves_of, torch.no_grad):
+        for function in (perform, write_back, promising, Promise, leaves_of, twice, torch.no_grad):
             self.names.add(function.__name__, function)
+        self.read = {t for i in self.lowered.instructions for t in i.drops} | {self.style.loss}
+        self.inside: set[int] = set()  # of a stretch that runs again: what it is given
+        self.hidden: set[int] = set()  # and what it cannot see
+        self.runs_twice = False
 
     def lines(self) -> Iterator[str]:
         """The whole function."""
@@ -86,9 +95,47 @@ class _Writer:
         ):
             if names:
                 yield f"{INDENT}{', '.join(names)}, = {what}"
-        for line in self._body(range(len(self.lowered.instructions))):
-            yield INDENT + line
+        for stretch, is_again in self._stretches():
+            for line in self._block(stretch) if is_again else self._body(stretch):
+                yield INDENT + line
         yield f"{INDENT}return t{self.style.loss}"
+
+    def _stretches(self) -> Iterator[tuple[range, bool]]:
+        """All instructions, cut where something begins or ceases to run again."""
+        at = 0
+        # A compiler decides itself what to keep and what to make again.
+        for again in () if self.style.is_traced else self.lowered.again:
+            yield range(at, again.start), False
+            yield again, True
+            at = again.stop
+        yield range(at, len(self.lowered.instructions)), False
+
+    def _block(self, indices: range) -> Iterator[str]:
+        """A stretch as a function of what it reads, called so that it can be called again."""
+        inside = [self.lowered.instructions[i] for i in indices]
+        made = {t for instruction in inside for t in instruction.results}
+        read = [feed.tensor for instruction in inside for feed in instruction.feeds]
+        dropped = {t for instruction in inside for t in instruction.drops}
+        leaves = [u for u in self.uses.values() if u.instruction in indices]
+        through = {(u.instruction, u.operand) for u in leaves}
+        given = dict.fromkeys(
+            f"t{feed.tensor}"
+            for i, instruction in zip(indices, inside, strict=True)
+            for k, feed in enumerate(instruction.feeds)
+            if feed.tensor not in made and (i, k) not in through
+        )
+        given |= dict.fromkeys(f"u{u.number}" for u in leaves)
+        results_in_order = [t for instruction in inside for t in instruction.results]
+        wanted = [t for t in results_in_order if t not in dropped and t in self.read]
+        self.inside, self.runs_twice = set(read) - made, True
+        self.hidden = {t for t in self.inside if f"t{t}" not in given}
+        name, results = f"block_{indices.start}", "".join(f"t{t}, " for t in wanted)
+        yield f"def {name}({', '.join(given)}):"
+        yield from (INDENT + line for line in self._body(indices))
+        yield f"{INDENT}return {results}"
+        yield f"{results}= twice({name}, {', '.join(given)})"
+        yield from (f"del t{t}" for t in sorted(dropped - made))
+        self.inside, self.hidden, self.runs_twice = set(), set(), False
 
     def _body(self, indices: Sequence[int]) -> Iterator[str]:
         ahead = self._started_ahead(indices)
@@ -98,7 +145,8 @@ class _Writer:
             yield from (self._start(use) for use in ahead.get(index, ()))
             yield from self._instruction(index, instruction)
             for tensor in instruction.drops:
-                yield f"del t{tensor}"
+                if tensor not in self.hidden:
+                    yield f"del t{tensor}"
 
     def _started_ahead(self, indices: Sequence[int]) -> dict[int, list[Use]]:
         """Before which instruction each gather begins: the one that gathers before it."""
@@ -120,11 +168,13 @@ class _Writer:
         promised = []
         for k, feed in enumerate(instruction.feeds):
             text = self._operand(index, k, feed)
-            if k in instruction.writes or feed.regathers:
+            # What is gathered when a stretch runs again serves its backward.
+            regathers = feed.regathers and not self.runs_twice
+            if k in instruction.writes or regathers:
                 before.append(f"w{k} = {text}")
                 after.append(f"del w{k}")
                 text = f"w{k}"
-            if feed.regathers:
+            if regathers:
                 promised.append(f"({self._promise(index, k, feed)}, {text})")
             operands.append(text)
         yield from before
@@ -159,7 +209,7 @@ class _Writer:
             edge = Edge(
                 feed.there,
                 feed.back,
-                feed.owns_value and is_free,
+                feed.owns_value and is_free and feed.tensor not in self.inside,
                 feed.owns_gradient and is_free,
             )
             self.edges[id(feed)] = self.names.add("edge", edge)
@@ -206,6 +256,16 @@ class _Writer:
 def _gives_one_tensor(site: Site) -> bool:
     returns = site.call.target._schema.returns
     return len(returns) == 1 and str(returns[0].type) == "Tensor"
+
+
+def twice(block: Callable[..., tuple[Tensor, ...]], *given: Tensor) -> tuple[Tensor, ...]:
+    """Call a function now, and again when backward asks for what it would have kept."""
+    if not torch.is_grad_enabled():
+        return block(*given)
+    found: tuple[Tensor, ...] = checkpoint(
+        block, *given, use_reentrant=False, preserve_rng_state=False
+    )
+    return found
 
 
 def leaves_of(found: Any) -> list[Tensor]:

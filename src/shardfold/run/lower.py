@@ -102,6 +102,7 @@ class Lowered:
     parameters: tuple[Stored, ...]
     written: tuple[Written, ...]  # buffers that are written in parts
     inputs: Mapping[int, Given] = field(default_factory=dict)  # how the batch may come
+    again: tuple[range, ...] = ()  # stretches of instructions that run again before backward
 
     def background_axes(self) -> set[Axes]:
         """Every set of axes on which a parameter is gathered or its gradient reduced."""
@@ -173,7 +174,14 @@ class _Lowering:
             for t, row in sorted(self.decisions.stored.items())
         )
         written = tuple(self._written())
-        return Lowered(self.decisions.mesh, self.place, instructions, parameters, written)
+        return Lowered(
+            self.decisions.mesh,
+            self.place,
+            instructions,
+            parameters,
+            written,
+            again=self.decisions.regions.ranges,
+        )
 
     def _written(self) -> Iterator[Written]:
         """Running statistics, where a device only updates those of its own channels."""

@@ -151,6 +151,7 @@ class Run:
             self.program.graph.loss,
             None if is_traced else self.uses,
             is_observed,
+            is_traced,
         )
         return write(self.lowered, style)
 

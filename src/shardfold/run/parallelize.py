@@ -93,8 +93,6 @@ def lowered_here(
     """The instructions of this process."""
     _check_world(plan)
     decisions = decisions_of(plan, program.graph, atoms)
-    if decisions.regions:
-        raise RunError("This plan recomputes blocks, which cannot be run yet: plan without that.")
     rank = dist.get_rank() if decisions.mesh.axes else 0
     place = Place.of_rank(rank, decisions.mesh.shape)
     lowered = lower(program, atoms, decisions, place, frozenset(rules or ()))

@@ -1,0 +1,63 @@
+"""Stretches of a step that run again before backward."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from shardfold.capture import capture_program
+from shardfold.run.alone import alone
+from shardfold.run.module import Parallel
+from shardfold.run.parallelize import Settings, assemble
+from shardfold.spaces import atomise, rules_of
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.last = (nn.Linear(6, 6) for _ in range(3))
+        self.drop = nn.Dropout(0.3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.tanh(self.first(x))
+        x = x + self.drop(torch.sigmoid(self.second(x)))
+        return (self.last(x) + self.first(x)).square().mean()
+
+
+def made(again: tuple[range, ...]) -> tuple[Parallel, Tensor]:
+    torch.manual_seed(0)
+    model, x = Model().double(), torch.randn(4, 6, dtype=torch.float64)
+    program = capture_program(model, (x,))
+    lowered = alone(program, atomise(program.graph, rules_of(program.graph)))
+    return assemble(model, program, replace(lowered, again=again), Settings()), x
+
+
+def test_any_stretch_may_run_again_with_the_same_gradients() -> None:
+    plain, x = made(())
+    plain(x).backward()
+    count = len(plain._run.lowered.instructions)
+    for start in range(count - 1):
+        for stop in range(start + 1, count):
+            module, _ = made((range(start, stop),))
+            loss = module(x)
+            loss.backward()
+            for found, expected in zip(module.parameters(), plain.parameters(), strict=True):
+                assert torch.equal(found.grad, expected.grad), (start, stop)
+
+
+def test_what_a_stretch_would_keep_is_not_kept() -> None:
+    kept = []
+    for again in ((), (range(6),)):
+        module, x = made(again)
+        saved: list[int] = []
+
+        def keep(tensor: Tensor, saved: list[int] = saved) -> Tensor:
+            saved.append(tensor.numel())
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            module(x)
+        kept.append(sum(saved))
+    assert kept[1] < kept[0]
