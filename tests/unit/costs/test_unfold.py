@@ -11,7 +11,7 @@ from shardfold.cluster import parse
 from shardfold.costs import optimizer_named, pricing_named, tabulate
 from shardfold.costs.unfold import unfold
 from shardfold.graph import Graph
-from shardfold.search import Problem, solve
+from shardfold.search import Problem, runs, solve
 from shardfold.search.runs import find_run
 from shardfold.spaces import atomise, rules_of
 
@@ -53,7 +53,8 @@ def test_a_spread_problem_is_one_made_anew() -> None:
         assert [kinds.of[position] for position in kinds.first] == list(range(len(kinds.tables)))
 
 
-def test_a_deep_model_is_a_run_to_the_search() -> None:
+def test_a_deep_model_is_a_run_to_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runs, "_MIN_VERTICES", 2_000)
     model, args, kwargs = zoo.build("llama3-8b-tiny", layers=60)
     run = find_run(problem_of(capture_short(model, args, kwargs)))
     assert run is not None
