@@ -15,10 +15,15 @@ from __future__ import annotations
 
 import json
 import logging
+import math
+import os
+import pickle
 import sys
+import tempfile
 import time
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -87,7 +92,7 @@ def built(model: str) -> tuple[Any, Any, Any]:
     return zoo.build(model, device="cpu", dtype="fp64")
 
 
-def cases(model: str, processes: int, plans: int, trained: int) -> list[Case]:
+def cases(model: str, processes: int, plans: int, training: int) -> list[Case]:
     """The best plan, and so many random ones, over the meshes of so many processes."""
     from tests.distributed.choices import Chooser
 
@@ -100,139 +105,170 @@ def cases(model: str, processes: int, plans: int, trained: int) -> list[Case]:
         found.append((mesh, "best", dumps(chooser.best()).encode(), True))
         for seed in range(k, plans, len(meshes)):
             given = dumps(chooser.random(seed)).encode()
-            found.append((mesh, f"random {seed}", given, seed < trained))
+            found.append((mesh, f"random {seed}", given, seed < training))
     return found
 
 
-class Alone:
-    """One device's numbers: loss, gradients, and a run of training; made once for all plans."""
+class Captured:
+    """A model and its program: made before the processes are started, and found in all of them."""
 
-    def __init__(self, model: str, plan: Any) -> None:
+    def __init__(self, name: str, plan: Any) -> None:
+        from shardfold.run.parallelize import prepared
+
+        self.name = name
+        self.model, self.args, self.kwargs = built(name)
+        self.program, self.atoms = prepared(self.model, plan, self.args, self.kwargs, None, None)
+
+    def module(self, plan: Any | None) -> Any:
+        """The module under a plan, or on one device alone."""
         from shardfold.run.alone import alone
-        from shardfold.run.parallelize import Settings, assemble, prepared
+        from shardfold.run.parallelize import Settings, assemble, lowered_here
 
-        self.model, self.args, self.kwargs = built(model)
-        self.captured = prepared(self.model, plan, self.args, self.kwargs, None, None)
-        program, atoms = self.captured
-
-        def made() -> Any:
-            return assemble(self.model, program, alone(program, atoms), Settings())
-
-        single = made()
-        loss = single(*self.args, **self.kwargs)
-        loss.backward()
-        self.loss = float(loss.detach())
-        self.gradients = {
-            n: None if p.grad is None else p.grad.clone() for n, p in single.named_parameters()
-        }
-        largest = [float(g.abs().max()) for g in self.gradients.values() if g is not None]
-        self.largest = max(largest)
-        self._made, self._trained = made, None
-
-    @property
-    def trained(self) -> tuple[list[float], dict[str, Any]]:
-        """Losses and parameters of a run of training."""
-        if self._trained is None:
-            self._trained = training(self._made(), self.args, self.kwargs)
-        return self._trained
+        if plan is None:
+            lowered = alone(self.program, self.atoms)
+        else:
+            lowered = lowered_here(plan, self.program, self.atoms, None)
+        return assemble(self.model, self.program, lowered, Settings())
 
 
-def training(module: Any, args: Any, kwargs: Any) -> tuple[list[float], dict[str, Any]]:
-    """Take the steps; the losses, and what the parameters have become."""
+@dataclass(frozen=True, slots=True)
+class Numbers:
+    """Losses of some steps of AdamW, the gradients of the first, the parameters after the last."""
+
+    losses: list[float]
+    gradients: dict[str, Any]
+    parameters: dict[str, Any]
+
+
+def trained(captured: Captured, module: Any, steps: int, first: Any = nullcontext) -> Numbers:
+    """Take the steps; `first` is around forward and backward of the first."""
     import torch
 
     optimizer = torch.optim.AdamW(module.parameters(), lr=LR)
-    losses = []
-    for _ in range(STEPS):
-        loss = module(*args, **kwargs)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(float(loss.detach()))
     keepings = module._run.named()
-    return losses, {n: keepings[n].whole(p.detach()) for n, p in module.named_parameters()}
+    losses, gradients = [], {}
+    for step in range(steps):
+        with first() if step == 0 else nullcontext():
+            loss = module(*captured.args, **captured.kwargs)
+            loss.backward()
+        if step == 0:
+            gradients = {
+                n: None if p.grad is None else keepings[n].whole(p.grad).clone()
+                for n, p in module.named_parameters()
+            }
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(float(loss.detach()))
+    parameters = {n: keepings[n].whole(p.detach()) for n, p in module.named_parameters()}
+    return Numbers(losses, gradients, parameters)
 
 
-def job(rank: int, model: str, given: Sequence[Case], show: bool) -> list[Row]:
+def job(rank: int, captured: Captured, given: Sequence[Case], show: bool) -> list[Row]:
     """Every plan of a model, one after the other; on each process."""
     from shardfold.errors import ShardfoldError
     from shardfold.plans.store import loads
 
-    for name in ("torch", "transformers"):
-        logging.getLogger(name).setLevel(logging.ERROR)
-    warnings.simplefilter("ignore")
-    single = Alone(model, loads(given[0][2]))
+    # One device's numbers are made once for all plans; only rank 0 compares.
+    single = trained(captured, captured.module(None), STEPS) if rank == 0 else None
     rows = []
     for number, (mesh, label, data, trains) in enumerate(given):
         started = time.perf_counter()
         plan = loads(data)
-        size = 1
-        for axis in plan.mesh:
-            size *= axis.size
+        size = math.prod(axis.size for axis in plan.mesh)
         try:
-            found = tried(single, plan, trains)
+            found = tried(captured, single, plan, STEPS if trains else 1)
         except ShardfoldError as error:
             found = {"loss": 0.0, "gradient": 0.0, "collectives": 0, "sent": 0.0, "unlike": ""}
             found |= {"training": None, "error": str(error)}
-        rows.append(Row(model, size, mesh, label, time.perf_counter() - started, **found))
+        rows.append(Row(captured.name, size, mesh, label, time.perf_counter() - started, **found))
         if rank == 0 and show:
-            click.echo(f"\r{model} on {size}: {number + 1}/{len(given)} ", err=True, nl=False)
+            done = f"{number + 1}/{len(given)}"
+            click.echo(f"\r{captured.name} on {size}: {done} ", err=True, nl=False)
     return rows
 
 
-def tried(single: Alone, plan: Any, trains: bool) -> dict[str, Any]:
+def tried(captured: Captured, single: Numbers | None, plan: Any, steps: int) -> dict[str, Any]:
     """One plan beside one device."""
     import torch.distributed as dist
     from tests.distributed.recorder import by_member, planned, recorded
 
-    from shardfold.run.check import SMALL, difference
-    from shardfold.run.parallelize import Settings, assemble, lowered_here
+    module = captured.module(plan)
+    names = tuple(axis.name for axis in plan.mesh)
+    ran: Any = None
 
-    program, atoms = single.captured
-    lowered = lowered_here(plan, program, atoms, None)
-    module = assemble(single.model, program, lowered, Settings())
-    with recorded(module._run.context.groups, tuple(a.name for a in plan.mesh)) as ran:
-        loss = module(*single.args, **single.kwargs)
-        loss.backward()
-    ran = by_member(ran, module._run.uses.reducer.launched, tuple(a.name for a in plan.mesh))
+    @contextmanager
+    def recording() -> Iterator[None]:
+        nonlocal ran
+        with recorded(module._run.context.groups, names) as ran:
+            yield
+        ran = by_member(ran, module._run.uses.reducer.launched, names)
+
+    own = trained(captured, module, steps, recording)
+    losses: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(losses, own.losses)
     wanted = planned(plan)
-    value = float(loss.detach())
-    values: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(values, value)
-    keepings = module._run.named()
-    worst = 0.0
-    for name, parameter in module.named_parameters():
-        expected = single.gradients[name]
-        if (parameter.grad is None) != (expected is None):
-            worst = float("inf")
-        elif expected is not None:
-            whole = keepings[name].whole(parameter.grad)
-            worst = max(worst, difference(whole, expected, SMALL * single.largest))
-    found = {
-        "loss": abs(value - single.loss) / abs(single.loss),
-        "gradient": worst,
+    is_same = all(each == losses[0] for each in losses)
+    return {
+        **apart(own, single or own),
         "collectives": sum(ran.values()),
         "sent": sum(size * count for (_, _, size), count in ran.items()),
         # Rank 0 has the fullest part of everything, which is what a plan counts.
         "unlike": "" if ran == wanted else f"planned {wanted - ran}, ran {ran - wanted}",
-        "training": None,
-        "error": "" if len(set(values)) == 1 else f"the loss differs between ranks: {values}",
+        "error": "" if is_same else f"the loss differs between ranks: {losses}",
     }
-    if trains:
-        fresh = assemble(single.model, program, lowered, Settings())
-        found["training"] = apart(training(fresh, single.args, single.kwargs), single.trained)
-    return found
 
 
-def apart(found: tuple[Any, Any], expected: tuple[Any, Any]) -> float:
-    """The largest relative difference of any loss and any parameter."""
-    from shardfold.run.check import difference
+def apart(found: Numbers, expected: Numbers) -> dict[str, Any]:
+    """The largest relative differences: of the first loss, of gradients, and over all steps."""
+    from shardfold.run.check import SMALL, difference
 
-    losses = [abs(a - b) / abs(b) for a, b in zip(found[0], expected[0], strict=True)]
-    return max(*losses, *(difference(found[1][n], p) for n, p in expected[1].items()))
+    floor = SMALL * max(float(g.abs().max()) for g in expected.gradients.values() if g is not None)
+    gradient = 0.0
+    for name, there in expected.gradients.items():
+        here = found.gradients[name]
+        if here is None or there is None:
+            gradient = max(gradient, 0.0 if here is there else math.inf)
+        else:
+            gradient = max(gradient, difference(here, there, floor))
+    pairs = list(zip(found.losses, expected.losses, strict=False))
+    losses = [abs(a - b) / abs(b) for a, b in pairs]
+    training = None
+    if len(found.losses) == len(expected.losses):
+        after = (difference(found.parameters[n], p) for n, p in expected.parameters.items())
+        training = max(*losses, *after)
+    return {"loss": losses[0], "gradient": gradient, "training": training}
 
 
-def module_difference(model: str) -> float:
+def forked(function: Any, processes: int, *args: Any) -> Any:
+    """What rank 0 finds; the processes have all that this one has, and need not make it again.
+
+    This process must not have run a backward pass: autograd's threads do not survive a fork.
+    """
+    import torch.multiprocessing as mp
+
+    with tempfile.TemporaryDirectory(prefix="shardfold-") as folder:
+        given = (processes, folder, function, args)
+        mp.start_processes(_process, given, nprocs=processes, start_method="fork")
+        return pickle.loads((Path(folder) / "found").read_bytes())
+
+
+def _process(rank: int, processes: int, folder: str, function: Any, args: Any) -> None:
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    if processes > 1:
+        store = f"file://{folder}/store"
+        dist.init_process_group("gloo", init_method=store, rank=rank, world_size=processes)
+    found = function(rank, *args)
+    if rank == 0:
+        (Path(folder) / "found").write_bytes(pickle.dumps(found))
+    if processes > 1:
+        dist.barrier()
+    os._exit(0)
+
+
+def module_difference(rank: int, model: str) -> float:
     """How far the runner on one device is from the model itself, dropout off: loss, gradients."""
     import torch
     from torch import nn
@@ -307,6 +343,7 @@ def page(results: Mapping[str, Any]) -> str:
     return TEXT.format(
         table="\n".join(lines),
         plans=plans,
+        models=len({r["model"] for r in rows}),
         collectives=f"{sent:,}",
         wrong=sum(r["wrong"] for r in rows) or "None",
         own=f"{own:.1e}",
@@ -318,8 +355,8 @@ def page(results: Mapping[str, Any]) -> str:
 
 TEXT = """# Under any plan, the numbers of one device
 
-{plans} plans of 12 models, each run on real processes (gloo) in float64 beside one device: the best
-plan on each mesh (2; 2x2 and 4), and random legal ones, in which every operator has any of its
+{plans} plans of {models} models, each run on real processes (gloo) in float64 beside one device: the
+best plan on each mesh (2; 2x2 and 4), and random legal ones, in which every operator has any of its
 configurations, every tensor any of its layouts, every parameter any of its storages. Random plans
 are slow and odd on purpose: they go through splits that no good plan would combine.
 
@@ -349,14 +386,14 @@ Again: `python benchmarks/numerics.py --out benchmarks/results/numerics.json`.
 @click.argument("models", nargs=-1)
 @click.option("--processes", type=int, multiple=True, default=(2, 4), show_default=True)
 @click.option("--plans", type=int, default=20, show_default=True, help="Random plans of each.")
-@click.option("--trained", type=int, default=2, show_default=True, help="Of those, to train.")
+@click.option("--training", type=int, default=2, show_default=True, help="Of those, to train.")
 @click.option("--out", type=click.Path(dir_okay=False), help="Write the rows as JSON.")
 @click.option("--page", "write", is_flag=True, help="Write the page from the stored rows.")
 def main(
     models: tuple[str, ...],
     processes: tuple[int, ...],
     plans: int,
-    trained: int,
+    training: int,
     out: str | None,
     write: bool,
 ) -> None:
@@ -364,7 +401,7 @@ def main(
     if write:
         PAGE.write_text(page(json.loads(RESULTS.read_text())))
         return
-    from shardfold.run.launch import launch
+    from shardfold.plans.store import loads
 
     started = time.perf_counter()
     facts = {**environment(), "torch": version("torch"), "transformers": version("transformers")}
@@ -372,11 +409,14 @@ def main(
     own: dict[str, float] = {}
     show = sys.stderr.isatty()
     warnings.simplefilter("ignore")
+    for name in ("torch", "torch.distributed", "transformers"):
+        logging.getLogger(name).setLevel(logging.ERROR)
     for model in models or MODELS:
-        own[model] = module_difference(model)
+        own[model] = forked(module_difference, 1, model)
         for size in processes:
-            given = cases(model, size, plans, trained)
-            found = launch(job, size, model, given, show)[0]
+            given = cases(model, size, plans, training)
+            captured = Captured(model, loads(given[0][2]))
+            found = forked(job, size, captured, given, show)
             rows += found
             (line,) = summary(map(asdict, found))
             click.echo(
@@ -388,14 +428,14 @@ def main(
             for row in found:
                 if not row.is_right:
                     click.echo(f"  {row}", err=True)
-    if out:
-        results = {
-            "environment": facts,
-            "seconds": time.perf_counter() - started,
-            "module_difference": own,
-            "rows": [asdict(row) for row in rows],
-        }
-        Path(out).write_text(json.dumps(results, indent=1) + "\n")
+            if out:  # after each, so that a long run that is cut short leaves what it has
+                results = {
+                    "environment": facts,
+                    "seconds": time.perf_counter() - started,
+                    "module_difference": own,
+                    "rows": [asdict(row) for row in rows],
+                }
+                Path(out).write_text(json.dumps(results, indent=1) + "\n")
     if not all(row.is_right for row in rows):
         raise SystemExit(1)
 
