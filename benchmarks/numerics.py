@@ -86,10 +86,10 @@ Case = tuple[str, str, bytes, bool]  # mesh, label, plan, whether to train
 
 
 def built(model: str) -> tuple[Any, Any, Any]:
-    """The model in float64, with weights and a batch, alike on every rank."""
+    """The model, with weights and a batch, alike on every rank."""
     from shardfold import zoo
 
-    return zoo.build(model, device="cpu", dtype="fp64")
+    return zoo.build(model, device="cpu")
 
 
 def cases(model: str, processes: int, plans: int, training: int) -> list[Case]:
@@ -128,7 +128,8 @@ class Captured:
             lowered = alone(self.program, self.atoms)
         else:
             lowered = lowered_here(plan, self.program, self.atoms, None)
-        return assemble(self.model, self.program, lowered, Settings())
+        # A model may compute its loss in float32 whatever its own dtype: all of it is widened.
+        return assemble(self.model, self.program, lowered, Settings(double=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,9 +200,9 @@ def tried(captured: Captured, single: Numbers | None, plan: Any, steps: int) -> 
     @contextmanager
     def recording() -> Iterator[None]:
         nonlocal ran
-        with recorded(module._run.context.groups, names) as ran:
+        with recorded(module._run.context.groups, names, widened=True) as ran:
             yield
-        ran = by_member(ran, module._run.uses.reducer.launched, names)
+        ran = by_member(ran, module._run.uses.reducer.launched, names, widened=True)
 
     own = trained(captured, module, steps, recording)
     losses: list[Any] = [None] * dist.get_world_size()
@@ -274,9 +275,10 @@ def module_difference(rank: int, model: str) -> float:
     from torch import nn
 
     import shardfold as sf
+    from shardfold import zoo
     from shardfold.run.check import SMALL, difference
 
-    module, args, kwargs = built(model)
+    module, args, kwargs = zoo.build(model, device="cpu", dtype="fp64")
     for part in module.modules():
         for name, value in list(vars(part).items()):
             if isinstance(part, nn.Dropout) and name == "p":
@@ -355,10 +357,10 @@ def page(results: Mapping[str, Any]) -> str:
 
 TEXT = """# Under any plan, the numbers of one device
 
-{plans} plans of {models} models, each run on real processes (gloo) in float64 beside one device: the
-best plan on each mesh (2; 2x2 and 4), and random legal ones, in which every operator has any of its
-configurations, every tensor any of its layouts, every parameter any of its storages. Random plans
-are slow and odd on purpose: they go through splits that no good plan would combine.
+{plans} plans of {models} models, each run on real processes (gloo) in float64 beside one device:
+the best plan on each mesh (2; 2x2 and 4), and random legal ones, in which every operator has any of
+its configurations, every tensor any of its layouts, every parameter any of its storages. Random
+plans are slow and odd on purpose: they go through splits that no good plan would combine.
 
 - **loss**, **gradient**: the largest difference from one device over all plans, relative to the
   loss, and to the largest number of that gradient (of one that is nearly zero, to a ten-thousandth
@@ -409,7 +411,7 @@ def main(
     own: dict[str, float] = {}
     show = sys.stderr.isatty()
     warnings.simplefilter("ignore")
-    for name in ("torch", "torch.distributed", "transformers"):
+    for name in ("torch", "torch.distributed.tensor._redistribute", "transformers"):
         logging.getLogger(name).setLevel(logging.ERROR)
     for model in models or MODELS:
         own[model] = forked(module_difference, 1, model)

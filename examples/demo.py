@@ -55,7 +55,7 @@ Next:
   .venv/bin/shardfold plan gpt2 --cluster 8xa100 --dtype bf16 --save plan.json
   .venv/bin/shardfold plan examples/own_model.py:make --cluster 2x8xh100
   .venv/bin/shardfold plan gpt2-tiny --cluster 2xcpu --batch 64 --save plan.json
-  .venv/bin/shardfold train gpt2-tiny --plan plan.json --batch 64 --local 2 --data README.md
+  .venv/bin/shardfold train gpt2-tiny --plan plan.json --batch 64 --local 2
 """
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from shardfold.plans import Plan
@@ -26,7 +27,9 @@ def planned(plan: Plan) -> Kinds:
     return found
 
 
-def by_member(ran: Kinds, launched: list[Launched], names: tuple[str, ...]) -> Kinds:
+def by_member(
+    ran: Kinds, launched: list[Launched], names: tuple[str, ...], *, widened: bool = False
+) -> Kinds:
     """What ran, with every collective that served several gradients replaced by its members.
 
     Each must have been recorded: one of its kind, on its axes, with the bytes of all members.
@@ -34,22 +37,30 @@ def by_member(ran: Kinds, launched: list[Launched], names: tuple[str, ...]) -> K
     found = ran.copy()
     for bucket in launched:
         axes = tuple(names[a] for a in bucket.axes)
-        whole = (bucket.kind, axes, float(sum(bucket.member_bytes)))
+        sizes = [size / 2 if widened else float(size) for size in bucket.member_bytes]
+        whole = (bucket.kind, axes, sum(sizes))
         assert found[whole] > 0, f"{whole} was not recorded"
         found[whole] -= 1
-        found.update((bucket.kind, axes, float(size)) for size in bucket.member_bytes)
+        found.update((bucket.kind, axes, size) for size in sizes)
     return +found
 
 
 @contextmanager
-def recorded(groups: Groups, names: tuple[str, ...]) -> Iterator[Kinds]:
-    """While it lasts, what is called is noted: the bytes of the larger side on this rank."""
+def recorded(groups: Groups, names: tuple[str, ...], *, widened: bool = False) -> Iterator[Kinds]:
+    """While it lasts, what is called is noted: the bytes of the larger side on this rank.
+
+    Where a model of float32 is run in float64 (`widened`), as many as it would be in float32.
+    """
     found: Kinds = Counter()
+
+    def item_bytes(tensor: Any) -> int:
+        halves = widened and tensor.dtype == torch.float64
+        return int(tensor.element_size()) // (2 if halves else 1)
 
     def note(kind: str, tensor: Any, group: Any) -> None:
         known = (*groups.by_axes.items(), *groups.in_background.items())
         axes = next(a for a, g in known if g is group)
-        size = float(tensor.numel() * tensor.element_size())
+        size = float(tensor.numel() * item_bytes(tensor))
         found[kind, tuple(names[a] for a in axes), size] += 1
 
     def watched(kind: str, position: int, call: Any) -> Any:
@@ -69,7 +80,7 @@ def recorded(groups: Groups, names: tuple[str, ...]) -> Iterator[Kinds]:
 
     def halo(up: Any, down: Any, axes: tuple[int, ...], *rest: Any) -> Any:
         """A slab goes to each of two neighbours: half of the rows of both."""
-        size = (up.numel() + down.numel()) * up.element_size() / 2
+        size = (up.numel() + down.numel()) * item_bytes(up) / 2
         found["halo", tuple(names[a] for a in axes), size] += 1
         return swap(up, down, axes, *rest)
 
