@@ -1,4 +1,4 @@
-"""Saved under one plan on four ranks, resumed under others on two and on one: are losses the same?
+"""Whether losses stay the same when training is resumed under other plans, on fewer ranks.
 
 Trains 30 steps of each model in float32 under a random legal plan on four processes, saves, and
 goes on to 60; then resumes from the middle under another random plan on two, and on one. Compares
@@ -84,10 +84,10 @@ def write_page(entries: dict[str, Any]) -> None:
     lines = [
         "# Resuming under other plans",
         "",
-        "Each model is trained in float32 with AdamW under a random legal plan on four processes (a",
-        "2x2 mesh), saved half way, and trained on; then resumed from there under another random",
-        "plan on two processes, and on one. The table has the largest relative difference of any",
-        "loss after the middle. First and last weights are tied in the language models.",
+        "Each model is trained in float32 with AdamW under a random legal plan on four processes",
+        "(a 2x2 mesh), saved half way, and trained on; then resumed from there under another",
+        "random plan on two processes, and on one. The table has the largest relative difference",
+        "of any loss after the middle. The language models' first and last weights are tied.",
         "",
         "| model | steps | loss, first and last | resumed on two | resumed on one |",
         "|---|---:|---:|---:|---:|",

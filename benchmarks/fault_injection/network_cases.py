@@ -64,7 +64,7 @@ def elastic(folder: Path, rng: random.Random, count: int) -> dict[str, Any]:
     reason = _missing()
     if reason:
         return {"ok": True, "skipped": reason}
-    steps = 3_000
+    steps = 1_200
     expected = _alone(folder, steps)
     job = Job(folder, steps, cluster="4x1xcpu")
     job.prepare()

@@ -1,0 +1,47 @@
+"""Training that is killed or told to end, and goes on as if nothing had been: the short version.
+
+The cases are those of benchmarks/faults.py, which runs many more.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+
+
+def cases(folder: Path, *names: str, kills: int = 0) -> dict[str, Any]:
+    """What benchmarks/faults.py found of some cases."""
+    out = folder / "found.json"
+    chosen = [word for name in names for word in ("--case", name)]
+    command = [sys.executable, str(ROOT / "benchmarks" / "faults.py"), *chosen]
+    found = subprocess.run(
+        [*command, "--kills", str(kills), "--out", str(out)],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert out.exists(), found.stderr
+    results: dict[str, Any] = json.loads(out.read_text())
+    return results
+
+
+def test_kills_and_a_full_disk_change_nothing(tmp_path: Path) -> None:
+    found = cases(tmp_path, "kills", "full_disk", kills=4)
+    assert found["kills"]["ok"], found["kills"]
+    assert found["kills"]["kills"] == 4
+    assert found["kills"]["loss_difference"] <= 1e-6
+    assert found["kills"]["longest_hang_seconds"] < 30
+    assert found["full_disk"]["ok"], found["full_disk"]
+
+
+def test_sigterm_saves_and_ends(tmp_path: Path) -> None:
+    found = cases(tmp_path, "sigterm")["sigterm"]
+    assert found["ok"], found
+    assert found["step_saved"] == found["steps_taken"]
