@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -100,3 +103,44 @@ def test_a_rank_that_dies_ends_the_others_in_seconds(how: str, said: str, tmp_pa
     with pytest.raises(RunError, match=said):
         launch(dies, 2, how, death)
     assert time.time() - float(death.read_text()) < 60  # they would sleep for longer
+
+
+LOSES = """
+import os, torch, torch.distributed as dist
+from shardfold.errors import RunError
+from shardfold.run.launch import joined
+try:
+    with joined() as (rank, _):
+        dist.barrier()
+        if rank == 1:
+            os._exit(3)
+        dist.all_reduce(torch.zeros(1))
+except RunError as error:
+    print("SAID", error, flush=True)
+    os._exit(4)
+"""
+
+
+def test_a_rank_of_torchrun_that_is_lost_is_named_on_the_others(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(LOSES)
+    given = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1"}
+    given["MASTER_PORT"] = str(_free_port())
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, str(program)],
+            env={**given, "RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    said = [rank.communicate(timeout=300)[0] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [4, 3]
+    assert "SAID Another process has ended, or the link to it is lost" in said[0]
+
+
+def _free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])

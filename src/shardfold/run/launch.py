@@ -24,6 +24,8 @@ import torch.multiprocessing as mp
 from shardfold.errors import RunError, ShardfoldError
 
 WAIT = timedelta(seconds=120)
+# What torch.distributed says where a rank does not answer any more.
+LOST = ("Connection closed", "Connection reset", "Broken pipe", "timed out", "Timed out", "NCCL")
 
 
 def is_started() -> bool:
@@ -62,6 +64,13 @@ def joined(wait: timedelta = WAIT) -> Iterator[tuple[int, int]]:
     dist.init_process_group("nccl" if cuda else "gloo", timeout=wait)
     try:
         yield dist.get_rank(), dist.get_world_size()
+    except RuntimeError as error:
+        if not any(sign in str(error) for sign in LOST):
+            raise
+        raise RunError(
+            f"Another process has ended, or the link to it is lost ({_last_line(error)}): what it "
+            "said itself comes first. Training goes on from the last checkpoint when all are back."
+        ) from error
     finally:
         dist.destroy_process_group()
 
@@ -99,5 +108,9 @@ def _reason(folder: Path, error: Exception) -> str:
     said = sorted(folder.glob("*.error"))
     if said:
         return said[0].read_text()
+    return f"A process ended: {_last_line(error)}"
+
+
+def _last_line(error: Exception) -> str:
     lines = [line for line in str(error).strip().splitlines() if line.strip()]
-    return f"A process ended: {lines[-1].strip() if lines else type(error).__name__}"
+    return lines[-1].strip() if lines else type(error).__name__
