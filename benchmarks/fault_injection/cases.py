@@ -37,10 +37,10 @@ def undisturbed(folder: Path, steps: int, cluster: str = "2xcpu") -> dict[int, f
 
 def kills(folder: Path, rng: random.Random, count: int) -> dict[str, Any]:
     """Kill -9 at random points on random ranks, `count` times; started again each time."""
-    preload()
     steps = 8 * count + 10  # more than can be taken between kills
     calm = Job(folder, steps, name="undisturbed")
     calm.prepare()
+    preload(calm)
     start_once(calm, 0, 2)
     faults = [_fault(rng) for _ in range(count)]
     job = Job(folder, steps, faults=faults)

@@ -1,4 +1,4 @@
-"""Ranks that start in an instant: forked from a process that has imported everything already.
+"""Ranks that start in an instant: forked from a process that has captured the model already.
 
 Nobody ends the others when one is killed, as torchrun would: they must notice by themselves.
 """
@@ -47,17 +47,24 @@ def start_once(job: Job, number: int, ranks: int) -> Ended:
     return Ended(tuple(codes[pid] for pid in pids), outlived)
 
 
-def preload() -> None:
-    """Import what the ranks need, and start no thread."""
+def preload(job: Job) -> None:
+    """Import what the ranks need and capture the model for all of them; start no thread."""
     import torch
 
     import shardfold.cli.train
     import shardfold.replan
     import shardfold.run.elastic  # noqa: F401
+    from shardfold.cli.model import load_model
+    from shardfold.run import parallelize as module
 
     torch.set_num_threads(1)
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
     import fault_points  # noqa: F401
+
+    given = sys.modules[module.__module__]
+    example = load_model(job.model, {}, device="cpu")
+    program = given.capture_program(example.module, example.args, example.kwargs)
+    given.capture_program = lambda *args, **kwargs: program
 
 
 def _fork(job: Job, number: int, rank: int, ranks: int, port: int) -> int:
