@@ -18,8 +18,16 @@ def environment() -> dict[str, object]:
         "threads": int(os.environ.get("OMP_NUM_THREADS", "0")) or None,
         "load_before": os.getloadavg()[0],
         "python": platform.python_version(),
-        **{name: metadata.version(name) for name in ("numpy", "scipy", "shardfold")},
+        **{name: _version(name) for name in ("numpy", "scipy", "shardfold")},
     }
+
+
+def _version(package: str) -> str | None:
+    """The version of a package, if it is installed: a checkout may run as it is."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def _processor() -> str:

@@ -7,7 +7,7 @@ same processes, on the same weights and batch; the medians of their steps are co
 
     python benchmarks/runner.py --world 2 --out benchmarks/results/runner-2.json
     python benchmarks/runner.py --world 1 --model gpt2 --out benchmarks/results/runner-1.json
-    python benchmarks/runner.py --world 1 --model llama-1b --device cuda
+    python benchmarks/runner.py --world 1 --model llama-1b --device cuda --only eager
 """
 
 from __future__ import annotations
@@ -167,12 +167,10 @@ def one_process(model: str, device: str, modes: tuple[str, ...]) -> Iterator[tup
 
 def _model(name: str, device: str) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
     """A transformers model without dropout, which one device would draw in its own way."""
-    from shardfold import zoo
     from shardfold.zoo.huggingface import causal, gpt2, llama
     from shardfold.zoo.inputs import Draw
     from shardfold.zoo.shapes import StackShape
 
-    del zoo
     shapes = {
         "gpt2": (gpt2, StackShape(12, 768, 3072, 50_257, 12, 12), 1, 64, torch.float32),
         "gpt2-small-test": (gpt2, StackShape(2, 64, 256, 512, 4, 4), 2, 16, torch.float32),

@@ -12,6 +12,11 @@ from shardfold.spaces.call import Call
 from shardfold.spaces.rule import Rule
 
 RECURRENT = {"aten.lstm", "aten.gru", "aten.rnn_tanh", "aten.rnn_relu"}
+WRITES_ROWS = {
+    f"aten.{name}"
+    for name in ("scatter", "scatter_add", "scatter_reduce", "index_add", "index_copy", "index_put")
+}
+ROWS = frozenset({"v", *(f"v{k}" for k in range(8))})  # of what is written to, by any of its dims
 
 # Whether it concerns a call, and the factors that then stay whole.
 HELD_BACK: tuple[tuple[Callable[[Call], bool], frozenset[str]], ...] = (
@@ -30,6 +35,7 @@ HELD_BACK: tuple[tuple[Callable[[Call], bool], frozenset[str]], ...] = (
         ),
         frozenset({"c"}),
     ),
+    (lambda call: call.op.kind in WRITES_ROWS, ROWS),
 )
 
 

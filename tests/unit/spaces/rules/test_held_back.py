@@ -59,3 +59,19 @@ def test_recurrent_dropout_stays_whole() -> None:
 def test_space_of_a_pool_that_rounds_up_is_not_offered() -> None:
     assert not {"h", "w"} & whole(Pooled(False), IMAGE, "aten.max_pool2d")
     assert {"h", "w"} <= whole(Pooled(True), IMAGE, "aten.max_pool2d")
+
+
+class Written(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin = nn.Linear(8, 8)
+        self.register_buffer("index", torch.zeros(4, 8, dtype=torch.int64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.zeros(16, 8).scatter_add(0, self.index, self.lin(x)).square().mean()
+
+
+def test_rows_that_are_written_to_stay_whole_and_those_that_are_added_do_not() -> None:
+    found = whole(Written(), torch.empty(4, 8), "aten.scatter_add")
+    assert "v" in found
+    assert "t" not in found
