@@ -19,8 +19,10 @@ from shardfold.costs.steps import Collective, Compute, Step
 from shardfold.costs.unfold import Unfolded
 from shardfold.graph import Graph
 from shardfold.plans.assemble import Assembly
-from shardfold.plans.footprint import Bytes, Facts, Footprint, Turn, Wiring, scratch
+from shardfold.plans.footprint import Footprint, scratch
+from shardfold.plans.lying import Facts, Wiring
 from shardfold.plans.replicas import Whole
+from shardfold.plans.turns import Bytes, Turn
 from shardfold.simulate import Again, Operator, Schedule, Segment, Task
 from shardfold.simulate.schedule import Mode
 from shardfold.spaces import Atoms
@@ -166,7 +168,7 @@ class _Described:
         """Parameters and optimizer state that an operator answers for."""
         found: Bytes = {}
         for tensor, vertex in self._answers_for(op):
-            size = self.footprint.stored_bytes(vertex)
+            size = self.footprint.lying.stored_bytes(vertex)
             found["parameters"] = found.get("parameters", 0.0) + size
             if self.graph.tensors[tensor].requires_grad:
                 state = size * self.assembly.optimizer.states
@@ -235,7 +237,7 @@ class _Described:
     def _update(self, op: int) -> list[Task]:
         found = []
         for tensor, vertex in self._answers_for(op):
-            gradient = self.footprint.stored_bytes(vertex)
+            gradient = self.footprint.lying.stored_bytes(vertex)
             gives = {"gradients": gradient} if self.graph.tensors[tensor].requires_grad else {}
             for step in self.assembly.update(vertex):
                 found.append(Task("update", self.assembly.seconds(step), gives=gives))

@@ -9,7 +9,8 @@ from shardfold.capture import capture
 from shardfold.cluster import parse
 from shardfold.costs import Roofline, optimizer_named, tabulate
 from shardfold.plans.assemble import Assembly
-from shardfold.plans.footprint import Facts, Footprint, Wiring
+from shardfold.plans.footprint import Footprint
+from shardfold.plans.lying import Facts, Wiring
 from shardfold.spaces import atomise, rules_of
 from shardfold.zoo import build
 
