@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from shardfold.run.train import Data, State, StepReport
 
 SHOWN = 10  # lines of progress, at most
+PATIENCE_MINUTES = 60  # for a new plan: a large model on many devices may take its time
 TERMINATED = 128 + 15  # as shells say of a process that SIGTERM ended
 
 
@@ -155,6 +156,7 @@ def _shown(rank: int, steps: int) -> Callable[[StepReport], None]:
 def _plan_for_all(rank: int, plan: Plan, example: Example) -> Plan:
     """The plan itself where it is for as many processes as there are; else a new one, by rank 0."""
     import os
+    from datetime import timedelta
     from math import prod
 
     import torch.distributed as dist
@@ -180,7 +182,7 @@ def _plan_for_all(rank: int, plan: Plan, example: Example) -> Plan:
         )
         return dumps(found).encode()
 
-    found = loads(on_first(made))
+    found = loads(on_first(made, timedelta(minutes=PATIENCE_MINUTES)))
     if rank == 0:
         click.echo(f"Planned again for {world} processes: {found.cluster}.", err=True)
     return found

@@ -9,6 +9,7 @@ import logging
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import TypeVar
 
 import torch.distributed as dist
@@ -29,8 +30,15 @@ def rank() -> int:
     return dist.get_rank() if is_shared() else 0
 
 
-def on_first(function: Callable[[], T]) -> T:
-    """Rank 0's result, on every rank; its error is everyone's."""
+def on_first(function: Callable[[], T], patience: timedelta | None = None) -> T:
+    """Rank 0's result, on every rank; its error is everyone's.
+
+    With `patience` the others wait so long, not only as long as a collective may take. A rank that
+    is killed is noticed at once all the same, as its connections close.
+    """
+    group = None
+    if patience is not None and is_shared():
+        group = dist.new_group(timeout=patience, backend="gloo")
     found: list[object] = [None, ""]
     if rank() == 0:
         try:
@@ -40,7 +48,9 @@ def on_first(function: Callable[[], T]) -> T:
                 raise
             found = [None, str(error)]
     if is_shared():
-        dist.broadcast_object_list(found, src=0)
+        dist.broadcast_object_list(found, src=0, group=group)
+    if group is not None:
+        dist.destroy_process_group(group)
     if found[1]:
         raise CheckpointError(str(found[1]))
     return found[0]  # type: ignore[return-value]
