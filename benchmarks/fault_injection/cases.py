@@ -29,7 +29,7 @@ def undisturbed(folder: Path, steps: int, cluster: str = "2xcpu") -> dict[int, f
     job = Job(folder, steps, cluster, name="undisturbed")
     job.prepare()
     process = job.start("--standalone", *ONE_NODE)
-    _, said = process.communicate(timeout=300)
+    _, said = process.communicate(timeout=600)
     if process.returncode:
         raise SystemExit(f"The undisturbed run failed: {said}")
     return job.losses()
@@ -133,7 +133,7 @@ def sigterm(folder: Path, rng: random.Random, count: int) -> dict[str, Any]:
     taken = max(job.losses()) + 1
     saved = max(int(path.name.split("-")[1]) for path in job.saved.glob("step-*"))
     again = job.start("--standalone", *ONE_NODE)
-    again.communicate(timeout=300)
+    again.communicate(timeout=600)
     difference = largest_difference(job.losses(), expected)
     ok = again.returncode == 0 and difference <= SAME and saved == taken < steps
     return {"ok": ok, "steps_taken": taken, "step_saved": saved, "loss_difference": difference}
@@ -147,7 +147,7 @@ def slow_rank(folder: Path, rng: random.Random, count: int) -> dict[str, Any]:
     job = Job(folder, steps, faults=[fault])
     job.prepare()
     process = job.start("--standalone", *ONE_NODE)
-    process.communicate(timeout=300)
+    process.communicate(timeout=600)
     difference = largest_difference(job.losses(), expected)
     starts = {line["start"] for line in job.lines("start")}
     ok = process.returncode == 0 and difference <= SAME and starts == {0}
@@ -169,12 +169,12 @@ def full_disk(folder: Path, rng: random.Random, count: int) -> dict[str, Any]:
         filler = disk / "filler"
         filler.write_bytes(b"x" * 250_000)
         process = job.start("--standalone", *ONE_NODE)
-        _, said = process.communicate(timeout=300)
+        _, said = process.communicate(timeout=600)
         refused = process.returncode != 0 and "No space left on device" in said
         kept = max((int(p.name.split("-")[1]) for p in job.saved.glob("step-*")), default=0)
         filler.unlink()
         again = job.start("--standalone", *ONE_NODE)
-        again.communicate(timeout=300)
+        again.communicate(timeout=600)
         difference = largest_difference(job.losses(), expected)
     finally:
         subprocess.run(["umount", str(disk)], check=True)

@@ -102,7 +102,7 @@ class Job:
         """The loss of every step, as rank 0 last saw it."""
         return {line["step"]: line["loss"] for line in self.lines("step") if line["rank"] == 0}
 
-    def wait_for(self, kind: str, count: int, seconds: float = 120) -> None:
+    def wait_for(self, kind: str, count: int, seconds: float = 300) -> None:
         """Wait until the log has so many lines of a kind."""
         deadline = time.monotonic() + seconds
         while len(self.lines(kind)) < count:

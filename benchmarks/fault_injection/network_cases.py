@@ -105,7 +105,7 @@ def _alone(folder: Path, steps: int) -> dict[int, float]:
     job = Job(folder, steps, name="undisturbed")
     job.prepare()
     process = job.start("--standalone", "--nproc-per-node", "1")
-    process.communicate(timeout=300)
+    process.communicate(timeout=600)
     return job.losses()
 
 
@@ -130,7 +130,7 @@ def _lose(rank: int) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-def _wait_for_world(job: Job, world: int, since: float, seconds: float = 150) -> None:
+def _wait_for_world(job: Job, world: int, since: float, seconds: float = 600) -> None:
     """Until some steps were taken with so many ranks."""
     deadline = time.monotonic() + seconds
     while True:
@@ -143,7 +143,7 @@ def _wait_for_world(job: Job, world: int, since: float, seconds: float = 150) ->
 
 
 def _ended(agent: subprocess.Popen[str]) -> int:
-    agent.communicate(timeout=300)
+    agent.communicate(timeout=600)
     return agent.returncode
 
 
