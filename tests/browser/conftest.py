@@ -35,6 +35,7 @@ def opened(browser, tmp_path: Path) -> Iterator[Callable[..., object]]:
         file.write_text(html, encoding="utf-8")
         context = browser.new_context(viewport={"width": 1366, "height": 820}, **options)
         contexts.append(context)
+        context.set_default_timeout(60_000)  # the machine may be busy
         page = context.new_page()
         page.on("console", lambda said: complaints.append(f"{said.type}: {said.text}"))
         page.on("pageerror", lambda error: complaints.append(str(error)))
@@ -45,7 +46,7 @@ def opened(browser, tmp_path: Path) -> Iterator[Callable[..., object]]:
             ),
         )
         page.goto(file.as_uri())
-        page.wait_for_selector("html[data-ready]", timeout=20_000)
+        page.wait_for_selector("html[data-ready]", timeout=60_000)
         return page
 
     yield opener

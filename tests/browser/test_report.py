@@ -55,8 +55,18 @@ def shows_every_panel(page) -> None:
     assert "undefined" not in words
     wide = page.evaluate("document.documentElement.scrollWidth - innerWidth")
     assert wide <= 0, "the page is wider than a laptop's screen"
-    took = page.evaluate("performance.getEntriesByType('navigation')[0].domComplete") / 1000
-    assert took < FASTEST
+    assert opening_seconds(page) < FASTEST
+
+
+def opening_seconds(page) -> float:
+    """What opening the page takes of a processor, so that a busy machine does not count."""
+    session = page.context.new_cdp_session(page)
+    session.send("Performance.enable", {"timeDomain": "threadTicks"})
+    page.reload()
+    page.wait_for_selector("html[data-ready]", timeout=60_000)
+    metrics = session.send("Performance.getMetrics")["metrics"]
+    session.detach()
+    return {entry["name"]: entry["value"] for entry in metrics}["TaskDuration"]
 
 
 def clicking_opens_and_closes(page) -> None:
