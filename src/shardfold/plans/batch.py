@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -93,13 +93,18 @@ def local_batch(plan: Plan, batch: Any, rank: int | None) -> Any:
     known = {entry.shape for entry in plan.inputs}
 
     def cut(value: Any) -> Any:
-        if isinstance(value, dict):
+        if isinstance(value, Mapping):
             return {key: cut(item) for key, item in value.items()}
         if isinstance(value, tuple | list):
-            return type(value)(cut(item) for item in value)
+            items = [cut(item) for item in value]
+            return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
         shape = getattr(value, "shape", None)
         if shape is None:
-            return value
+            if value is None or isinstance(value, bool | int | float | str):
+                return value
+            raise RunError(
+                f"The batch has a {type(value).__name__}: give tensors, in tuples, lists or dicts."
+            )
         if tuple(shape) not in known:
             shapes = ", ".join(map(str, sorted(known)))
             raise RunError(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import UserDict, namedtuple
+
 import msgspec
 import numpy as np
 import pytest
@@ -66,6 +68,14 @@ def test_parts_of_ten(plan: Plan, layout: tuple[str, ...], parts: list[tuple[int
         assert set(seen) <= set(range(34))
 
 
+def test_batches_of_any_shape_are_cut(plan: Plan) -> None:
+    pair = namedtuple("pair", "x y")(np.ones((10, 6)), None)
+    ten = of(plan, 10, ("dim 0", "dim 0"))
+    found = ten.local_batch((pair, UserDict(x=[pair.x])), rank=0)
+    assert found[0].x.shape == found[1]["x"][0].shape == (3, 6)
+    assert found[0].y is None
+
+
 def test_epochs_differ_and_order_can_be_kept(plan: Plan) -> None:
     ten = of(plan, 10, ("dim 0", "dim 0"))
     sampler = ten.sampler(list(range(20)), rank=0)
@@ -78,6 +88,8 @@ def test_what_does_not_fit_is_refused(plan: Plan) -> None:
     ten = of(plan, 10, ("dim 0", "dim 0"))
     with pytest.raises(RunError, match=r"shape \(9, 6\), the plan is for \(10, 6\)"):
         ten.local_batch(np.zeros((9, 6)), rank=0)
+    with pytest.raises(RunError, match="The batch has a set"):
+        ten.local_batch({1, 2}, rank=0)
     with pytest.raises(RunError, match="The data has 9 samples, one batch of the plan 10"):
         ten.sampler(9, rank=0)
     with pytest.raises(RunError, match="No process group is initialised"):
