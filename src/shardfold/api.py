@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from shardfold import collector
 from shardfold.cluster import Cluster, Mesh, mesh_from_text, parse
-from shardfold.costs import optimizer_named, pricing_named
+from shardfold.costs import Profile, measured_by, optimizer_named, pricing_named
+from shardfold.costs.measured import check_profile
+from shardfold.costs.profile import load as load_profile
 from shardfold.errors import InputError, nearest
 from shardfold.plans import Plan
 from shardfold.plans.choose import RECOMPUTE, Recompute
@@ -53,6 +55,7 @@ def plan(
     optimizer: str = "adamw",
     mesh: str | Mesh | None = None,
     cost: str = "roofline",
+    profile: str | Path | Profile | None = None,
     memory_limit: float | None = None,
     recompute: Recompute = "auto",
     pins: Pins = None,
@@ -66,10 +69,11 @@ def plan(
 
     `args` and `kwargs` are an example batch, as `model` takes it; nothing is run and no weight is
     allocated. `cluster` is a name such as `4x8xh100`, a path to a cluster file, or a `Cluster`.
-    `mesh` (such as `4x8`) fixes what is otherwise tried. `memory_limit` is in bytes per device; by
-    default it is the device's memory less a tenth. `recompute` says whether repeated blocks drop
-    their activations and make them again in backward: `auto` where that fits what would not, or
-    not as fast; `never`; `always`. `pins` fixes splits, such as
+    `mesh` (such as `4x8`) fixes what is otherwise tried. `profile`, a file that `shardfold
+    calibrate` wrote, prices by what a machine was measured to take. `memory_limit` is in bytes per
+    device; by default it is the device's memory less a tenth. `recompute` says whether repeated
+    blocks drop their activations and make them again in backward: `auto` where that fits what would
+    not, or not as fast; `never`; `always`. `pins` fixes splits, such as
     `{"layers.*.mlp.up": "out/8"}`; the plan says what they cost. `loss` turns the model's output
     into a scalar where the model does not. `rules` adds rules for operators that shardfold does
     not know. Without `fold`, repeated blocks are traced one by one: slower, with the same result.
@@ -79,8 +83,10 @@ def plan(
 
     target = parse(cluster) if isinstance(cluster, str) else cluster
     meshes = _meshes(target, mesh)
-    pricing, updates = pricing_named(cost), optimizer_named(optimizer)
-    fixed = parse_pins(pins)
+    measured, notes = _profile(profile), set[str]()
+    cost = cost if measured is None else "measured"
+    pricing = pricing_named(cost) if measured is None else measured_by(measured, notes)
+    updates, fixed = optimizer_named(optimizer), parse_pins(pins)
     if recompute not in RECOMPUTE:
         raise InputError(f"Unknown recompute {recompute!r}. {nearest(recompute, RECOMPUTE)}")
 
@@ -91,6 +97,8 @@ def plan(
     else:
         graph = capture(model, args, kwargs, dtype=dtype, loss=loss, fold=fold)
     captured = time.perf_counter()
+    if measured is not None:
+        check_profile(measured, target, graph)
 
     request = Request(target, meshes, pricing, updates, memory_limit, fixed, recompute, rules or {})
     settled = decide(graph, request, lambda done, total: watch(Stage("search", done, total)))
@@ -112,7 +120,11 @@ def plan(
         capture_seconds=captured - started,
         search_seconds=searched - captured,
         verdict=settled.verdict,
-    )
+    ).noted(*sorted(notes))
+
+
+def _profile(given: str | Path | Profile | None) -> Profile | None:
+    return load_profile(given) if isinstance(given, str | Path) else given
 
 
 def _meshes(cluster: Cluster, mesh: str | Mesh | None) -> tuple[Mesh, ...]:

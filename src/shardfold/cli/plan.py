@@ -24,6 +24,12 @@ if TYPE_CHECKING:
 @click.option("--mesh", help="Such as 8x4. Every mesh is tried if left out.")
 @click.option("--cost", default="roofline", show_default=True, help="roofline or paper.")
 @click.option(
+    "--profile",
+    type=click.Path(dir_okay=False),
+    metavar="FILE.json",
+    help="Price by what shardfold calibrate measured.",
+)
+@click.option(
     "--memory-limit",
     type=size_in_bytes,
     metavar="SIZE",
@@ -53,6 +59,7 @@ def plan(
     optimizer: str,
     mesh: str | None,
     cost: str,
+    profile: str | None,
     memory_limit: float | None,
     recompute: Recompute,
     pins: tuple[str, ...],
@@ -79,6 +86,7 @@ def plan(
     from shardfold.cli.quiet import quiet
     from shardfold.cluster import mesh_from_text, parse
     from shardfold.costs import optimizer_named, pricing_named
+    from shardfold.costs.profile import load as load_profile
     from shardfold.plans.pins import parse_pins
 
     # What is cheap to check is checked before the work begins.
@@ -87,6 +95,7 @@ def plan(
     target = parse(cluster)
     fixed = None if mesh is None else mesh_from_text(mesh, target)
     pricing_named(cost)
+    measured = None if profile is None else load_profile(profile)
     optimizer_named(optimizer)
     parse_pins(pins)
     with progress() as watch:
@@ -102,6 +111,7 @@ def plan(
                 optimizer=optimizer,
                 mesh=fixed,
                 cost=cost,
+                profile=measured,
                 memory_limit=memory_limit,
                 recompute=recompute,
                 pins=pins,

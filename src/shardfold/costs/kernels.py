@@ -224,7 +224,7 @@ def _attention(work: Work, habit: Habit, phase: str) -> list[Kernel]:
     queries, keys, depth = work.factor("q"), work.factor("k"), work.factor("d")
     heads = work.operand_items(0) / (queries * depth)
     kind = "causal" if habit.is_causal else "full"
-    if len(work.inputs) > 3:
+    if 3 in work.trained:  # a mask without a gradient is as good as none
         kind = "bias"
     elif habit.is_causal and work.inputs[0].shape[-3] != work.inputs[1].shape[-3]:
         kind = "shared"
@@ -272,8 +272,31 @@ def _batch_norm(work: Work, habit: Habit, phase: str) -> list[Kernel]:
     """Examples, channels, and the side of a plane."""
     b, c = work.factor("b"), work.factor("c")
     side = np.sqrt(work.operand_items(0) / (b * c))
+    dtype = work.inputs[0].dtype
     phase = "backward" if phase == "backward" else "forward"
-    return [Kernel(f"batch_norm.{phase}", work.inputs[0].dtype, (b, c, side))]
+    is_split = work.operand_items(0) * work.parts("c") < math.prod(work.inputs[0].shape)
+    whole = Kernel(f"batch_norm.{phase}", dtype, (b * ~is_split, c, side))
+    if not is_split.any():
+        return [whole]
+    return [whole, *_reduced_norm(work.operand_bytes(0) * is_split, dtype, phase)]
+
+
+def _reduced_norm(size: Values, dtype: str, phase: str) -> list[Kernel]:
+    """Statistics that devices share are summed between passes over the input, in float32."""
+    wide = size * (2.0 if dtype in ("bfloat16", "float16") else 1.0)
+    casts = [_pass(size + wide, dtype, "cast"), _pass(size + wide, "float32", "cast")]
+    apart = [_pass(2.0 * wide, "float32", "strided")]
+    scaled = [_pass(2.0 * size, dtype, "strided")]
+    if phase == "forward":  # squares, two sums, centred, scaled; then weight and bias
+        return [*casts, *[_pass(2.0 * wide, "float32")] * 2, *apart * 2, *scaled * 2]
+    weights = [*scaled, _pass(3.0 * size, dtype), _pass(2.0 * size, dtype)]
+    return [
+        *weights,
+        *casts,
+        *[_pass(3.0 * wide, "float32")] * 2,
+        _pass(2.0 * wide, "float32"),
+        *apart * 3,
+    ]
 
 
 def _last(work: Work) -> Values:

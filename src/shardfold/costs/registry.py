@@ -7,9 +7,11 @@ from dataclasses import dataclass, field
 
 from shardfold.cluster import Cluster, Mesh
 from shardfold.costs import paper
+from shardfold.costs.measured import Measured
 from shardfold.costs.model import CostModel
+from shardfold.costs.profile import Profile
 from shardfold.costs.roofline import Roofline
-from shardfold.errors import InputError, nearest
+from shardfold.errors import InputError, ProfileError, nearest
 from shardfold.spaces import Maker
 
 
@@ -25,10 +27,23 @@ class Pricing:
     overlaps: bool = True
 
 
+def _without_profile(cluster: Cluster, mesh: Mesh) -> CostModel:
+    raise ProfileError(
+        "Prices by measurement need the profile that was measured: give it as profile=, or on the "
+        "command line as --profile machine.json; shardfold calibrate makes one."
+    )
+
+
 PRICINGS: Mapping[str, Pricing] = {
     "roofline": Pricing(Roofline),
     "paper": Pricing(paper.Paper, paper.RULES, overlaps=False),
+    "measured": Pricing(_without_profile),
 }
+
+
+def measured_by(profile: Profile, notes: set[str]) -> Pricing:
+    """Prices by a profile; what was not measured is noted."""
+    return Pricing(lambda cluster, mesh: Measured(cluster, mesh, profile, notes))
 
 
 def pricing_named(name: str) -> Pricing:

@@ -168,6 +168,13 @@ class Work:
         """The bytes of one result on the fullest device."""
         return self.result_items(k) * self.results[k].item_bytes
 
+    def parts(self, base: str) -> Values:
+        """Into how many parts a factor is split, for each configuration."""
+        counts, rule = self.space.parts(self.mesh.shape), self.space.rule
+        members = [i for i in range(len(rule.factors)) if rule.base(i) == base]
+        parts: Values = np.prod(counts[:, members], axis=1, dtype=np.float64)
+        return parts
+
     def factor(self, base: str) -> Values:
         """The points of one of the rule's factors on the fullest device; 1 if it has none."""
         local = local_factors(self.space, self.mesh)

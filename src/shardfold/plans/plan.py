@@ -245,6 +245,13 @@ class Plan(Value, frozen=True, omit_defaults=True):
         """Whether the predicted peak is within the memory limit."""
         return self.estimate.peak_bytes <= self.estimate.limit_bytes
 
+    def noted(self, *notes: str) -> Plan:
+        """The plan with further notes on how it was made."""
+        made = msgspec.structs.replace(
+            self.provenance, notes=tuple(dict.fromkeys((*self.provenance.notes, *notes)))
+        )
+        return msgspec.structs.replace(self, provenance=made)
+
     def save(self, path: str | Path) -> None:
         """Write the plan as JSON; an existing file is replaced only by a complete one."""
         from shardfold.plans.store import save

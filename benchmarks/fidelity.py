@@ -1,0 +1,194 @@
+"""Predicted against measured: step time and peak memory of whole training steps on a GPU.
+
+The cases were measured by fidelity_measure.py; here each is captured, planned and priced by the
+machine's profile, and both are put side by side. The profile is of kernels, never of these steps.
+
+    python benchmarks/fidelity.py --measured benchmarks/results/fidelity-h200.json \
+        --profile benchmarks/profiles/h200.json
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import tempfile
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import click
+
+import shardfold as sf
+from fidelity_cases import ALONE, CLUSTER, Case
+from shardfold.capture import capture
+from shardfold.cluster import Mesh, mesh_from_text, parse
+from shardfold.costs import Measured, Profile, optimizer_named
+from shardfold.costs.kernels import kernels_of
+from shardfold.costs.measured import WAITING
+from shardfold.costs.profile import load
+from shardfold.costs.queue import Asked, queued_seconds
+from shardfold.costs.steps import Collective, Step
+from shardfold.plans import Plan
+from shardfold.plans.assemble import Assembly
+from shardfold.plans.recall import restated
+from shardfold.simulate import simulate
+from shardfold.spaces import atomise, rules_of
+from shardfold.versus import compare
+
+PAGE = Path("docs/results/fidelity.md")
+FIGURES = Path("docs/results/fidelity.json")
+
+
+def plan_of(case: Case) -> tuple[Plan, Any]:
+    """The plan that was run, and the model's whole graph."""
+    model, args, kwargs = case.build("meta")
+    graph = capture(model, args, kwargs)
+    if case.method == ALONE:
+        cluster = CLUSTER.replace("8x", "1x", 1)
+        return sf.plan(model, args, kwargs, cluster=cluster, recompute="never"), graph
+    with tempfile.TemporaryDirectory() as folder:
+        compare(model, args, kwargs, cluster=CLUSTER, methods=(case.method,), save_plans=folder)
+        return Plan.load(Path(folder) / f"{case.method}.json"), graph
+
+
+def predicted(case: Case, profile: Profile) -> dict[str, float]:
+    """Seconds and peak bytes of a case by the profile: what one device computes and holds."""
+    plan, graph = plan_of(case)
+    cluster = parse(CLUSTER if case.method != ALONE else CLUSTER.replace("8x", "1x", 1))
+    shape = "x".join(str(axis.size) for axis in plan.mesh)
+    mesh = mesh_from_text(shape, cluster) if shape else Mesh(())
+    model = Measured(cluster, mesh, profile)
+    atoms = atomise(graph, rules_of(graph))
+    assembly = restated(plan, graph, atoms, mesh, model, optimizer_named("adamw"))
+    seconds = queued_seconds(asked(assembly, model))
+    peak = simulate(plan.schedule).peak_bytes + profile.machine.workspace_bytes
+    return {"step_seconds": seconds, "peak_bytes": peak}
+
+
+def asked(assembly: Assembly, model: Measured) -> Iterator[Asked]:
+    """What the host asks for in a step, in order; collectives are only packed, not sent."""
+    host = {entry.kind: entry for entry in model.profile.host}
+    order = [v for v, vertex in enumerate(assembly.tabulated.vertices) if vertex.space is not None]
+    yield Asked(host["step"].forward_seconds, 0.0)
+    for v in order:
+        yield from (one(s, model) for s in assembly.steps[v] if s.phase == "forward")
+    yield Asked(host["step"].backward_seconds, 0.0)
+    for v in reversed(order):
+        yield from (one(s, model) for s in assembly.steps[v] if s.phase == "backward")
+    yield Asked(host["update"].backward_seconds, 0.0)
+    for v in order:
+        yield from (one(s, model) for s in assembly.steps[v] if s.phase == "update")
+
+
+def one(step: Step, model: Measured) -> Asked:
+    """One step as host and device share it."""
+    if isinstance(step, Collective):
+        packing = model.packing(step)
+        return Asked(float(packing[0]), float(packing[1][0]) * step.repeats)
+    waits = step.work is not None and any(
+        kernel.family in WAITING for kernel in kernels_of(step.work, step.phase)
+    )
+    return Asked(float(model.host_seconds(step)[0]), float(model.device_seconds(step)[0]), waits)
+
+
+def compared(measured: dict[str, Any], profile: Profile) -> list[dict[str, Any]]:
+    """Every measured case beside its prediction."""
+    rows = []
+    names = {field.name for field in fields(Case)}
+    for entry in measured["cases"]:
+        case = Case(**{key: value for key, value in entry.items() if key in names})
+        found = predicted(case, profile)
+        row = {
+            "name": case.name,
+            "parameters": entry["parameters"],
+            "measured_seconds": entry["step_seconds"],
+            "spread": round(max(entry["all_seconds"]) / min(entry["all_seconds"]) - 1, 3),
+            "predicted_seconds": found["step_seconds"],
+            "measured_bytes": entry["peak_bytes"],
+            "predicted_bytes": found["peak_bytes"],
+        }
+        row["time_error"] = found["step_seconds"] / entry["step_seconds"] - 1
+        row["memory_error"] = found["peak_bytes"] / entry["peak_bytes"] - 1
+        rows.append(row)
+        click.echo(
+            f"{case.name}: {row['time_error']:+.1%} of {entry['step_seconds'] * 1e3:.1f} ms, "
+            f"{row['memory_error']:+.1%} of {entry['peak_bytes'] / 2**30:.2f} GiB"
+        )
+    return rows
+
+
+def summary(rows: list[dict[str, Any]]) -> dict[str, float]:
+    """The median and the largest error of each figure, and how many cases are within the bars."""
+    found: dict[str, float] = {"cases": len(rows)}
+    for what, bar in (("time", 0.10), ("memory", 0.03)):
+        errors = [abs(row[f"{what}_error"]) for row in rows]
+        found[f"{what}_median"] = statistics.median(errors)
+        found[f"{what}_worst"] = max(errors)
+        found[f"{what}_within"] = sum(error <= bar for error in errors)
+    return found
+
+
+def page(rows: list[dict[str, Any]], figures: dict[str, Any]) -> str:
+    """The results as a page."""
+    total = figures["summary"]
+    machine, environment = figures["machine"]["name"], figures["environment"]
+    lines = [
+        "# Predicted against measured",
+        "",
+        f"Whole training steps (forward, backward, AdamW) of {total['cases']} cases on one "
+        f"{machine}, measured on {environment['date']} with PyTorch {environment['torch']}: the "
+        "median of several steps, each waited for. Predictions are by the machine's "
+        "[profile](../explanation/calibration.md), which is of kernels and was not fitted to any "
+        'of these steps. "of 8" is one rank\'s share of a plan for eight devices: its compute and '
+        "memory are measured, its collectives do nothing.",
+        "",
+        f"- Step time: median error {total['time_median']:.1%}, worst {total['time_worst']:.1%}; "
+        f"{total['time_within']} of {total['cases']} within 10%.",
+        f"- Peak memory: median error {total['memory_median']:.1%}, worst "
+        f"{total['memory_worst']:.1%}; {total['memory_within']} of {total['cases']} within 3%.",
+        "",
+        "| case | measured | predicted | error | peak | predicted | error |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        lines.append(
+            f"| {row['name']} | {row['measured_seconds'] * 1e3:.1f} ms | "
+            f"{row['predicted_seconds'] * 1e3:.1f} ms | {row['time_error']:+.1%} | "
+            f"{row['measured_bytes'] / 2**30:.2f} GiB | {row['predicted_bytes'] / 2**30:.2f} GiB | "
+            f"{row['memory_error']:+.1%} |"
+        )
+    lines += [
+        "",
+        "Where the host is slower than the device (small batches; many small gathers), the error "
+        "is the host's: its speed varied by a tenth and more from step to step on this machine.",
+        "",
+        "Made by `benchmarks/fidelity.py` from `benchmarks/results/fidelity-h200.json`; every "
+        "figure is in [fidelity.json](fidelity.json).",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+@click.command()
+@click.option("--measured", required=True, type=click.Path(exists=True, dir_okay=False))
+@click.option("--profile", required=True, type=click.Path(exists=True, dir_okay=False))
+@click.option("--only", default="", help="Cases whose name has this text; nothing is written.")
+def main(measured: str, profile: str, only: str) -> None:
+    """Predict every measured case, and write the page and its figures."""
+    data = json.loads(Path(measured).read_text())
+    data["cases"] = [entry for entry in data["cases"] if only in entry["name"]]
+    rows = compared(data, load(profile))
+    figures = {
+        "machine": data["machine"],
+        "environment": data["environment"],
+        "summary": summary(rows),
+        "cases": rows,
+    }
+    click.echo(json.dumps(figures["summary"], indent=1))
+    if not only:
+        FIGURES.write_text(json.dumps(figures, indent=1) + "\n")
+        PAGE.write_text(page(rows, figures))
+
+
+if __name__ == "__main__":
+    main()
