@@ -19,11 +19,12 @@ from .jobs import build
 
 @dataclass(frozen=True)
 class Case:
-    """A model under a plan, and the folder of its checkpoints."""
+    """A model under a plan, the folder of its checkpoints, and in which width it runs."""
 
     model: str
     plan: bytes
     folder: Path
+    double: bool = False
 
 
 def tied(name: str) -> tuple[Any, Any, Any]:
@@ -54,7 +55,7 @@ def _run(case: Case, first: int, last: int, save_at: int | None) -> list[float]:
         with torch.no_grad():
             for tensor in model.state_dict().values():
                 tensor.mul_(2)
-    module = parallelize(model, loads(case.plan), args, kwargs)
+    module = parallelize(model, loads(case.plan), args, kwargs, double=case.double)
     optimizer = torch.optim.AdamW(module.parameters(), lr=1e-3)
     if first:
         found = load(module, optimizer, case.folder)
