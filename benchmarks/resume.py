@@ -98,7 +98,7 @@ def write_page(entries: dict[str, Any]) -> None:
         "much of it; a wrong resumption would show in float64, too. The language models' first and",
         "last weights are tied.",
         "",
-        "| model | steps | first loss | last | float32, on two | on one | float64, on two | on one |",
+        "| model | steps | first loss | last | float32: two | one | float64: two | one |",
         "|---|---:|---:|---:|---:|---:|---:|---:|",
     ]
     columns = ("float32_on_two", "float32_on_one", "float64_on_two", "float64_on_one")
