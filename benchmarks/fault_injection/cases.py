@@ -29,9 +29,8 @@ def undisturbed(folder: Path, steps: int, cluster: str = "2xcpu") -> dict[int, f
     job = Job(folder, steps, cluster, name="undisturbed")
     job.prepare()
     process = job.start("--standalone", *ONE_NODE)
-    _, said = process.communicate(timeout=600)
-    if process.returncode:
-        raise SystemExit(f"The undisturbed run failed: {said}")
+    if process.wait(timeout=600):
+        raise SystemExit(f"The undisturbed run failed: {job.said.read_text()}")
     return job.losses()
 
 
@@ -82,13 +81,13 @@ def restarts(folder: Path, rng: random.Random, count: int) -> dict[str, Any]:
     job = Job(folder, steps, faults=faults)
     job.prepare()
     process = job.start("--standalone", *ONE_NODE, "--max-restarts", "6")
-    _, said = process.communicate(timeout=600)
+    process.wait(timeout=600)
     gaps = _gaps(job)
     difference = largest_difference(job.losses(), expected)
     ok = process.returncode == 0 and difference <= SAME and len(gaps) == len(points)
     found = {"ok": ok, "kills": len(gaps), "loss_difference": difference}
     found["longest_restart_seconds"] = max(gaps, default=0.0)
-    return found if ok else {**found, "said": said[-3000:]}
+    return found if ok else {**found, "said": job.said.read_text()[-3000:]}
 
 
 def _fault(rng: random.Random) -> dict[str, Any]:
@@ -129,11 +128,11 @@ def sigterm(folder: Path, rng: random.Random, count: int) -> dict[str, Any]:
     process = job.start("--standalone", *ONE_NODE)
     job.wait_for("step", 41)
     os.kill(process.pid, signal.SIGTERM)
-    process.communicate(timeout=60)
+    process.wait(timeout=60)
     taken = max(job.losses()) + 1
     saved = max(int(path.name.split("-")[1]) for path in job.saved.glob("step-*"))
     again = job.start("--standalone", *ONE_NODE)
-    again.communicate(timeout=600)
+    again.wait(timeout=600)
     difference = largest_difference(job.losses(), expected)
     ok = again.returncode == 0 and difference <= SAME and saved == taken < steps
     return {"ok": ok, "steps_taken": taken, "step_saved": saved, "loss_difference": difference}
@@ -147,7 +146,7 @@ def slow_rank(folder: Path, rng: random.Random, count: int) -> dict[str, Any]:
     job = Job(folder, steps, faults=[fault])
     job.prepare()
     process = job.start("--standalone", *ONE_NODE)
-    process.communicate(timeout=600)
+    process.wait(timeout=600)
     difference = largest_difference(job.losses(), expected)
     starts = {line["start"] for line in job.lines("start")}
     ok = process.returncode == 0 and difference <= SAME and starts == {0}
@@ -169,12 +168,13 @@ def full_disk(folder: Path, rng: random.Random, count: int) -> dict[str, Any]:
         filler = disk / "filler"
         filler.write_bytes(b"x" * 250_000)
         process = job.start("--standalone", *ONE_NODE)
-        _, said = process.communicate(timeout=600)
+        process.wait(timeout=600)
+        said = job.said.read_text()
         refused = process.returncode != 0 and "No space left on device" in said
         kept = max((int(p.name.split("-")[1]) for p in job.saved.glob("step-*")), default=0)
         filler.unlink()
         again = job.start("--standalone", *ONE_NODE)
-        again.communicate(timeout=600)
+        again.wait(timeout=600)
         difference = largest_difference(job.losses(), expected)
     finally:
         subprocess.run(["umount", str(disk)], check=True)

@@ -45,6 +45,7 @@ class Job:
     name: str = "run"
     checkpoints: Path | None = None
     faults: list[dict[str, Any]] = field(default_factory=list)
+    timeout_seconds: float = TIMEOUT_SECONDS
 
     def prepare(self) -> None:
         """Write the model, the plan and the faults."""
@@ -70,6 +71,11 @@ class Job:
         return self.folder / f"{self.name}.log"
 
     @property
+    def said(self) -> Path:
+        """What all processes wrote to their standard error."""
+        return self.folder / f"{self.name}.err"
+
+    @property
     def saved(self) -> Path:
         """The folder of checkpoints."""
         return self.checkpoints or self.folder / f"{self.name}-checkpoints"
@@ -84,12 +90,12 @@ class Job:
             *(str(POINTS), str(self.folder / f"{self.name}.faults"), str(self.log)),
             *("train", self.model, "--plan", str(self.plan), "--steps", str(self.steps)),
             *("--lr", "0.01", "--checkpoints", str(self.saved), "--save-every", str(EVERY)),
-            *("--timeout", str(TIMEOUT_SECONDS)),
+            *("--timeout", str(self.timeout_seconds)),
         ]
 
-    def start(self, *torchrun: str) -> subprocess.Popen[str]:
+    def start(self, *torchrun: str) -> subprocess.Popen[bytes]:
         """Start it on this machine."""
-        return started(self.command(*torchrun))
+        return started(self.command(*torchrun), self.said)
 
     def lines(self, kind: str) -> list[dict[str, Any]]:
         """The log's lines of a kind."""
@@ -111,16 +117,16 @@ class Job:
             time.sleep(0.05)
 
 
-def started(command: list[str], **chosen: str) -> subprocess.Popen[str]:
-    """A process of its own session, with one thread, whose errors are kept."""
-    return subprocess.Popen(
-        command,
-        env={**os.environ, "OMP_NUM_THREADS": "1", **chosen},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+def started(command: list[str], said: Path, **chosen: str) -> subprocess.Popen[bytes]:
+    """A process of its own session, with one thread, whose errors are added to a file."""
+    with said.open("ab") as errors:
+        return subprocess.Popen(
+            command,
+            env={**os.environ, "OMP_NUM_THREADS": "1", **chosen},
+            stdout=subprocess.DEVNULL,
+            stderr=errors,
+            start_new_session=True,
+        )
 
 
 def run(command: list[str]) -> None:

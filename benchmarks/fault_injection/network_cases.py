@@ -28,7 +28,8 @@ PORT = 29_500
 SAME = 1e-6
 RATE = 1e9
 # How fast the agents notice that one of them is gone, and how long they wait for more.
-PATIENCE = "last_call_timeout=3,keep_alive_interval=1,keep_alive_max_attempt=4"
+PATIENCE = "last_call_timeout=10,keep_alive_interval=2,keep_alive_max_attempt=8"
+STARTING_SECONDS = 90.0  # ranks that share few cores reach their first collective far apart
 
 
 def link(folder: Path, rng: random.Random, count: int) -> dict[str, Any]:
@@ -66,7 +67,7 @@ def elastic(folder: Path, rng: random.Random, count: int) -> dict[str, Any]:
         return {"ok": True, "skipped": reason}
     steps = 1_200
     expected = _alone(folder, steps)
-    job = Job(folder, steps, cluster="4x1xcpu")
+    job = Job(folder, steps, cluster="4x1xcpu", timeout_seconds=STARTING_SECONDS)
     job.prepare()
     with network(Topology(4, RATE)):
         agents = [_agent(job, rank, "2:4") for rank in range(4)]
@@ -105,11 +106,11 @@ def _alone(folder: Path, steps: int) -> dict[int, float]:
     job = Job(folder, steps, name="undisturbed")
     job.prepare()
     process = job.start("--standalone", "--nproc-per-node", "1")
-    process.communicate(timeout=600)
+    process.wait(timeout=600)
     return job.losses()
 
 
-def _agent(job: Job, rank: int, nodes: str) -> subprocess.Popen[str]:
+def _agent(job: Job, rank: int, nodes: str) -> subprocess.Popen[bytes]:
     """Torchrun in a namespace, as on a machine of its own; the first is where they meet."""
     meeting = f"{PATIENCE},is_host={int(rank == 0)}"
     options = [
@@ -118,7 +119,8 @@ def _agent(job: Job, rank: int, nodes: str) -> subprocess.Popen[str]:
         *("--rdzv-backend", "c10d", "--rdzv-id", "faults", "--rdzv-conf", meeting),
         *("--rdzv-endpoint", f"{address(0)}:{PORT}"),
     ]
-    return started(inside(rank, job.command(*options)), GLOO_SOCKET_IFNAME=INTERFACE)
+    command = inside(rank, job.command(*options))
+    return started(command, job.said, GLOO_SOCKET_IFNAME=INTERFACE)
 
 
 def _lose(rank: int) -> None:
@@ -138,13 +140,13 @@ def _wait_for_world(job: Job, world: int, since: float, seconds: float = 600) ->
         if len(steps) > 20 * world:
             return
         if time.monotonic() > deadline:
-            raise TimeoutError(f"no steps with {world} ranks in {seconds} s")
+            said = job.said.read_text()[-3000:]
+            raise TimeoutError(f"no steps with {world} ranks in {seconds} s: {said}")
         time.sleep(0.2)
 
 
-def _ended(agent: subprocess.Popen[str]) -> int:
-    agent.communicate(timeout=600)
-    return agent.returncode
+def _ended(agent: subprocess.Popen[bytes]) -> int:
+    return agent.wait(timeout=600)
 
 
 def _worlds(job: Job) -> list[int]:
