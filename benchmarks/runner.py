@@ -178,6 +178,7 @@ def _model(name: str, device: str) -> tuple[nn.Module, tuple[Any, ...], dict[str
     }
     configure, shape, batch, seq, dtype = shapes[name]
     config = configure(shape, seq)
+    config.use_cache = False
     for field in ("resid_pdrop", "embd_pdrop", "attn_pdrop"):
         if hasattr(config, field):
             setattr(config, field, 0.0)

@@ -279,6 +279,8 @@ class Run:
 
     def _constant(self, tensor: int) -> Tensor:
         value = self.program.sources[tensor].value
+        if value is not None and value.is_meta and not value.numel():
+            value = torch.empty_like(value, device=self.context.device)
         if value is None or value.is_meta:
             raise RunError(
                 f"The constant {self.program.graph.tensors[tensor].name} lost its value while the "

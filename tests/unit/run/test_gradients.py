@@ -1,0 +1,113 @@
+"""Buckets of gradients: how uses are put together, started and delivered."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shardfold.run.gradients import Reducer, Reduction, buckets_of
+from shardfold.run.groups import Groups
+from shardfold.run.parts import Place
+from shardfold.run.steps import Moves, Step
+
+LIMIT = 100
+
+
+def reduction(number: int, items: int, *, axis: int = 0, steps: int = 1) -> Reduction:
+    step = Step("all_reduce", (axis,), 0, (items,), (items,))
+    return Reduction(number, Moves((step,) * steps, (items,), (items,)), torch.float32, 4 * items)
+
+
+class Done:
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+
+    def wait(self) -> None:
+        self.tensor.mul_(2)  # both devices have the same
+
+
+class Pair(Groups):
+    """Two devices that always hold the same, without processes; notes what is started."""
+
+    def __init__(self) -> None:
+        super().__init__(Place((2, 2), (0, 0)))
+        self.started: list[tuple[Any, int]] = []
+
+    def start_reduce(self, tensor: Tensor, axes: Any) -> Any:
+        self.started.append((axes, tensor.numel()))
+        return Done(tensor)
+
+    def all_reduce(self, tensor: Tensor, axes: Any, *, most: bool = False) -> Tensor:
+        self.started.append((axes, tensor.numel()))
+        return tensor.mul_(2)
+
+
+def numbers(buckets: Any) -> list[list[int]]:
+    return [[member.number for member in bucket.members] for bucket in buckets]
+
+
+def test_buckets_are_filled_from_the_end_and_by_kind() -> None:
+    given = [reduction(0, 10), reduction(1, 10), reduction(2, 10, axis=1), reduction(3, 10)]
+    assert numbers(buckets_of(given, LIMIT)) == [[3, 1, 0], [2]]
+    assert numbers(buckets_of(given, 60)) == [[3, 1], [2], [0]]
+
+
+def test_a_large_gradient_and_one_of_several_steps_stay_alone() -> None:
+    given = [reduction(0, 10), reduction(1, 25), reduction(2, 10, steps=2), reduction(3, 10)]
+    assert numbers(buckets_of(given, LIMIT)) == [[2], [1], [3, 0]]
+
+
+class Backward:
+    """Gradients that arrive within a backward, which calls `finish` at its end."""
+
+    def __init__(self, *given: Reduction) -> None:
+        self.groups = Pair()
+        self.found: dict[int, list[float]] = {}
+        self.settled = 0
+        self.reducer = Reducer(given, self.groups, self._deliver, self._settle, LIMIT)
+        self.reducer.is_active = True  # no engine runs to call back
+
+    def _deliver(self, number: int, gradient: Tensor) -> None:
+        self.found.setdefault(number, []).append(float(gradient.sum()))
+
+    def _settle(self) -> None:
+        self.settled += 1
+
+
+def test_buckets_start_in_order_whatever_comes_first() -> None:
+    backward = Backward(reduction(0, 30), reduction(1, 10), reduction(2, 10), reduction(3, 40))
+    for number, items in ((0, 30), (1, 10), (3, 40), (2, 10)):
+        backward.reducer.arrived(number, torch.ones(items))
+    assert [items for _, items in backward.groups.started] == [40, 30, 20]
+    backward.reducer.finish()
+    assert backward.found == {3: [80.0], 0: [60.0], 1: [20.0], 2: [20.0]}
+    assert backward.settled == 1
+    assert [b.member_bytes for b in backward.reducer.launched] == [(40, 40)]
+
+
+def test_what_never_comes_holds_nothing_up_at_the_end() -> None:
+    backward = Backward(reduction(0, 10), reduction(1, 10), reduction(2, 40))
+    backward.reducer.arrived(1, torch.ones(10))
+    assert backward.groups.started == []
+    backward.reducer.finish()
+    assert backward.found == {1: [20.0]}
+
+
+def test_a_second_gradient_of_a_use_is_reduced_too() -> None:
+    backward = Backward(reduction(0, 40))
+    for value in (1.0, 3.0):
+        backward.reducer.arrived(0, torch.full((40,), value))
+    backward.reducer.finish()
+    assert backward.found == {0: [80.0, 240.0]}
+
+
+def test_a_gradient_that_others_hold_is_not_written_to() -> None:
+    backward = Backward(reduction(0, 40))
+    gradient = torch.ones(40)
+    alias = gradient.view(-1)
+    backward.reducer.arrived(0, gradient)
+    backward.reducer.finish()
+    assert backward.found == {0: [80.0]}
+    assert float(alias.sum()) == 40.0
