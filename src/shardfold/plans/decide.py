@@ -17,8 +17,10 @@ from shardfold.plans.choose import Candidate, Chosen, Recompute
 from shardfold.plans.finalists import Field
 from shardfold.plans.judge import Judge, Verdict
 from shardfold.plans.settle import Request, Settled, settle
+from shardfold.plans.sparing import spare
 from shardfold.spaces import Atoms
 
+DESCENTS = 12  # plans with ever smaller peaks, before a limit is refused
 HINT = "Try more devices, a smaller batch, or a dtype with fewer bytes."
 
 
@@ -38,20 +40,56 @@ def decide(graph: Graph, request: Request, watch: Callable[[int, int], None]) ->
     if not request.pricing.overlaps:
         settled = settle(graph, request, watch)
         return Decision(settled.graph, settled.atoms, settled.chosen)
-    found = _settled(graph, request, watch)
     judge = Judge(request.cluster, request.optimizer)
+    verdict, searched = _attempt(graph, request, watch, judge)
+    if request.recompute == "auto" and not request.pins:
+        verdict = spare(verdict, request, judge)
+    limit, needed = request.limit_bytes, verdict.chosen.smallest_bytes
+    if needed is not None and limit is not None:
+        verdict = _smallest(graph, request, watch, judge, verdict)
+        needed = verdict.winner.simulation.peak_bytes
+        if needed > limit:
+            raise InfeasibleError(needed_bytes=needed, limit_bytes=limit, hint=HINT)
+    at = verdict.winner.finalist.field
+    return Decision(at.graph, at.atoms, verdict.chosen, verdict, searched)
+
+
+def _attempt(
+    graph: Graph, request: Request, watch: Callable[[int, int], None], judge: Judge
+) -> tuple[Verdict, Chosen]:
+    """The best of the finalists under the limit, whether it fits or not."""
+    found = _settled(graph, request, watch)
     fields = _fields(found)
     verdict = judge.decide(fields, found.chosen)
     if verdict.chosen.smallest_bytes is not None and _may_recompute(request, fields):
         again = settle(graph, replace(request, limit_bytes=None, recompute="always"), watch)
         fields = [*fields, Field(again.graph, again.atoms, again.chosen.tried)]
         verdict = judge.decide(fields, found.chosen)
-    needed = verdict.chosen.smallest_bytes
-    if needed is not None and request.limit_bytes is not None:
-        limit = request.limit_bytes
-        raise InfeasibleError(needed_bytes=needed, limit_bytes=limit, hint=HINT)
-    at = verdict.winner.finalist.field
-    return Decision(at.graph, at.atoms, verdict.chosen, verdict, found.chosen)
+    return verdict, found.chosen
+
+
+def _smallest(
+    graph: Graph,
+    request: Request,
+    watch: Callable[[int, int], None],
+    judge: Judge,
+    verdict: Verdict,
+) -> Verdict:
+    """The plan with the smallest peak: from the fewest bytes on, as long as less is met.
+
+    It does not depend on the limit that was asked for, so what is said to be needed is met.
+    """
+    unlimited = _unlimited(graph, request, watch)
+    fields = [Field(each.graph, each.atoms, each.chosen.tried) for each in unlimited]
+    best = judge.least(fields)
+    for _ in range(DESCENTS):
+        lower = replace(request, limit_bytes=best.simulation.peak_bytes - 1)
+        found, _ = _attempt(graph, lower, watch, judge)
+        if found.chosen.smallest_bytes is not None:
+            break
+        best = found.winner
+    settled = replace(verdict.chosen, best=best.finalist.candidate, smallest_bytes=None)
+    return Verdict(settled, best, (*verdict.finalists, best))
 
 
 def _may_recompute(request: Request, fields: Sequence[Field]) -> bool:
@@ -67,21 +105,21 @@ def _settled(graph: Graph, request: Request, watch: Callable[[int, int], None]) 
     except InfeasibleError:
         if request.limit_bytes is None:
             raise
-    limit = request.limit_bytes
-    auto: tuple[Recompute | Regions, ...] = ("never", "always")
-    ways = auto if request.recompute == "auto" else (request.recompute,)
-    found = [settle(graph, replace(request, limit_bytes=None, recompute=w), watch) for w in ways]
+    limit, found = request.limit_bytes, _unlimited(graph, request, watch)
     tried = tuple(c for each in found for c in each.chosen.tried)
     return replace(found[0], chosen=replace(found[0].chosen, tried=tried, limit_bytes=limit))
 
 
+def _unlimited(graph: Graph, request: Request, watch: Callable[[int, int], None]) -> list[Settled]:
+    """What the search finds without a limit, with everything kept and with all recomputed."""
+    auto: tuple[Recompute | Regions, ...] = ("never", "always")
+    ways = auto if request.recompute == "auto" and not request.pins else (request.recompute,)
+    return [settle(graph, replace(request, limit_bytes=None, recompute=w), watch) for w in ways]
+
+
 def _fields(settled: Settled) -> list[Field]:
     """The candidates by the graph that they are for."""
-    whole = settled.undivided or settled
-    fields = [Field(whole.graph, whole.atoms, _distinct(whole.chosen.tried))]
-    if settled.undivided is not None:
-        fields.append(Field(settled.graph, settled.atoms, (settled.chosen.best,)))
-    return fields
+    return [Field(settled.graph, settled.atoms, _distinct(settled.chosen.tried))]
 
 
 def _distinct(tried: tuple[Candidate, ...]) -> tuple[Candidate, ...]:

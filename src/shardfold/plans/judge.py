@@ -170,6 +170,20 @@ class Judge:
         settled = replace(chosen, best=best_candidate, smallest_bytes=smallest_bytes)
         return Verdict(settled, winner, tuple(finalists))
 
+    def among(self, verdict: Verdict, judged: Sequence[Judged]) -> Verdict:
+        """The verdict after further finalists, of which one may win."""
+        fitting = _fitting(judged, verdict.chosen.limit_bytes)
+        winner = min((*fitting, verdict.winner), key=lambda j: j.rank)
+        chosen = replace(verdict.chosen, best=winner.finalist.candidate)
+        return Verdict(chosen, winner, (*verdict.finalists, *judged))
+
+    def least(self, fields: Sequence[Field]) -> Judged:
+        """The smallest peak of the choices with the fewest bytes."""
+        found: list[Judged] = []
+        for each in _of_whole_graphs(fields):
+            found += self.judged(smallest(each, c) for c in each.candidates)
+        return min(found, key=lambda j: j.simulation.peak_bytes)
+
     def _relimited(self, finalists: Sequence[Judged], limit: float) -> list[Judged]:
         """The search repeated where its sum of bytes was not the peak, and the limit binds."""
         found: list[Judged] = []

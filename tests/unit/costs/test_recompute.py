@@ -11,11 +11,14 @@ from torch.nn import functional as F
 
 import shardfold as sf
 from shardfold.capture import capture, capture_short
-from shardfold.costs.recompute import Regions, block_regions, in_model
+from shardfold.cluster import mesh_from_text, parse
+from shardfold.costs import optimizer_named, pricing_named, tabulate
+from shardfold.costs.recompute import KEEP_ALL, Regions, block_regions, in_model
 from shardfold.errors import InputError
 from shardfold.graph import Graph
+from shardfold.plans.assemble import Assembly
+from shardfold.plans.baselines import batch_factors, data_parallel
 from shardfold.spaces import atomise, rules_of
-
 
 ROWS = 65536  # enough for splitting the batch to pay
 
@@ -87,19 +90,24 @@ def test_two_blocks_alike_are_not_enough() -> None:
 
 @pytest.mark.parametrize("mesh", ["4", "2x2"])
 def test_recomputing_costs_one_more_forward_and_keeps_one_tensor_a_block(mesh: str) -> None:
-    never, always = (
-        planned(recompute=r, mesh=mesh, memory_limit=1e12) for r in ("never", "always")
+    model, args = stack(8)
+    graph, cluster = capture(model, args), parse("4xa100")
+    atoms, on = atomise(graph, rules_of(graph)), mesh_from_text(mesh, parse("4xa100"))
+    prices, adamw = pricing_named("roofline").model(cluster, on), optimizer_named("adamw")
+    keeping, again = (
+        tabulate(graph, atoms, on, prices, adamw, regions)
+        for regions in (KEEP_ALL, block_regions(graph, atoms))
     )
-    assert not never.recompute
-    assert len(always.recompute) == 8
-    again = [c for o in always.operators for c in o.collectives if c.phase == "recompute"]
-    assert always.estimate.communication_seconds >= sum(c.seconds for c in again)
-    # By batch, as both are: norm's input, up's, gelu's and down's against the block's own input.
-    assert never.operators[0].split == always.operators[0].split == {"batch": 4}
+    by_batch = data_parallel(keeping, batch_factors(graph, atoms))
+    # norm's, up's, gelu's and down's operands against the block's own.
     rows, width = ROWS // 4, 64
     dropped = 8 * rows * (width + 4 * width + 4 * width) * 4
-    assert never.estimate.data_parallel_bytes - always.estimate.data_parallel_bytes == dropped
-    assert always.estimate.step_seconds > never.estimate.step_seconds
+    assert keeping.problem.total_bytes(by_batch) - again.problem.total_bytes(by_batch) == dropped
+    steps = Assembly(graph, atoms, again, by_batch, prices, adamw).steps.values()
+    repeated = [s for each in steps for s in each if s.phase == "recompute"]
+    assert len(repeated) == 8 * 3  # norm, up and gelu; nothing moves between them
+    cost = again.problem.total(by_batch) - keeping.problem.total(by_batch)
+    assert cost == pytest.approx(sum(float(prices.compute_seconds(s)[0]) for s in repeated))
 
 
 def test_it_is_chosen_where_nothing_else_fits_and_only_there() -> None:

@@ -1,0 +1,112 @@
+"""Recompute as few blocks as the memory limit asks for.
+
+Where a finalist recomputes all blocks, memory is often left. So much of it as a block would keep is
+one block that need not be recomputed: the first `count` blocks still are, the others keep their
+activations, as those are what backward needs first. The splits are chosen anew at that count, for
+both parts of the run that the border divides, so a block that is recomputed need not be split as
+one that is not. The simulator judges; whatever does not fit or is not faster changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from shardfold.costs import tabulate
+from shardfold.costs.recompute import Regions, block_regions, in_model
+from shardfold.costs.unfold import unfold
+from shardfold.graph import Graph
+from shardfold.graph.divide import divided
+from shardfold.graph.repeat import MODEL, operator_order
+from shardfold.plans.finalists import WEIGHTS, Field, Finalist, weighted
+from shardfold.plans.judge import Judge, Judged, Verdict
+from shardfold.plans.restrict import Restricted
+from shardfold.plans.settle import Request
+from shardfold.spaces import Atoms
+
+ROUNDS = 3
+CAREFUL = 0.97  # of the memory that is left: blocks are not all alike in what else they hold
+
+
+def spare(verdict: Verdict, request: Request, judge: Judge) -> Verdict:
+    """The verdict with fewer blocks recomputed, where that fits and is faster."""
+    limit = verdict.chosen.limit_bytes
+    fitting = [j for j in verdict.finalists if j.simulation.peak_bytes <= limit]
+    whole = min((j for j in fitting if _recomputed(j)), key=lambda j: j.rank, default=None)
+    if whole is None:
+        return verdict
+    blocks, peak = len(_recomputed(whole)), whole.simulation.peak_bytes
+    count = blocks - int(CAREFUL * (limit - peak) / (_kept_bytes(whole, request) / blocks))
+    for _ in range(ROUNDS):
+        if not 0 < count < blocks:
+            break
+        found = judge.judged(_proposed(whole, request, count, limit))
+        better = judge.among(verdict, found)
+        if better.winner is verdict.winner:
+            count = (count + blocks) // 2
+            continue
+        verdict, most = better, better.winner.simulation.peak_bytes
+        fewer = int(CAREFUL * (limit - most) * (blocks - count) / max(most - peak, 1.0))
+        if fewer * 16 < blocks:
+            break
+        count -= fewer
+    return verdict
+
+
+def _recomputed(judged: Judged) -> tuple[range, ...]:
+    finalist = judged.finalist
+    return in_model(finalist.candidate.tabulated.regions, finalist.field.graph).ranges
+
+
+def _kept_bytes(judged: Judged, request: Request) -> float:
+    """What the winner's own choice would hold more if nothing were recomputed."""
+    at, candidate = judged.finalist.field, judged.finalist.candidate
+    tables = tabulate(at.graph, at.atoms, candidate.mesh, candidate.model, request.optimizer)
+    keeping = unfold(tables, at.graph).problem
+    choice = candidate.solution.choice
+    return max(
+        keeping.total_bytes(choice) - candidate.unfolded.problem.total_bytes(choice),
+        1.0,
+    )
+
+
+def _proposed(whole: Judged, request: Request, count: int, limit: float) -> Iterator[Finalist]:
+    """The search's choices with only the first `count` blocks recomputed."""
+    at, old = whole.finalist.field, whole.finalist.candidate
+    graph, border = _parted(at.graph, at.atoms, count)
+    atoms = request.atomised(graph)
+    regions = _leading(graph, atoms, border)
+    tables = tabulate(graph, atoms, old.mesh, old.model, request.optimizer, regions)
+    unfolded = unfold(tables, graph)
+    every = Restricted(unfolded.problem, {})
+    new = replace(old, tabulated=tables, left=every, unfolded=unfolded)
+    field = Field(graph, atoms, (new,))
+    # The search bounds a sum of bytes, the limit is on the peak: as far apart as they were before.
+    room = limit - (whole.simulation.peak_bytes - (old.solution.bytes or 0.0))
+    for weight in WEIGHTS:
+        found = weighted(field, new, weight, room)
+        if found is not None:
+            yield found
+
+
+def _parted(graph: Graph, atoms: Atoms, count: int) -> tuple[Graph, int]:
+    """The graph with a border before block `count`, and the border's place in the whole model."""
+    border = in_model(block_regions(graph, atoms), graph).ranges[count].start
+    op, number, copy = operator_order(graph)[border]
+    if number < 0 or not graph.repeats[number].missing:
+        return graph, border
+    repeat = graph.repeats[number]
+    period = repeat.period_of(op)
+    assert period is not None
+    if copy is not None:
+        period = MODEL + 1 + copy
+    elif period > MODEL:
+        period += repeat.missing
+    return (divided(graph, number, period) if period else graph), border
+
+
+def _leading(graph: Graph, atoms: Atoms, border: int) -> Regions:
+    """The regions that only stand for blocks before the border."""
+    regions = block_regions(graph, atoms)
+    last = {op: place for place, (op, _, _) in enumerate(operator_order(graph))}
+    return replace(regions, ranges=tuple(r for r in regions.ranges if last[r.start] < border))
