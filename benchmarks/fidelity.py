@@ -92,13 +92,22 @@ def one(step: Step, model: Measured) -> Asked:
     return Asked(float(model.host_seconds(step)[0]), float(model.device_seconds(step)[0]), waits)
 
 
-def compared(measured: dict[str, Any], profile: Profile) -> list[dict[str, Any]]:
-    """Every measured case beside its prediction."""
+def compared(
+    measured: dict[str, Any], profile: Profile, store: Path | None = None
+) -> list[dict[str, Any]]:
+    """Every measured case beside its prediction; with a store, work can be taken up again."""
     rows = []
+    known = json.loads(store.read_text()) if store is not None and store.exists() else {}
     names = {field.name for field in fields(Case)}
     for entry in measured["cases"]:
         case = Case(**{key: value for key, value in entry.items() if key in names})
-        found = predicted(case, profile)
+        found = known.get(case.name) or predicted(case, profile)
+        known[case.name] = found
+        if store is not None:
+            store.write_text(json.dumps(known))
+        # What earlier cases left allocated was there throughout, and is not this case's.
+        left = max(0, entry["before_bytes"] - profile.machine.workspace_bytes)
+        entry["peak_bytes"] -= left
         row = {
             "name": case.name,
             "parameters": entry["parameters"],
@@ -173,11 +182,12 @@ def page(rows: list[dict[str, Any]], figures: dict[str, Any]) -> str:
 @click.option("--measured", required=True, type=click.Path(exists=True, dir_okay=False))
 @click.option("--profile", required=True, type=click.Path(exists=True, dir_okay=False))
 @click.option("--only", default="", help="Cases whose name has this text; nothing is written.")
-def main(measured: str, profile: str, only: str) -> None:
+@click.option("--store", type=click.Path(dir_okay=False), help="Keep predictions here.")
+def main(measured: str, profile: str, only: str, store: str | None) -> None:
     """Predict every measured case, and write the page and its figures."""
     data = json.loads(Path(measured).read_text())
     data["cases"] = [entry for entry in data["cases"] if only in entry["name"]]
-    rows = compared(data, load(profile))
+    rows = compared(data, load(profile), Path(store) if store else None)
     figures = {
         "machine": data["machine"],
         "environment": data["environment"],

@@ -7,7 +7,7 @@ import os
 import platform
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 
@@ -46,16 +46,24 @@ Watch = Callable[[Stage], None]
 
 
 def calibrate(
-    device: str = "", *, quick: bool = False, watch: Watch = lambda stage: None
+    device: str = "",
+    *,
+    quick: bool = False,
+    families: Sequence[str] = (),
+    watch: Watch = lambda stage: None,
 ) -> Profile:
     """Measure this machine: kernels, the host, and the collectives of the process group if any.
 
     `device` is cuda or cpu; by default the GPU, if there is one. `quick` takes two sizes of each
-    kernel: it tries the machinery, and is no profile to plan with.
+    kernel: it tries the machinery, and is no profile to plan with. With `families` only those that
+    begin so are measured: enough for a model whose operators are known, and sooner done.
     """
     kind = _device(device)
     workspace = workspace_bytes(kind)
     plan = cuda_plan(quick) if kind == "cuda" else cpu_plan(quick)
+    if families:
+        kept = tuple(grid for grid in plan.grids if grid.family.startswith(tuple(families)))
+        plan = replace(plan, grids=kept)
     tables, probes = measure(plan, clock_of(kind), lambda n, k, of: watch(Stage(n, k, of)))
     dtype = dtype_of(plan.grids[0].dtype)
     host = host_entries(kind, dtype, lambda n, k, of: watch(Stage(f"launching {n}", k, of)))

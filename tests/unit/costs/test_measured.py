@@ -1,0 +1,132 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from shardfold.cluster import Mesh, parse
+from shardfold.cluster.mesh import Axis
+from shardfold.costs.kernels import kernels_of
+from shardfold.costs.measured import Measured, check_profile
+from shardfold.costs.profile import CollectiveEntry, Profile, load, sealed
+from shardfold.costs.steps import Collective
+from shardfold.costs.work import Tensors, operator_steps
+from shardfold.errors import ProfileError
+from shardfold.graph import Graph, Op, Operand, Tensor, TensorType
+from shardfold.spaces import atomise, rules_of, space_of
+
+H200 = Path(__file__).parents[3] / "benchmarks" / "profiles" / "h200.json"
+
+
+@pytest.fixture(scope="module")
+def profile() -> Profile:
+    return load(H200)
+
+
+def linear(dtype: str = "bfloat16", out: int = 4096) -> Graph:
+    """Rows of 4096 to `out` features, read twice, summed."""
+    tensors = (
+        Tensor(("x",), TensorType((4096, 4096), dtype), "parameter", True),
+        Tensor(("w",), TensorType((out, 4096), dtype), "parameter", True),
+        Tensor(("y",), TensorType((4096, out), dtype), "activation", True),
+        Tensor(("z",), TensorType((4096, out), dtype), "activation", True),
+        Tensor(("loss",), TensorType((), dtype), "activation", True),
+    )
+    ops = (
+        Op("y", "aten.linear", (Operand("input", 0), Operand("weight", 1)), (2,)),
+        Op("z", "aten.mul", (Operand("self", 2), Operand("other", 2)), (3,)),
+        Op("loss", "aten.sum", (Operand("self", 3),), (4,), {"dim": (), "keepdim": False}),
+    )
+    return Graph(tensors, ops, 4)
+
+
+ALONE = Mesh(())
+
+
+def steps(graph: Graph, index: int, mesh: Mesh = ALONE):
+    atoms = atomise(graph, rules_of(graph))
+    space = space_of(atoms.rules[index], mesh)
+    return space, operator_steps(space, Tensors.of(graph, atoms, index), mesh).steps
+
+
+def families(graph: Graph, index: int, phase: str) -> list[str]:
+    _, found = steps(graph, index)
+    (step,) = [s for s in found if s.phase == phase]
+    return [kernel.family for kernel in kernels_of(step.work, phase)]
+
+
+def test_a_linear_layer_is_one_product_forward_and_two_backward() -> None:
+    assert families(linear(), 0, "forward") == ["matmul.nt"]
+    assert families(linear(), 0, "backward") == ["matmul.nn", "matmul.tn"]
+    assert families(linear(out=4097), 0, "forward") == ["matmul.nt.odd"]
+    assert families(linear(out=4098), 0, "forward") == ["matmul.nt.even"]
+
+
+def test_two_readers_add_up_their_gradients() -> None:
+    graph = linear()
+    _, found = steps(graph, 1)
+    (step,) = [s for s in found if s.phase == "backward"]
+    passes = kernels_of(step.work, "backward")
+    assert sum(kernel.times for kernel in passes) == 3.0  # two products, one addition
+
+
+def test_a_large_product_runs_near_the_best_rate_measured(profile: Profile) -> None:
+    model = Measured(parse("1xh200"), Mesh(()), profile)
+    _, found = steps(linear(), 0)
+    seconds = float(model.device_seconds(found[0])[0])
+    rate = 2 * 4096**3 / seconds
+    assert 0.7 < rate / profile.rates.flops["bfloat16"] <= 1.0
+    assert model.notes == set()
+
+
+def test_a_small_operator_takes_the_hosts_time(profile: Profile) -> None:
+    model = Measured(parse("1xh200"), Mesh(()), profile)
+    _, found = steps(linear(out=8), 0)
+    assert model.compute_seconds(found[0])[0] == model.host_seconds(found[0])[0]
+    assert model.compute_seconds(found[0])[0] > model.device_seconds(found[0])[0]
+
+
+def test_a_split_product_is_priced_by_its_part(profile: Profile) -> None:
+    mesh = Mesh((Axis("gpu", 8, 0),))
+    model = Measured(parse("8xh200"), mesh, profile)
+    space, found = steps(linear(), 0, mesh)
+    seconds = model.device_seconds(found[0])
+    whole = seconds[(space.configs[:, 0] == -1).argmax()]
+    parts = seconds[space.configs[:, 0] >= 0]
+    assert np.all(parts < whole / 4)
+    assert np.all(parts > whole / 12)
+
+
+def test_a_profile_of_another_device_is_refused(profile: Profile) -> None:
+    with pytest.raises(ProfileError, match=r"is of NVIDIA H200.*has H100"):
+        Measured(parse("8xh100"), Mesh(()), profile)
+    with pytest.raises(ProfileError, match=r"has generic CPU"):
+        Measured(parse("4xcpu"), Mesh(()), profile)
+
+
+def test_a_dtype_that_was_not_measured_is_refused(profile: Profile) -> None:
+    check_profile(profile, parse("1xh200"), linear())
+    with pytest.raises(ProfileError, match=r"no products in float64; it has bfloat16, float32"):
+        check_profile(profile, parse("1xh200"), linear("float64"))
+
+
+def test_a_collective_that_was_not_measured_is_priced_by_the_links_and_noted(
+    profile: Profile,
+) -> None:
+    mesh = Mesh((Axis("gpu", 8, 0),))
+    model = Measured(parse("8xh200"), mesh, profile)
+    step = Collective("forward", "all_reduce", (0,), np.zeros(1, np.intp), np.array([1e9]))
+    assert model.collective_seconds(step)[0] > 0
+    assert any("all_reduce on 8 devices was not measured" in note for note in model.notes)
+
+
+def test_a_measured_collective_is_interpolated_and_grows_beyond(profile: Profile) -> None:
+    import msgspec
+
+    entry = CollectiveEntry("all_reduce", 8, 1, (1e3, 1e6), (1e-5, 1e-3))
+    known = sealed(msgspec.structs.replace(profile, collectives=(entry,)))
+    mesh = Mesh((Axis("gpu", 8, 0),))
+    model = Measured(parse("8xh200"), mesh, known)
+    sizes = np.array([1e3, 10**4.5, 1e6, 4e6])
+    step = Collective("forward", "all_reduce", (0,), np.arange(4), sizes)
+    assert model.collective_seconds(step) == pytest.approx([1e-5, 1e-4, 1e-3, 4e-3])
+    assert model.notes == set()
