@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from shardfold.plans import Plan
     from shardfold.plans.explanation import Explanation
 
+OWN = ("plan", "exact")  # methods of a comparison that the report has already
+
 
 @click.command()
 @click.argument("file", metavar="PLAN.json")
@@ -69,7 +71,8 @@ def report(
         check_writable(target)
     plan = load(file)
     found = None if model is None else _explained(plan, model, sizes, explained)
-    rivals = [] if comparison is None else _rivals(comparison)
+    is_simulated = plan.simulation is not None
+    rivals = [] if comparison is None else _rivals(comparison, is_simulated)
     if as_json:
         from shardfold.report.facts import facts
 
@@ -105,20 +108,21 @@ def _explained(
             )
 
 
-def _rivals(path: str) -> list[dict[str, Any]]:
-    """The methods of a comparison that have a step, as the report wants them."""
+def _rivals(path: str, is_simulated: bool) -> list[dict[str, Any]]:
+    """The methods of a comparison that have the figure by which the plan was chosen."""
     from shardfold.errors import PlanError
 
     try:
         results = json.loads(Path(path).read_text(encoding="utf-8"))["results"]
+        figure = "simulated_seconds" if is_simulated else "step_seconds"
         return [
             {
                 "name": entry["method"].replace("-", " "),
-                "seconds": entry["step_seconds"],
+                "seconds": entry[figure],
                 "bytes": entry["peak_bytes"],
             }
             for entry in results
-            if entry["step_seconds"] is not None and entry["method"] != "exact"
+            if entry[figure] is not None and entry["method"] not in OWN
         ]
     except OSError as error:
         raise PlanError(f"Cannot read the comparison {path}: {error.strerror}.") from error

@@ -91,7 +91,13 @@ def test_no_reading_is_lost_and_no_byte(plan: sf.Plan) -> None:
         for move in row.moves
         if move.operand >= 0 and written_by(row, at)[move.operand] is not None
     )
-    kept = math.fsum(move.bytes for row in rows for move in row.moves if move.operand < 0)
+    read = {source for at, row in enumerate(rows) for source in written_by(row, at)}
+    kept = math.fsum(
+        move.bytes
+        for at, row in enumerate(rows)
+        for move in row.moves
+        if move.operand < 0 and at in read
+    )
     # What is kept for several readers is drawn on each of their edges, in each block once.
     assert shown >= moved * (1 - 1e-9)
     assert bool(shown) == bool(moved + kept)

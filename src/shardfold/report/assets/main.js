@@ -45,6 +45,6 @@ function theme() {
 theme();
 $("title").textContent = data.title;
 $("heading").textContent = data.heading;
-figures(); rivals(); traffic(); whereTimeGoes(); startGraph(); timeline(); memory(); meshPanel(); operatorTable(); made(); search();
+figures(); rivals(); whereTimeGoes(); traffic(); startGraph(); timeline(); memory(); meshPanel(); operatorTable(); made(); search();
 inspect(data.tree);
 document.documentElement.dataset.ready = "yes";

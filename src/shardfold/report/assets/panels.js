@@ -37,7 +37,7 @@ function traffic() {
     sum.size += each * times * op.count; sum.time += time * op.count; sum.times += times * op.count;
   }
   const rows = Object.values(found).sort((a, b) => b.time - a.time).slice(0, 5).map((t) => [PHASE[t.phase] || t.phase, `${kindWords(t.kind)} × ${t.times.toLocaleString("en")}`, axesWords(t.axes), bytes(t.size), seconds(t.time)]);
-  body("panel-rivals").append(el("h3", {}, "Slowest traffic"), rows.length ? table(["pass", "kind", "over", "bytes", "time"], rows, [3, 4]) : el("p", { class: "quiet" }, "Nothing is sent."));
+  body("panel-time").append(el("h3", {}, "Slowest traffic"), rows.length ? table(["pass", "kind", "over", "bytes", "time"], rows, [3, 4]) : el("p", { class: "quiet" }, "Nothing is sent."));
 }
 
 function whereTimeGoes() {
