@@ -36,7 +36,7 @@ def page(entries: list[dict[str, Any]]) -> str:
     for entry in entries:
         for name, model in entry["models"].items():
             lines += [f"## {name}, {_network(entry)}", "", *_table(model), "", *_said(model), ""]
-    return HEAD + "\n".join(lines) + "\n" + _foot(entries[-1])
+    return HEAD + "\n".join(lines) + "\n" + _foot(entries)
 
 
 def _network(entry: dict[str, Any]) -> str:
@@ -111,7 +111,8 @@ def _key(model: dict[str, Any]) -> Any:
 
 
 def _is_order_predicted(model: dict[str, Any], a: str, b: str) -> bool:
-    return bool(model["predicted_seconds"][a] < model["predicted_seconds"][b])
+    # DDP and data parallel have one prediction: neither is predicted to be before the other.
+    return bool(model["predicted_seconds"][a] <= model["predicted_seconds"][b])
 
 
 def _ties(model: dict[str, Any], a: str, b: str) -> bool:
@@ -139,10 +140,12 @@ def _ms(seconds: float) -> str:
     return f"{seconds * 1e3:,.0f} ms"
 
 
-def _foot(entry: dict[str, Any]) -> str:
-    where = entry["environment"]
+def _foot(entries: list[dict[str, Any]]) -> str:
+    where = entries[-1]["environment"]
+    loads = [entry["environment"]["load_before"] for entry in entries]
     return (
         f"{where['processor']}, {where['cores']} cores for all ranks, {where['date']}; medians of "
-        f"{entry['rounds']} or more interleaved steps, spread: the middle half. Two strategies tie "
-        "where their middle halves meet. Made by `benchmarks/cluster.py`.\n"
+        f"{min(entry['rounds'] for entry in entries)} or more interleaved steps, spread: the middle "
+        "half. Two strategies tie where their middle halves meet. Other work ran on the machine "
+        f"(load averages {min(loads):.0f} to {max(loads):.0f}). Made by `benchmarks/cluster.py`.\n"
     )
