@@ -143,9 +143,10 @@ def _ms(seconds: float) -> str:
 def _foot(entries: list[dict[str, Any]]) -> str:
     where = entries[-1]["environment"]
     loads = [entry["environment"]["load_before"] for entry in entries]
+    rounds = min(entry["rounds"] for entry in entries)
     return (
         f"{where['processor']}, {where['cores']} cores for all ranks, {where['date']}; medians of "
-        f"{min(entry['rounds'] for entry in entries)} or more interleaved steps, spread: the middle "
+        f"{rounds} or more interleaved steps, spread: the middle "
         "half. Two strategies tie where their middle halves meet. Other work ran on the machine "
         f"(load averages {min(loads):.0f} to {max(loads):.0f}). Made by `benchmarks/cluster.py`.\n"
     )
