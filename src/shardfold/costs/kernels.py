@@ -301,8 +301,11 @@ def _reduced_norm(size: Values, dtype: str, phase: str) -> list[Kernel]:
 
 def _last(work: Work) -> Values:
     """The local size of the first operand's last dim."""
-    rows = work.inputs[0].shape[:-1]
-    return np.maximum(work.operand_items(0) / max(1, math.prod(rows)), 1.0)
+    factors = work.space.rule.rule.operands[0][-1]
+    columns = np.full(len(work.space.configs), float(work.inputs[0].shape[-1]))
+    if factors:
+        columns = np.prod([work.factor(f) for f in factors], axis=0)
+    return columns
 
 
 def _lookup(work: Work, habit: Habit, phase: str) -> list[Kernel]:

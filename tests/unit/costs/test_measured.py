@@ -130,3 +130,29 @@ def test_a_measured_collective_is_interpolated_and_grows_beyond(profile: Profile
     step = Collective("forward", "all_reduce", (0,), np.arange(4), sizes)
     assert model.collective_seconds(step) == pytest.approx([1e-5, 1e-4, 1e-3, 4e-3])
     assert model.notes == set()
+
+
+def test_rows_and_columns_are_those_of_the_part() -> None:
+    """A normalisation split by rows keeps its columns."""
+    kind = TensorType((4096, 1024), "bfloat16")
+    one = TensorType((1024,), "bfloat16")
+    tensors = (
+        Tensor(("x",), kind, "parameter", True),
+        Tensor(("w",), one, "parameter", True),
+        Tensor(("b",), one, "parameter", True),
+        Tensor(("y",), kind, "activation", True),
+        Tensor(("loss",), TensorType((), "bfloat16"), "activation", True),
+    )
+    names = ("input", "weight", "bias")
+    operands = tuple(Operand(name, k) for k, name in enumerate(names))
+    ops = (
+        Op("y", "aten.layer_norm", operands, (3,), {"normalized_shape": (1024,)}),
+        Op("loss", "aten.sum", (Operand("self", 3),), (4,), {"dim": (), "keepdim": False}),
+    )
+    mesh = Mesh((Axis("gpu", 8, 0),))
+    space, found = steps(Graph(tensors, ops, 4), 0, mesh)
+    (kernel,) = kernels_of(found[0].work, "forward")
+    by_rows = [space.rule.base(f) == "i0" if f >= 0 else False for f in space.configs[:, 0]]
+    rows, columns = (size[by_rows] for size in kernel.sizes)
+    assert rows == pytest.approx([512.0])
+    assert columns == pytest.approx([1024.0])
