@@ -50,7 +50,12 @@ class Alike:
         kind = np.empty(rows, dtype=np.int64)
         kind[order] = new.cumsum()
         kind -= 1
-        same = table.take(first.take(kind), axis=0) == table
+        alike = first.take(kind)
+        # Along memory: the table is as often a transpose as not.
+        if table.flags.c_contiguous:
+            same = table.take(alike, axis=0) == table
+        else:
+            same = table.T.take(alike, axis=1) == table.T
         return Alike(first, kind, order, starts) if same.all() else None
 
     def least(self, table: Array) -> Array:

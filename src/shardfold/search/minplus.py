@@ -22,7 +22,7 @@ from shardfold.search.kinds import Array, Ints
 _TILE = 1 << 16
 """Entries of the joint table built at a time: half a MiB, inside the second-level cache."""
 
-_AT_ONCE = 1 << 13
+_AT_ONCE = 1 << 15
 """Joint tables up to this many entries are built whole: fewer calls beat less memory."""
 
 _STRIP = 1 << 11
