@@ -381,8 +381,9 @@ def sensitivity(found: Mapping[str, Any] | None) -> str:
         f"At {found['lr']:g}, `{found['model']}` on 2 processes did not stay within 1e-7 over "
         f"{STEPS} steps\n({plans}).\nNor does one device stay near itself there: its weights "
         f"disturbed by {found['disturbed']:g} of themselves,\nits loss is {found['loss']:.0e} off "
-        f"after the steps at that rate, and {found['loss_at_lower']:.0e} at 1e-4.\nAt the higher "
-        "rate such a comparison says nothing of a plan, so the lower one was taken.\n\n"
+        f"after the steps at that rate, and {found['loss_at_lower']:.0e} at 1e-4\n"
+        f"(a parameter: {found['parameter_at_lower']:.0e}). So the lower rate was taken; what "
+        "exceeds the limit there is counted as wrong.\n\n"
     )
 
 
