@@ -24,7 +24,7 @@ imports: $(READY)
 	$(BIN)/lint-imports
 
 docs: $(READY)
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 unit: $(READY)
 	$(BIN)/pytest -n 2
