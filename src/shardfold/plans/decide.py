@@ -20,7 +20,7 @@ from shardfold.plans.settle import Request, Settled, settle
 from shardfold.plans.sparing import spare
 from shardfold.spaces import Atoms
 
-DESCENTS = 12  # plans with ever smaller peaks, before a limit is refused
+SHARES = (0.7, 0.9, 1.0, 1.0)  # of the smallest peak so far: limits that are tried before a refusal
 HINT = "Try more devices, a smaller batch, or a dtype with fewer bytes."
 
 
@@ -82,12 +82,10 @@ def _smallest(
     unlimited = _unlimited(graph, request, watch)
     fields = [Field(each.graph, each.atoms, each.chosen.tried) for each in unlimited]
     best = judge.least(fields)
-    for _ in range(DESCENTS):
-        lower = replace(request, limit_bytes=best.simulation.peak_bytes - 1)
-        found, _ = _attempt(graph, lower, watch, judge)
-        if found.chosen.smallest_bytes is not None:
-            break
-        best = found.winner
+    for share in SHARES:
+        lower = min(share * best.simulation.peak_bytes, best.simulation.peak_bytes - 1)
+        found, _ = _attempt(graph, replace(request, limit_bytes=lower), watch, judge)
+        best = min((best, *found.finalists), key=lambda j: j.simulation.peak_bytes)
     settled = replace(verdict.chosen, best=best.finalist.candidate, smallest_bytes=None)
     return Verdict(settled, best, (*verdict.finalists, best))
 
