@@ -172,6 +172,15 @@ def page(rows: list[dict[str, Any]], figures: dict[str, Any]) -> str:
         "Where the host is slower than the device (small batches; many small gathers), the error "
         "is the host's: its speed varied by a tenth and more from step to step on this machine.",
         "",
+        "How the cases and the model came about: a first set with smaller batches was "
+        "measured before this one; most of it was bound by the host, whose speed varied, "
+        "and batches were made larger (four of the small ones kept). What kernels an "
+        "operator runs was corrected after looking at traces of that first set and at the "
+        "errors of this one; the planes and channels of the convolution grid were chosen "
+        "with these networks in mind; and the host's calls for a gather (ten) and for a "
+        "sum (three) were set knowing what the shares of zero-3 took. No time in the "
+        "profile comes from a step.",
+        "",
         "Made by `benchmarks/fidelity.py` from `benchmarks/results/fidelity-h200.json`; every "
         "figure is in [fidelity.json](fidelity.json).",
     ]
