@@ -73,7 +73,7 @@ OUTCOMES = {
         f"pause {f['longest_step_seconds']:.1f} s"
     ),
     "elastic": lambda f: (
-        f"ranks: {' then '.join(map(str, f['worlds']))}, planned again each time; "
+        f"ranks: {' then '.join(map(str, f['worlds']))}, planned again for three; "
         f"{f['seconds_to_go_on_with_three']:.0f} s to go on with three, "
         f"{f['seconds_to_go_on_with_four']:.0f} s with four"
     ),
