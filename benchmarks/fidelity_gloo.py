@@ -1,4 +1,5 @@
-"""Predicted against measured on gloo processes of this machine: does the order of plans agree?
+"""Predicted against measured on gloo processes of one machine: whether the order of plans agrees.
+
 
 The machine is calibrated with as many processes side by side as the plans are for; then many plans
 of one model are run and timed, good ones and bad ones: the best under prices that are wrong at
@@ -147,7 +148,7 @@ def predicted(plan: Plan, profile: Profile) -> float:
 
 
 def calibrated(rank: int) -> Profile:
-    """This machine's profile, with all processes busy."""
+    """The machine's profile, with all processes busy."""
     torch.set_num_threads(1)
     return _together(calibrate("cpu", families=FAMILIES))
 
