@@ -1,6 +1,5 @@
 """Predicted against measured on gloo processes of one machine: whether the order of plans agrees.
 
-
 The machine is calibrated with as many processes side by side as the plans are for; then many plans
 of one model are run and timed, good ones and bad ones: the best under prices that are wrong at
 random. What must agree is the order: Kendall's rank correlation, and the predicted best beside the
