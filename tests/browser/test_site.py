@@ -59,6 +59,6 @@ def test_the_search_box_finds_a_page(address: str, browser) -> None:
     page = browser.new_page()
     page.goto(f"{address}/index.html")
     page.fill(".md-search__input", "folding")
-    page.wait_for_selector(".md-search-result__link", timeout=15_000)
+    page.wait_for_selector(".md-search-result__link", timeout=60_000)
     assert "folding" in page.locator(".md-search-result__list").inner_text().lower()
     page.close()

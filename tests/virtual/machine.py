@@ -210,7 +210,7 @@ class Machine:
     def _move(self, at: int, shards: Shards, phase: str) -> Shards:
         """Perform the steps of one edge: those of values forward, those of gradients backward."""
         edge = self.tables.edges[at]
-        steps = [s for s in self.assembly._moved(at) if isinstance(s, Collective)]
+        steps = [s for s in self.assembly.moved(at) if isinstance(s, Collective)]
         forward = [s for s in steps if s.phase == "forward"]
         again = edge.regathers is not None and edge.regathers[self.choice[edge.source]]
         backward = [s for s in steps if s.phase == "backward"][len(forward) if again else 0 :]

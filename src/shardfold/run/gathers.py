@@ -85,11 +85,12 @@ class Promise:
         self.made = self.kept = 0  # promises
         self.started: Started | None = None
         self.held: Tensor | None = None
+        self.is_served = False  # all that were promised it have had it
         context.latest = self
 
     def start(self) -> None:
-        """Begin to gather what backward will soon ask for."""
-        if self.made and self.started is None and self.held is None:
+        """Begin to gather what backward will soon ask for, if it has not done so already."""
+        if self.made and not self.is_served and self.started is None and self.held is None:
             self.started = self.gather.start(self.stored)
 
     def get(self) -> Tensor:
@@ -102,7 +103,7 @@ class Promise:
         found = self.held
         self.kept += 1
         if self.kept == self.made:
-            self.kept, self.held = 0, None
+            self.kept, self.held, self.is_served = 0, None, True
         return found
 
 
