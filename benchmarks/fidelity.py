@@ -150,7 +150,8 @@ def page(rows: list[dict[str, Any]], figures: dict[str, Any]) -> str:
         "median of several steps, each waited for. Predictions are by the machine's "
         "[profile](../explanation/calibration.md), which is of kernels and was not fitted to any "
         'of these steps. "of 8" is one rank\'s share of a plan for eight devices: its compute and '
-        "memory are measured, its collectives do nothing.",
+        "memory are measured, its collectives do nothing. What earlier cases of the same process "
+        "had left allocated, up to 11 GiB, is subtracted from the measured peaks of shares.",
         "",
         f"- Step time: median error {total['time_median']:.1%}, worst {total['time_worst']:.1%}; "
         f"{total['time_within']} of {total['cases']} within 10%.",
