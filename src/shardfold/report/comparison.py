@@ -48,7 +48,7 @@ def _methods(results: Sequence[Result], speedups: Mapping[str, float]) -> Table:
     from rich import box
     from rich.table import Table
 
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, padding=0, pad_edge=False, show_edge=False)
     table.add_column("method", no_wrap=True)
     for heading in ("mesh", "step", "speed-up", "sum", "memory", "fits", "sent", "search"):
         table.add_column(heading, justify="right", no_wrap=True)

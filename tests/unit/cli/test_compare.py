@@ -13,6 +13,7 @@ def test_the_table_fits_80_columns_and_says_how_it_is_priced(run, model_file) ->
     result = run("compare", f"{model_file}:make", "--cluster", "2x2xh100", *QUICK)
     assert result.exit_code == 0, result.output
     assert max(map(len, result.stdout.splitlines())) <= 80
+    assert "…" not in result.stdout
     for method in ("exact", "data-parallel", "zero-3", "greedy", "mcmc"):
         assert f"\n{method} " in result.stdout
     assert "megatron: does not apply: the model has no attention." in result.stdout
