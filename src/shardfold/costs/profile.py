@@ -9,17 +9,19 @@ file that was edited by hand.
 from __future__ import annotations
 
 import hashlib
-import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from shardfold.documents import Document
 from shardfold.errors import ProfileError
 
 FORMAT = "shardfold-profile"
 VERSION = 1
+DOCUMENT = Document(
+    "profile", FORMAT, VERSION, ProfileError, "calibrate again", " Calibrate again."
+)
 
 
 class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -119,7 +121,7 @@ class Profile(Entry, frozen=True):
 
     def save(self, path: str | Path) -> None:
         """Write the profile; an existing file is replaced only by a complete one."""
-        _write(Path(path), dumps(self))
+        DOCUMENT.save(path, dumps(self))
 
 
 def sealed(profile: Profile) -> Profile:
@@ -147,34 +149,12 @@ def _compact(value: Any) -> str:
 
 def load(path: str | Path) -> Profile:
     """Read a profile, and check that it is whole and as it was written."""
-    source = Path(path)
-    try:
-        data = source.read_bytes()
-    except OSError as error:
-        raise ProfileError(f"Cannot read the profile {source}: {error.strerror}.") from error
-    return loads(data, str(source))
+    return loads(DOCUMENT.read(path), str(path))
 
 
 def loads(data: bytes, source: str = "profile") -> Profile:
-    """Parse a profile; the version is looked at before anything else."""
-    try:
-        head = msgspec.json.decode(data)
-    except msgspec.DecodeError as error:
-        raise ProfileError(
-            f"{source} is not complete JSON ({error}): was it truncated? Calibrate again."
-        ) from error
-    if not isinstance(head, dict) or head.get("format") != FORMAT:
-        raise ProfileError(f'{source} is not a shardfold profile: it has no "format": "{FORMAT}".')
-    version = head.get("version")
-    if not isinstance(version, int) or version > VERSION:
-        raise ProfileError(
-            f"{source} has profile version {version!r}; this shardfold reads up to {VERSION}. "
-            "Upgrade shardfold, or calibrate again."
-        )
-    try:
-        profile = msgspec.convert(head, Profile)
-    except (msgspec.ValidationError, ValueError) as error:
-        raise ProfileError(f"{source} is damaged: {error}. Calibrate again.") from error
+    """Parse a profile, and check its digest."""
+    profile = DOCUMENT.decode(data, source, Profile)
     if profile.digest != _digest(profile):
         raise ProfileError(
             f"{source} is not as it was written: its contents do not match its digest. "
@@ -187,16 +167,3 @@ def loads(data: bytes, source: str = "profile") -> Profile:
 def _digest(profile: Profile) -> str:
     bare = msgspec.structs.replace(profile, digest="")
     return "sha256:" + hashlib.sha256(msgspec.json.encode(bare)).hexdigest()
-
-
-def _write(target: Path, text: str) -> None:
-    if not target.parent.is_dir():
-        raise ProfileError(f"Cannot write {target}: the folder {target.parent} does not exist.")
-    try:
-        handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.chmod(name, 0o644)
-        os.replace(name, target)
-    except OSError as error:
-        raise ProfileError(f"Cannot write {target}: {error.strerror}.") from error

@@ -88,7 +88,7 @@ def choose(
     limit_bytes: float | None,
     watch: Callable[[int, int], None],
     pins: Sequence[Pin] = (),
-    recompute: Recompute | Regions = "auto",
+    recompute: Recompute = "auto",
 ) -> Chosen:
     """Solve on every mesh, and keep the fastest choice that fits.
 
@@ -117,10 +117,7 @@ def choose(
         return _best(ways, limit, limit_bytes is not None, lambda n: watch(count + n, 2 * count))
 
     count = len(meshes)
-    if isinstance(recompute, Regions):
-        kept = candidates(recompute)
-    else:
-        kept = candidates(block_regions(graph, atoms) if recompute == "always" else KEEP_ALL)
+    kept = candidates(block_regions(graph, atoms) if recompute == "always" else KEEP_ALL)
     free = best(lambda found: found)
     if not pins:
         return free

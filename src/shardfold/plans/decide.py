@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from shardfold.costs.recompute import Regions
 from shardfold.errors import InfeasibleError
 from shardfold.graph import Graph
 from shardfold.plans.choose import Candidate, Chosen, Recompute
@@ -110,7 +109,7 @@ def _settled(graph: Graph, request: Request, watch: Callable[[int, int], None]) 
 
 def _unlimited(graph: Graph, request: Request, watch: Callable[[int, int], None]) -> list[Settled]:
     """What the search finds without a limit, with everything kept and with all recomputed."""
-    auto: tuple[Recompute | Regions, ...] = ("never", "always")
+    auto: tuple[Recompute, ...] = ("never", "always")
     ways = auto if request.recompute == "auto" and not request.pins else (request.recompute,)
     return [settle(graph, replace(request, limit_bytes=None, recompute=w), watch) for w in ways]
 

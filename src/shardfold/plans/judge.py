@@ -134,7 +134,7 @@ class Judge:
         What cannot be faster than one of the same name that fits is not simulated, nor what
         cannot be faster than the best of all, but for the two strategies that everybody knows.
         """
-        proposed = [f for each in _of_whole_graphs(fields) for f in by_hand(each, limit)]
+        proposed = [f for each in fields for f in by_hand(each, limit)]
         found: list[Judged] = []
         floors = [(self.floor_seconds(finalist), finalist) for finalist in proposed]
         for floor, finalist in sorted(floors, key=lambda pair: pair[0]):
@@ -161,7 +161,7 @@ class Judge:
                 finalists += self.judged([finalist])
         finalists += self._relimited(finalists, limit)
         if not _fitting(finalists, limit):
-            for each in _of_whole_graphs(fields):
+            for each in fields:
                 finalists += self.judged(smallest(each, c) for c in each.candidates)
         fitting = _fitting(finalists, limit)
         least = min(j.simulation.peak_bytes for j in finalists)
@@ -180,7 +180,7 @@ class Judge:
     def least(self, fields: Sequence[Field]) -> Judged:
         """The smallest peak of the choices with the fewest bytes."""
         found: list[Judged] = []
-        for each in _of_whole_graphs(fields):
+        for each in fields:
             found += self.judged(smallest(each, c) for c in each.candidates)
         return min(found, key=lambda j: j.simulation.peak_bytes)
 
@@ -203,11 +203,6 @@ class Judge:
                 break
             at = min(judged, key=lambda j: (j.simulation.peak_bytes > limit, j.rank))
         return found
-
-
-def _of_whole_graphs(fields: Sequence[Field]) -> list[Field]:
-    """Those whose runs are in one part: strategies by hand treat all blocks alike."""
-    return [each for each in fields if len(each.graph.repeats) == len(fields[0].graph.repeats)]
 
 
 def _fitting(finalists: Iterable[Judged], limit: float) -> list[Judged]:

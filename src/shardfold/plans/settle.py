@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 
 from shardfold.cluster import Cluster, Mesh
 from shardfold.costs import Optimizer, Pricing
-from shardfold.costs.recompute import Regions
 from shardfold.graph import Graph
 from shardfold.plans.choose import Chosen, Recompute, choose
 from shardfold.plans.pins import Pin
@@ -24,7 +23,7 @@ class Request:
     optimizer: Optimizer
     limit_bytes: float | None = None
     pins: Sequence[Pin] = ()
-    recompute: Recompute | Regions = "auto"
+    recompute: Recompute = "auto"
     rules: Mapping[str, Maker] = field(default_factory=dict)
 
     def atomised(self, graph: Graph) -> Atoms:

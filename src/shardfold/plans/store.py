@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from pathlib import Path
 
 import msgspec
 
+from shardfold.documents import Document
 from shardfold.errors import PlanError
 from shardfold.graph import Graph
 from shardfold.plans.plan import VERSION, Plan
 
 FORMAT = "shardfold-plan"
+DOCUMENT = Document("plan", FORMAT, VERSION, PlanError, "plan again")
 
 
 def dumps(plan: Plan) -> str:
@@ -33,59 +33,21 @@ def dumps(plan: Plan) -> str:
 
 
 def save(plan: Plan, path: str | Path) -> None:
-    """Write to a file beside the target, then rename: a reader never sees a part."""
-    target = Path(path)
-    if not target.parent.is_dir():
-        raise PlanError(f"Cannot write {target}: the folder {target.parent} does not exist.")
-    try:
-        _replace(target, dumps(plan))
-    except OSError as error:
-        raise PlanError(f"Cannot write {target}: {error.strerror}.") from error
-
-
-def _replace(target: Path, text: str) -> None:
-    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.chmod(name, 0o644)
-        os.replace(name, target)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+    """Replace the file by a complete plan."""
+    DOCUMENT.save(path, dumps(plan))
 
 
 def load(path: str | Path, graph: Graph | None = None) -> Plan:
     """Read a plan file, and check it against a model's graph where one is given."""
-    source = Path(path)
-    try:
-        data = source.read_bytes()
-    except OSError as error:
-        raise PlanError(f"Cannot read the plan {source}: {error.strerror}.") from error
-    plan = loads(data, str(source))
+    plan = loads(DOCUMENT.read(path), str(path))
     if graph is not None:
         check(plan, graph)
     return plan
 
 
 def loads(data: bytes, source: str = "plan") -> Plan:
-    """Parse and validate a plan; the version is looked at before anything else."""
-    try:
-        head = msgspec.json.decode(data)
-    except msgspec.DecodeError as error:
-        raise PlanError(f"{source} is not complete JSON ({error}): was it truncated?") from error
-    if not isinstance(head, dict) or head.get("format") != FORMAT:
-        raise PlanError(f'{source} is not a shardfold plan: it has no "format": "{FORMAT}".')
-    version = head.get("version")
-    if not isinstance(version, int) or version > VERSION:
-        raise PlanError(
-            f"{source} has plan version {version!r}; this shardfold reads up to {VERSION}. "
-            "Upgrade shardfold, or plan again."
-        )
-    try:
-        return msgspec.convert(head, Plan)
-    except msgspec.ValidationError as error:
-        raise PlanError(f"{source} is damaged: {error}.") from error
+    """Parse and validate a plan."""
+    return DOCUMENT.decode(data, source, Plan)
 
 
 def check(plan: Plan, graph: Graph) -> None:

@@ -7,11 +7,10 @@ is one counter (`C`) with a value a class.
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
+from shardfold.documents import replace_file
 from shardfold.simulate.timeline import Timeline
 
 PROCESS = 0
@@ -63,14 +62,5 @@ def trace_events(timeline: Timeline, title: str = "device") -> list[dict[str, An
 
 def write_trace(timeline: Timeline, path: str | Path, title: str = "device") -> None:
     """Write a trace that chrome://tracing and ui.perfetto.dev open; never half of one."""
-    target = Path(path)
     text = json.dumps({"traceEvents": trace_events(timeline, title), "displayTimeUnit": "ms"})
-    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.chmod(name, 0o644)
-        os.replace(name, target)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+    replace_file(Path(path), text)
