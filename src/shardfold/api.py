@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,26 +21,13 @@ from shardfold.plans.pins import parse_pins
 from shardfold.plans.settle import Request
 from shardfold.search.files import write_problem
 from shardfold.spaces import Maker
+from shardfold.stages import Stage, Watch, ignore
 
 if TYPE_CHECKING:
     from torch import nn
 
 
-@dataclass(frozen=True, slots=True)
-class Stage:
-    """Where the planner is: the name of the stage, and how much of it is done."""
-
-    name: str
-    done: int
-    total: int
-
-
-Watch = Callable[[Stage], None]
 Pins = Mapping[str, str] | Iterable[str] | None  # {pattern: split}, or texts "pattern=split"
-
-
-def ignore(stage: Stage) -> None:
-    """A watch that looks away."""
 
 
 @collector.paused()

@@ -7,7 +7,6 @@ from math import isclose
 from typing import TYPE_CHECKING, Any
 
 from shardfold import collector
-from shardfold.api import Stage, Watch, ignore
 from shardfold.api import plan as find_plan
 from shardfold.cluster import Cluster, mesh_from_text, parse
 from shardfold.cluster.files import from_plain
@@ -25,6 +24,7 @@ from shardfold.plans.turning import Asker, Setting
 from shardfold.plans.whatif import Kept, WhatIf
 from shardfold.simulate import simulate
 from shardfold.spaces import Atoms, Maker, atomise, rules_of
+from shardfold.stages import Stage, Watch, ignore
 
 if TYPE_CHECKING:
     from torch import nn

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from shardfold import collector
-from shardfold.api import Stage, Watch, ignore
 from shardfold.cluster import Cluster, Mesh, mesh_from_text, parse
 from shardfold.costs import optimizer_named, pricing_named
 from shardfold.plans import Plan
@@ -21,6 +20,7 @@ from shardfold.plans.describe import describe
 from shardfold.plans.judge import Judge
 from shardfold.plans.settle import Request
 from shardfold.spaces import Maker, atomise, rules_of
+from shardfold.stages import Stage, Watch, ignore
 
 if TYPE_CHECKING:
     from torch import nn

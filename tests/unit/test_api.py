@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 import shardfold as sf
-from shardfold.api import Stage
 from shardfold.cluster import mesh_from_text, parse
 from shardfold.errors import ClusterError, InfeasibleError, InputError, ModelError
 from shardfold.spaces import Call, Rule
+from shardfold.stages import Stage
 from virtual.models import Language, tokens
 
 

@@ -6,8 +6,8 @@ import datetime
 import os
 import platform
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 
@@ -31,18 +31,7 @@ from shardfold.costs.profile import (
     sealed,
 )
 from shardfold.errors import ProfileError
-
-
-@dataclass(frozen=True, slots=True)
-class Stage:
-    """Where the calibration is: what it measures, and how much of it is done."""
-
-    name: str
-    done: int
-    total: int
-
-
-Watch = Callable[[Stage], None]
+from shardfold.stages import Stage, Watch
 
 
 def calibrate(

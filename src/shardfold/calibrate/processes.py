@@ -13,9 +13,10 @@ from typing import Any
 import msgspec
 import torch.distributed as dist
 
-from shardfold.calibrate.calibrate import Stage, calibrate
+from shardfold.calibrate.calibrate import calibrate
 from shardfold.costs.profile import Profile, Table, sealed
 from shardfold.run.launch import is_started, joined, launch
+from shardfold.stages import Stage
 
 Watch = Callable[[Stage], None]
 

@@ -1,0 +1,22 @@
+"""How far long work has come: the stage it is in, told to whoever watches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Where the work is: the name of the stage, and how much of it is done."""
+
+    name: str
+    done: int
+    total: int
+
+
+Watch = Callable[[Stage], None]
+
+
+def ignore(stage: Stage) -> None:
+    """A watch that looks away."""
