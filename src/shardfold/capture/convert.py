@@ -20,6 +20,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.utils import _pytree as pytree
 
+from shardfold.capture.attention import without_masks
 from shardfold.capture.export import quiet
 from shardfold.capture.folding import Block, Folded
 from shardfold.capture.origins import origin_of
@@ -117,6 +118,7 @@ class _Converter:
         values = self._inputs()
         outputs = self._walk(self.program.graph_module, values, grad=True)
         loss = self._loss(outputs)
+        without_masks(self.tensors, self.ops, self.calls)
         graph, number, kept = _prune(self.tensors, self.ops, loss)
         self.spans = [(bisect_left(kept, a), bisect_left(kept, b)) for a, b in self.spans]
         return Program(

@@ -46,6 +46,27 @@ def test_a_tiny_model_of_the_zoo(name: str, monkeypatch: pytest.MonkeyPatch) -> 
     check(without_dropout(module), args, kwargs)
 
 
+@pytest.mark.parametrize("family", ["llama", "gpt2", "mixtral"])
+def test_a_transformers_model_that_builds_its_own_masks(family: str) -> None:
+    pytest.importorskip("transformers")
+    from shardfold.zoo import huggingface
+    from shardfold.zoo.inputs import Draw
+    from shardfold.zoo.shapes import StackShape
+
+    shape = StackShape(2, 64, 128, 256, 4, 4 if family == "gpt2" else 2, experts=4)
+    config = getattr(huggingface, family)(shape, 16)
+    config.use_cache, config._experts_implementation = False, "eager"
+    if family == "mixtral":
+        huggingface.ExpertsInterface.register(huggingface.EXPERTS, huggingface.routed_experts)
+        config._experts_implementation = huggingface.EXPERTS
+    torch.manual_seed(0)
+    module, args, kwargs = huggingface.causal(config, 2, 16, Draw("cpu"))
+    assert module.model.config._attn_implementation == "sdpa"
+    check(without_dropout(module), args, kwargs)
+    ops = [op for op in capture(module, args, kwargs).ops if op.kind.endswith("attention")]
+    assert [op.attributes["is_causal"] for op in ops] == [True, True]
+
+
 class Body(nn.Module):
     """A module whose forward is a given function of itself and x."""
 
