@@ -123,13 +123,13 @@ class Contest:
         """What `plan` returns: the best of all finalists, or of all sums."""
         decided = self.chosen if self.decision is None else self.decision.chosen
         best = decided.best
-        return self._priced(PLAN, best, best.solution.choice, 0.0, proven=decided.is_optimal)
+        return self._priced(PLAN, best, tuple(best.solution.choice), 0.0, proven=decided.is_optimal)
 
     def _exact(self) -> Result:
         best = self.chosen.best
         seconds = best.solution.statistics.seconds
         proven = self.chosen.is_optimal
-        return self._priced(EXACT, best, best.solution.choice, seconds, proven=proven)
+        return self._priced(EXACT, best, tuple(best.solution.choice), seconds, proven=proven)
 
     def _strategy(self, name: str) -> Result:
         found = self._by_hand(name)

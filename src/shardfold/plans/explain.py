@@ -172,7 +172,7 @@ def _reason(case: Case, index: int, alike: int, everything: bool) -> Reason:
     other = case.assembly.choice
     if found and found[0].solution is not None:
         is_free = not case.limit.binds and case.limit.is_within(found[0].solution)
-        other = _nearest(case, found[0].kept) if is_free else found[0].solution.choice
+        other = _nearest(case, found[0].kept) if is_free else tuple(found[0].solution.choice)
     return Reason(
         operator=entry,
         alike=alike,
@@ -214,4 +214,4 @@ def _nearest(case: Case, kept: Kept) -> tuple[int, ...]:
         problem.edge_bytes,
         problem.names,
     )
-    return restricted(nudged, kept).solve(case.limit_bytes).choice
+    return tuple(restricted(nudged, kept).solve(case.limit_bytes).choice)

@@ -57,7 +57,7 @@ def choose_ways(
             mask = _mask(vertex, factors, tabulated.mesh.shape)
             known[key] = np.flatnonzero(mask).astype(np.int64)
         kept[v] = known[key]
-    return restricted(tabulated.problem, kept).solve().choice
+    return tuple(restricted(tabulated.problem, kept).solve().choice)
 
 
 def parts_over(space: Space, row: int, axes: Sequence[int]) -> bool:

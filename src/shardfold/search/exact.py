@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from shardfold.search.blocks import total_by_rows, without_run
 from shardfold.search.bounded import SECONDS, bounded
 from shardfold.search.eliminate import eliminate, trace_back
 from shardfold.search.factors import Factor, Factors, factors_of
@@ -18,7 +19,7 @@ from shardfold.search.groups import Folding
 from shardfold.search.kinds import Array
 from shardfold.search.orders import Forecast, forecast
 from shardfold.search.problem import Problem
-from shardfold.search.runs import find_run, without_run
+from shardfold.search.runs import find_run
 from shardfold.search.solution import Answer
 from shardfold.search.store import Store
 from shardfold.search.unfold import unfold
@@ -74,13 +75,14 @@ def _whole(problem: Problem, folding: Folding, core: Answer) -> Answer:
     choice = np.zeros(len(problem), np.int64)
     if len(core.choice):
         choice[np.concatenate([folding.ids, np.array(folding.contexts, np.int64)])] = core.choice
-    unfold(folding, choice)
+    rows = unfold(folding, choice)
+    cost = None if rows is None else total_by_rows(problem, rows, choice)
     bound = core.lower_bound
     if bound is not None and not folding.contexts:
         bound += float(sum(folding.constants))
     largest = max(folding.store.largest, core.largest_table)
     peak = 8 * folding.store.new_entries + core.peak_bytes
-    return Answer(choice, bound, core.order, largest, peak)
+    return Answer(choice, bound, core.order, largest, peak, cost)
 
 
 def folded(problem: Problem) -> Folding:

@@ -31,16 +31,66 @@ class Steps:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Blocks:
-    """The same eliminations in block after block, each between a joint and the next.
+class Run:
+    """A stretch of `copies` equal blocks, each of `period` vertices from vertex `begin` on.
 
-    `inside` are those of block 0; block t has them t * period further on.
+    Block t hangs on two joints only, joint + (t and t + 1) * period; the second is one of its own
+    vertices. `edges` are the edges of block 0; those of block t are t * len(edges) further on.
     """
 
-    inside: Steps
     period: int
     copies: int
     joint: int
+    begin: int
+    edges: Ints
+
+    @property
+    def end(self) -> int:
+        """The first vertex after the last block."""
+        return self.begin + self.copies * self.period
+
+    @property
+    def last(self) -> int:
+        """The joint after the last block."""
+        return self.joint + self.copies * self.period
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Blocks:
+    """A run folded away: the eliminations inside block 0, and then of joints between blocks.
+
+    `vertex` is the table of such a joint and `powers[k]` the table between joints 2^k blocks apart.
+    The run begins with pieces of the longest such length; between two of them a joint takes the
+    choice `steady`, whatever else is chosen.
+    """
+
+    run: Run
+    inside: Steps
+    vertex: int
+    powers: tuple[int, ...]
+    steady: int
+
+    @property
+    def piece(self) -> int:
+        """Blocks in one of the longest pieces."""
+        return 1 << len(self.powers) - 1
+
+    @property
+    def spare(self) -> int:
+        """Pieces that are equal to the second, since the joints at their ends are."""
+        return max(self.run.copies // self.piece - 3, 0)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rows:
+    """What the blocks of a run chose: how many times each distinct row occurs.
+
+    A row is the choice of the joint before a block, and of the block's own vertices.
+    """
+
+    run: Run
+    rows: Ints
+    counts: Ints
 
 
 @dataclass(slots=True, eq=False)

@@ -75,6 +75,11 @@ class Problem:
         """The cost of one choice per vertex."""
         return _total(self, choice, self.vertex_kinds, self.edge_kinds)
 
+    def total_of(self, choice: Ints, vertices: Ints, edges: Ints) -> float:
+        """The cost of some vertices and some edges alone, at a choice for all."""
+        cost = self.vertex_kinds.taken(vertices).total(choice[vertices])
+        return cost + self.edge_kinds.taken(edges).total(choice, self.ends[edges])
+
     def total_bytes(self, choice: Sequence[int] | Ints) -> float:
         """The bytes of one choice per vertex; 0 where the problem carries none."""
         return _total(self, choice, self.byte_kinds, self.edge_byte_kinds)

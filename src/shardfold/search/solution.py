@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any, overload
+
+import numpy as np
 
 from shardfold.search.kinds import Ints
 
@@ -19,6 +23,7 @@ class Answer:
     """What one method found: a choice, and the bound that it proves.
 
     `lower_bound` None means that the method proves the choice cheapest and has no figure for it.
+    `cost` is what the problem charges for the choice, where the method has added it up.
     """
 
     choice: Ints
@@ -26,6 +31,50 @@ class Answer:
     order: str = "none"
     largest_table: int = 0
     peak_bytes: int = 0
+    cost: float | None = None
+
+
+class Choice(Sequence[int]):
+    """One choice per vertex: a tuple of ints to read and to compare, kept as the array that it is.
+
+    >>> choice = Choice(np.array([2, 0, 1]))
+    >>> choice[0], choice[1:], choice == (2, 0, 1)
+    (2, (0, 1), True)
+    """
+
+    __slots__ = ("_array",)
+
+    def __init__(self, array: Ints) -> None:
+        self._array = array.view()
+        self._array.flags.writeable = False
+
+    @overload
+    def __getitem__(self, at: int) -> int: ...
+    @overload
+    def __getitem__(self, at: slice) -> tuple[int, ...]: ...
+    def __getitem__(self, at: int | slice) -> int | tuple[int, ...]:
+        found = self._array[at].tolist()
+        return tuple(found) if isinstance(at, slice) else found
+
+    def __len__(self) -> int:
+        return len(self._array)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._array.tolist())
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, Choice):
+            return np.array_equal(self._array, other._array)
+        return tuple(self) == other if isinstance(other, tuple) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(tuple(self))
+
+    def __repr__(self) -> str:
+        return repr(tuple(self))
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Ints:
+        return np.array(self._array, dtype=dtype, copy=copy)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +98,7 @@ class Solution:
     `is_optimal` says that the bound is as high as the cost, up to rounding.
     """
 
-    choice: tuple[int, ...]
+    choice: Sequence[int]
     cost: float
     is_optimal: bool
     lower_bound: float

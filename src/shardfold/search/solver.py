@@ -20,7 +20,7 @@ from shardfold.search.limited import limited
 from shardfold.search.mcmc import mcmc
 from shardfold.search.orders import ORDERS
 from shardfold.search.problem import Problem
-from shardfold.search.solution import Answer, Solution, Statistics, reaches
+from shardfold.search.solution import Answer, Choice, Solution, Statistics, reaches
 from shardfold.search.watch import Watch, ignore
 
 METHODS = ("exact", "brute", "breadth-first", "ilp", "mcmc", "greedy", "random")
@@ -104,10 +104,10 @@ def _answer(solution: Solution) -> Answer:
 
 
 def _solution(problem: Problem, answer: Answer, method: str, begin: float) -> Solution:
-    cost = problem.total(answer.choice)
+    cost = problem.total(answer.choice) if answer.cost is None else answer.cost
     bound = cost if answer.lower_bound is None else min(answer.lower_bound, cost)
     size = problem.total_bytes(answer.choice) if problem.has_bytes else None
-    choice = tuple(answer.choice.tolist())
+    choice = Choice(answer.choice)
     seconds = time.perf_counter() - begin
     statistics = Statistics(method, answer.order, seconds, answer.largest_table, answer.peak_bytes)
     return Solution(choice, cost, reaches(cost, bound), bound, size, statistics)

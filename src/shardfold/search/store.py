@@ -68,7 +68,7 @@ class Store:
     def _bridge(self, vertex: int, left: int, right: int) -> int:
         cost, first, second = self.vertices[vertex], self.edges[left], self.edges[right]
         if self.depth and cost.ndim + first.ndim + second.ndim > 5:
-            return self._edge(product(first + cost[..., None], second))
+            return self.edge(product(first + cost[..., None], second))
         entries = first.size * second.shape[1]
         if entries > _WORTH_MERGING:
             return self._merged_bridge(cost, left, right, self.alike)
@@ -77,7 +77,7 @@ class Store:
             (left, left ^ 1, right, right ^ 1)
         ):
             return self._merged_bridge(cost, left, right, known.get)
-        return self._edge(product_of(first + cost[:, None], second))
+        return self.edge(product_of(first + cost[:, None], second))
 
     def _merged_bridge(
         self, cost: Array, left: int, right: int, alike: Callable[[int], Alike | None]
@@ -98,7 +98,7 @@ class Store:
             first = first + cost[:, None]
         out = product_of(first, second)
         out = out if a is None else out[a.kind]
-        number = self._edge(out if b is None else out[:, b.kind])
+        number = self.edge(out if b is None else out[:, b.kind])
         if left ^ 1 in self._alike:
             self._alike[number] = a
         if right ^ 1 in self._alike:
@@ -128,7 +128,7 @@ class Store:
         found = self._edge_sums.get(key)
         if found is None:
             total = self.edges[key[0]] + self.edges[key[1]]
-            found = self._edge_sums[key] = self._edge(total)
+            found = self._edge_sums[key] = self.edge(total)
         return found ^ turn
 
     def zero(self, vertex: int) -> int:
@@ -153,7 +153,7 @@ class Store:
         self.vertices.append(table)
         return len(self.vertices) - 1
 
-    def _edge(self, table: Array) -> int:
+    def edge(self, table: Array) -> int:
         """A number for a new edge table; the next number is its transpose."""
         size = table.size
         self.new_entries += size

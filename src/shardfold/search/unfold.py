@@ -4,43 +4,80 @@ from __future__ import annotations
 
 import numpy as np
 
-from shardfold.search.groups import Blocks, Folding, Group, Steps
+from shardfold.search.blocks import cuts
+from shardfold.search.groups import Blocks, Folding, Group, Rows, Steps
 from shardfold.search.kinds import Array, Ints
 from shardfold.search.store import Store
 
 
-def unfold(folding: Folding, choice: Ints) -> None:
-    """Fill in `choice`, last eliminated first; contexts and what was left are already chosen."""
+def unfold(folding: Folding, choice: Ints) -> Rows | None:
+    """Fill in `choice`, last eliminated first; contexts and what was left are already chosen.
+
+    The blocks of a run, if one was folded away, are returned by what they chose.
+    """
     store, at = folding.store, tuple(int(choice[v]) for v in reversed(folding.contexts))
+    rows = None
     for group in reversed(folding.groups):
         if isinstance(group, Steps):
             _decide_steps(store, group, choice)
         elif isinstance(group, Blocks):
-            _decide_blocks(store, group, choice, at)
+            rows = _decide_blocks(store, group, choice)
         else:
             near = [choice[neighbour] for neighbour in group.neighbours]
             choice[group.members] = _decide(store, group, near, at)
+    return rows
 
 
-def _decide_blocks(store: Store, blocks: Blocks, choice: Ints, at: tuple[int, ...]) -> None:
-    """Decide a block once for each distinct pair of choices at its two joints."""
-    period, length = blocks.period, blocks.copies * blocks.period
-    left = choice[blocks.joint : blocks.joint + length : period]
-    right = choice[blocks.joint + period : blocks.joint + period + length : period]
-    base = int(right.max()) + 1
-    code = left * base + right
-    cases = _distinct(code, (int(left.max()) + 1) * base)
-    which = _looked_up(cases, np.arange(len(cases)), code)
-    chosen = {blocks.joint: cases // base, blocks.joint + period: cases % base}
-    ids = blocks.inside.ids.tolist()
-    for v, vertex, a, edge_a, b, edge_b in reversed(blocks.inside.steps):
-        edges = (edge_a, edge_b)[: (a >= 0) + (b >= 0)]
-        near = [chosen[ids[u]] for u in (a, b)[: len(edges)]]
-        member = ids[v]
-        group = Group(vertex, edges, np.array([member]), ())
-        best = np.broadcast_to(_decide(store, group, near, at), len(cases))
-        chosen[member] = best
-        choice[member : member + length : period] = best.take(which)
+def _decide_blocks(store: Store, blocks: Blocks, choice: Ints) -> Rows:
+    """Decide a block once for each distinct pair of choices at its two joints.
+
+    Of pieces with the same choice at both ends one is decided, and its blocks are repeated.
+    """
+    run, joints = blocks.run, _joints(store, blocks, choice)
+    base = len(store.vertices[blocks.vertex])
+    cases, which = np.unique(joints[:-1] * base + joints[1:], return_inverse=True)
+    rows = _rows(store, blocks, cases // base, cases % base)
+    chosen, counts = rows[:, 1:][which], np.bincount(which)
+    mine = choice[run.begin : run.end].reshape(run.copies, run.period)
+    piece, skipped = blocks.piece, blocks.spare * blocks.piece
+    mine[:piece], mine[piece + skipped :] = chosen[:piece], chosen[piece:]
+    if skipped:
+        second = slice(piece, 2 * piece)
+        mine[piece : piece + skipped].reshape(-1, piece, run.period)[:] = chosen[second]
+        counts += blocks.spare * np.bincount(which[second], minlength=len(cases))
+    return Rows(run, rows, counts)
+
+
+def _rows(store: Store, blocks: Blocks, left: Ints, right: Ints) -> Ints:
+    """The choice of the left joint and of a block, for each pair of choices at its joints."""
+    run, inside = blocks.run, blocks.inside
+    place = np.maximum(inside.ids - run.begin + 1, 0).tolist()
+    rows = np.zeros((run.period + 1, len(left)), np.int64)
+    rows[0], rows[run.joint + run.period - run.begin + 1] = left, right
+    for v, vertex, a, towards_a, b, towards_b in reversed(inside.steps):
+        cost = store.vertices[vertex]
+        if a >= 0:
+            cost = cost + store.edges[towards_a ^ 1].take(rows[place[a]], axis=0)
+        if b >= 0:
+            cost += store.edges[towards_b ^ 1].take(rows[place[b]], axis=0)
+        rows[place[v]] = cost.argmin(axis=-1)
+    return rows.T
+
+
+def _joints(store: Store, blocks: Blocks, choice: Ints) -> Ints:
+    """The choices of the joints of a run, without the spare pieces: halves between known ends."""
+    run, spare = blocks.run, blocks.spare * blocks.piece
+    short = run.copies - spare
+    joints = np.full(short + 1, blocks.steady)
+    at = cuts(blocks)
+    joints[np.maximum(at - spare, 0)] = choice[run.joint + at * run.period]
+    for k in reversed(range(len(blocks.powers) - 1)):
+        half, end = 1 << k, short >> k + 1 << k + 1
+        table = blocks.powers[k]
+        near = [joints[0 : end : 2 * half], joints[2 * half : end + 1 : 2 * half]]
+        group = Group(blocks.vertex, (table ^ 1, table), joints, ())
+        joints[half : end : 2 * half] = _decide(store, group, near, ())
+    return joints
 
 
 def _decide_steps(store: Store, steps: Steps, choice: Ints) -> None:

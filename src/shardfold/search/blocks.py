@@ -1,0 +1,128 @@
+"""A run of equal blocks folded to a few tables, and its cost added up by what the blocks chose.
+
+With z and z' the joints before and after a block,
+
+    M[z, z'] = min over the inside of a block of everything between z and z'
+
+is computed once by folding. Squaring it gives the tables P between joints 2, 4, 8, ... blocks
+apart. As soon as one choice w of the joint between two such pieces beats all others, whatever the
+joints around it choose, every joint between pieces may take it, and n pieces in a row cost
+
+    P[z, w] + c[w] + (n - 2) (P[w, w] + c[w]) + P[w, z']
+
+Else the squaring goes on: log2(L) products for a run of L blocks. A piece for each lower bit of L
+follows. Nothing here grows with L but the choice itself.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from shardfold.search.few import one_by_one
+from shardfold.search.fold import start
+from shardfold.search.groups import Blocks, Folding, Rows, Run, Steps
+from shardfold.search.kinds import Ints
+from shardfold.search.problem import Problem
+from shardfold.search.store import Store
+
+
+def without_run(problem: Problem, store: Store, run: Run) -> Folding | None:
+    """The problem with some edges in place of the run; None where a block does not fold to one."""
+    block = _fold_block(problem, store, run)
+    if block is None:
+        return None
+    (inside,) = [group for group in block.groups if isinstance(group, Steps)]
+    opening, closing = int(block.kind[0]), int(block.kind[1])
+    own = int(problem.vertex_kinds.of[run.joint])
+    first, last = store.add_vertices(own, opening), store.add_vertices(own, closing)
+    inner = store.add_vertices(first, closing)
+    blocks, chain = _pieces(store, run, inside, inner, int(block.edge_kind[0]))
+    joints = run.joint + run.period * cuts(blocks)
+    ids = np.concatenate([np.arange(run.begin), joints[1:], np.arange(run.end, len(problem))])
+    folding = start(problem, store, ids, edges_outside(run, len(problem.edges)), [blocks])
+    at = np.searchsorted(ids, joints)
+    folding.ends = np.concatenate([folding.ends, np.stack([at[:-1], at[1:]], axis=1)])
+    folding.edge_kind = np.concatenate([folding.edge_kind, chain])
+    folding.kind[at] = inner
+    folding.kind[at[[0, -1]]] = first, last
+    return folding
+
+
+def _pieces(
+    store: Store, run: Run, inside: Steps, joint: int, edge: int
+) -> tuple[Blocks, list[int]]:
+    """The run as pieces, and the edges between their ends that stand in for them."""
+    powers, steady = [edge], -1
+    while run.copies >> len(powers):
+        steady = _steady(store, joint, powers[-1])
+        if steady >= 0:
+            break
+        powers.append(store.bridge(joint, powers[-1] ^ 1, powers[-1]))
+    top = len(powers) - 1
+    many = powers[-1] if steady < 0 else _row(store, joint, powers[-1], steady, run.copies >> top)
+    rest = [powers[k] for k in reversed(range(top)) if run.copies >> k & 1]
+    return Blocks(run, inside, joint, tuple(powers), steady), [many, *rest]
+
+
+def _steady(store: Store, joint: int, edge: int) -> int:
+    """The choice of a joint between two equal edges that is best whatever their ends; -1: none.
+
+    If there is one then it is the best on average, too, so only that one is compared.
+    """
+    onward = store.edges[edge]
+    back = onward.T + store.vertices[joint][:, None]
+    best = int((onward.sum(axis=1) + back.sum(axis=1)).argmin())
+    margin = (onward - onward[best]).min(axis=1) + (back - back[best]).min(axis=1)
+    return best if (margin >= 0).all() else -1
+
+
+def _row(store: Store, joint: int, edge: int, steady: int, count: int) -> int:
+    """The table across `count` equal edges in a row, every joint between them being `steady`."""
+    table, own = store.edges[edge], store.vertices[joint][steady]
+    between = own + (count - 2) * (table[steady, steady] + own)
+    return store.edge(table[:, steady, None] + (between + table[steady]))
+
+
+def cuts(blocks: Blocks) -> Ints:
+    """Where the pieces of a run end, in blocks: those of the longest together, then one by one."""
+    copies = blocks.run.copies
+    ends = {copies >> k << k for k in range(len(blocks.powers))}
+    return np.array(sorted(ends | {0}))
+
+
+def edges_outside(run: Run, count: int) -> Ints:
+    """The edges that belong to no block of the run, of `count` in all."""
+    step = len(run.edges)
+    of_block = np.empty(step, np.int64)
+    of_block[run.edges % step] = run.edges
+    below, above = np.arange(run.edges.max()), np.arange(run.edges.min() + run.copies * step, count)
+    edges = np.concatenate([below, above])
+    block = (edges - of_block[edges % step]) // step
+    return np.asarray(edges[(block < 0) | (block >= run.copies)])
+
+
+def _fold_block(problem: Problem, store: Store, run: Run) -> Folding | None:
+    """One block folded down to the edge between its joints; None if something else is left."""
+    joints = run.joint, run.joint + run.period
+    local = np.append(run.joint, np.arange(run.begin, run.begin + run.period))
+    block = start(problem, store, local, run.edges, [])
+    block.locked = (local == joints[0]) | (local == joints[1])
+    block.kind[block.locked] = store.zero(int(problem.vertex_kinds.of[run.joint]))
+    one_by_one(block)
+    return block if len(block.ids) == 2 and len(block.ends) == 1 else None
+
+
+def total_by_rows(problem: Problem, chosen: Rows, choice: Ints) -> float:
+    """The cost of a choice: the rows of its run times their number, and the rest one by one."""
+    run, choices = chosen.run, chosen.rows.T
+    cost = np.zeros(len(chosen.counts))
+    kinds = problem.vertex_kinds
+    for kind, mine in zip(kinds.of[run.begin : run.begin + run.period], choices[1:], strict=True):
+        cost += kinds.tables[kind].take(mine)
+    kinds = problem.edge_kinds
+    ends = np.maximum(problem.ends[run.edges] - run.begin + 1, 0)
+    for kind, (u, v) in zip(kinds.of[run.edges], ends, strict=True):
+        cost += kinds.tables[kind][choices[u], choices[v]]
+    outside = np.append(np.arange(run.begin), np.arange(run.end, len(problem)))
+    edges = edges_outside(run, len(problem.edges))
+    return float(cost @ chosen.counts) + problem.total_of(choice, outside, edges)
