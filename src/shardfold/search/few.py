@@ -11,8 +11,8 @@ on through it once they have gone.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from heapq import heapify, heappop, heappush, heapreplace
+from collections.abc import Iterator, Sequence
+from heapq import heapify, heappop, heappush
 
 import numpy as np
 
@@ -112,31 +112,28 @@ class _Queue:
         a, b = self.near[v]
         return (self.sizes[a] * self.sizes[b] << self.waited[v]) * self.count + v
 
-    def __iter__(self) -> _Queue:
-        return self
-
-    def __next__(self) -> int:
-        if self.ends:
-            return self.ends.pop()
+    def __iter__(self) -> Iterator[int]:
         heap, near, waited = self.heap, self.near, self.waited
-        while heap:
-            entry = heap[0]
-            v = entry % self.count
+        ends, sizes, count = self.ends, self.sizes, self.count
+        while True:
+            while ends:
+                yield ends.pop()
+            if not heap:
+                return
+            entry = heappop(heap)
+            v = entry % count
             if len(near[v]) != 2:
-                heappop(heap)
                 continue
-            now = self._entry(v)
-            if now > entry:
-                heapreplace(heap, now)
-                if heap[0] != now:
-                    continue
-            heappop(heap)
+            a, b = near[v]
+            now = (sizes[a] * sizes[b] << waited[v]) * count + v
+            if now > entry and heap and now > heap[0]:
+                heappush(heap, now)
+                continue
             later = min(waited[v] + 1, _PATIENCE)
-            for u in near[v]:
+            for u in (a, b):
                 if 0 <= waited[u] < later:
                     waited[u] = later
-            return v
-        raise StopIteration
+            yield v
 
     def fewer(self, v: int, wait: int = 1) -> None:
         """A vertex lost a neighbour."""

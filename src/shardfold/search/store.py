@@ -15,10 +15,10 @@ from shardfold.search.alike import Alike
 from shardfold.search.kinds import Array
 from shardfold.search.minplus import product, product_of
 
-_WORTH_MERGING = 1 << 17
+_WORTH_MERGING = 1 << 18
 """Joint entries from which looking for choices that make no difference pays."""
 
-_WORTH_USING = 1 << 15
+_WORTH_USING = 1 << 16
 """Joint entries from which merging them pays where they have been found before."""
 
 
