@@ -6,12 +6,18 @@ whole training steps.
 
 from __future__ import annotations
 
+import hashlib
+import tempfile
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 from torch import nn
 
+import shardfold as sf
 from shardfold import zoo
+from shardfold.plans import Plan
+from shardfold.versus import compare
 
 ALONE = "one device"
 
@@ -27,6 +33,7 @@ class Case:
     hidden: int | None = None
     method: str = ALONE  # or a method of `shardfold compare`, on eight devices
     dtype: str = "bf16"
+    recompute: bool = False  # all blocks
 
     @property
     def name(self) -> str:
@@ -35,6 +42,7 @@ class Case:
         size = size or (f" {self.layers} layers" if self.layers else "")
         batch = f"batch {self.batch}" + (f" x {self.seq}" if self.seq else "")
         how = "" if self.method == ALONE else f", {self.method} of {DEVICES}"
+        how += ", recomputed" if self.recompute else ""
         return f"{self.model}{size}, {batch}, {self.dtype}{how}"
 
     def build(self, device: str) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
@@ -50,9 +58,33 @@ class Case:
         )
         return without_dropout(module), args, kwargs
 
+    def plan(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
+        """The plan that is run, on one device or on eight."""
+        if self.method == ALONE:
+            recompute: Literal["always", "never"] = "always" if self.recompute else "never"
+            return sf.plan(module, args, kwargs, cluster=SINGLE, recompute=recompute)
+        with tempfile.TemporaryDirectory() as folder:
+            compare(
+                module, args, kwargs, cluster=CLUSTER, methods=(self.method,), save_plans=folder
+            )
+            return Plan.load(Path(folder) / f"{self.method}.json")
+
+
+def choices_of(plan: Plan) -> str:
+    """A digest of all that a plan decides: what was measured and what is predicted are one plan."""
+    decided = (
+        tuple(axis.size for axis in plan.mesh),
+        [operator.config for operator in plan.operators],
+        [tensor.layout for tensor in plan.tensors],
+        [(entry.names, entry.layout, entry.regather) for entry in plan.parameters],
+        plan.recompute,
+    )
+    return hashlib.sha256(repr(decided).encode()).hexdigest()[:16]
+
 
 DEVICES = 8
 CLUSTER = f"{DEVICES}xh200"
+SINGLE = "1xh200"
 
 
 def without_dropout(module: nn.Module) -> nn.Module:
@@ -96,6 +128,13 @@ CASES = (
     Case("inceptionv3", 256),
     Case("mixtral-8x7b", 8, 2048, layers=4, hidden=1024),
     Case("mixtral-8x7b", 4, 2048, layers=2, hidden=2048),
+    Case("gpt2", 16, 1024, recompute=True),
+    Case("gpt2", 16, 1024, layers=24, hidden=1024, recompute=True),
+    Case("llama3-8b", 8, 2048, layers=12, hidden=1024, recompute=True),
+    Case("llama3-8b", 4, 2048, layers=12, hidden=2048, recompute=True),
+    Case("bert-large", 32, 512, recompute=True),
+    Case("t5-large", 64, 512, layers=6, hidden=512, recompute=True),
+    Case("vit-large", 256, recompute=True),
     Case("gpt2", 256, 1024, method="data-parallel"),
     Case("gpt2", 256, 1024, method="zero-3"),
     Case("gpt2", 128, 1024, method="megatron"),

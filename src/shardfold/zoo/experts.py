@@ -8,26 +8,64 @@ rows * n * m elements that a real kernel never makes, and sorting the rows by ex
 e can each be split. A row whose expert is not in 0..e-1 gives zeros: a device that holds some of
 the experts subtracts the first one's index, and the partial results add up.
 
+Rows are put in the order of their experts, so that each matrix meets rows that lie together: one
+gather, a product for each expert, one scatter. How many rows an expert has is the one thing that
+the host must know, so it waits for the device once in a call.
+
 Work: 2 * rows * n * m operations forward, twice that backward.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 
+@dataclass(frozen=True, slots=True)
+class _Sorted:
+    """The rows of the experts at hand, in the experts' order, and where each one's end."""
+
+    order: Tensor
+    ends: list[int]
+
+    @classmethod
+    def of(cls, expert: Tensor, experts: int) -> _Sorted:
+        """Rows of other experts are sorted to the end, and left out."""
+        to = expert.reshape(-1)
+        known = torch.where((to >= 0) & (to < experts), to, experts)
+        keys, order = known.sort(stable=True)
+        marks = torch.arange(experts, device=to.device, dtype=keys.dtype)
+        ends: list[int] = torch.searchsorted(keys, marks, right=True).tolist()
+        return cls(order[: ends[-1]], ends)
+
+    def ranges(self) -> Iterator[tuple[int, slice]]:
+        """Each expert that has rows, and where they lie."""
+        for index, (start, end) in enumerate(zip([0, *self.ends], self.ends, strict=False)):
+            if end > start:
+                yield index, slice(start, end)
+
+
 @torch.library.custom_op("shardfold::expert_linear", mutates_args=())
 def expert_linear(x: Tensor, weight: Tensor, expert: Tensor) -> Tensor:
     """Multiply each row of `x` by the matrix of its expert."""
-    rows, to = x.reshape(-1, x.shape[-1]), expert.reshape(-1)
-    y = rows.new_zeros(rows.shape[0], weight.shape[1])
-    for index in range(weight.shape[0]):
-        mine = (to == index).nonzero().flatten()
-        y[mine] = rows[mine] @ weight[index].T
-    return y.view(*expert.shape, weight.shape[1])
+    found = _Sorted.of(expert, weight.shape[0])
+    rows = x.reshape(-1, x.shape[-1])
+    return _multiplied(rows, weight, found).view(*expert.shape, weight.shape[1])
+
+
+def _multiplied(rows: Tensor, weight: Tensor, found: _Sorted) -> Tensor:
+    mine, own = rows[found.order], weight.to(rows.dtype)
+    products = rows.new_empty(len(mine), weight.shape[1])
+    for index, at in found.ranges():
+        torch.mm(mine[at], own[index].T, out=products[at])
+    make = rows.new_empty if len(mine) == len(rows) else rows.new_zeros
+    y: Tensor = make(len(rows), weight.shape[1])
+    y[found.order] = products
+    return y
 
 
 @expert_linear.register_fake
@@ -35,31 +73,45 @@ def _(x: Tensor, weight: Tensor, expert: Tensor) -> Tensor:
     return x.new_empty(*expert.shape, weight.shape[1])
 
 
-@torch.library.custom_op("shardfold::expert_linear_weight_grad", mutates_args=())
-def expert_linear_weight_grad(x: Tensor, dy: Tensor, expert: Tensor, experts: int) -> Tensor:
-    """The gradient of `weight`: for each expert, the sum of its rows' outer products."""
-    rows, to = x.reshape(-1, x.shape[-1]), expert.reshape(-1)
+@torch.library.custom_op("shardfold::expert_linear_backward", mutates_args=())
+def expert_linear_backward(
+    dy: Tensor, x: Tensor, weight: Tensor, expert: Tensor, wanted: list[bool]
+) -> tuple[Tensor, Tensor]:
+    """The gradients of `x` and of `weight`, empty where they are not wanted.
+
+    That of a weight is, for each expert, the sum of its rows' outer products.
+    """
+    found = _Sorted.of(expert, weight.shape[0])
     dys = dy.reshape(-1, dy.shape[-1])
-    grad = x.new_zeros(experts, dys.shape[1], rows.shape[1])
-    for index in range(experts):
-        mine = (to == index).nonzero().flatten()
-        grad[index] = dys[mine].T @ rows[mine]
-    return grad
+    dx, dw = x.new_empty(0), weight.new_empty(0)
+    if wanted[0]:
+        dx = _multiplied(dys, weight.transpose(1, 2), found).to(x.dtype)
+        dx = dx.view(*expert.shape, x.shape[-1])
+    if wanted[1]:
+        mine, given = dys[found.order], x.reshape(-1, x.shape[-1])[found.order].to(dy.dtype)
+        dw = given.new_zeros(weight.shape)
+        for index, at in found.ranges():
+            torch.mm(mine[at].T, given[at], out=dw[index])
+        dw = dw.to(weight.dtype)
+    return dx, dw
 
 
-@expert_linear_weight_grad.register_fake
-def _(x: Tensor, dy: Tensor, expert: Tensor, experts: int) -> Tensor:
-    return x.new_empty(experts, dy.shape[-1], x.shape[-1])
+@expert_linear_backward.register_fake
+def _(
+    dy: Tensor, x: Tensor, weight: Tensor, expert: Tensor, wanted: list[bool]
+) -> tuple[Tensor, Tensor]:
+    rows = (*expert.shape, x.shape[-1]) if wanted[0] else (0,)
+    return x.new_empty(rows), weight.new_empty(weight.shape if wanted[1] else (0,))
 
 
 def _save(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
     ctx.save_for_backward(*inputs)
 
 
-def _backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor, None]:
-    x, weight, expert = ctx.saved_tensors
-    dx = expert_linear(dy, weight.transpose(1, 2), expert)
-    return dx, expert_linear_weight_grad(x, dy, expert, weight.shape[0]), None
+def _backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+    wanted = list(ctx.needs_input_grad[:2])
+    dx, dw = expert_linear_backward(dy, *ctx.saved_tensors, wanted)
+    return dx if wanted[0] else None, dw if wanted[1] else None, None
 
 
 expert_linear.register_autograd(_backward, setup_context=_save)
