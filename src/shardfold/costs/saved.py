@@ -9,6 +9,7 @@ outside, as it lies there, and nothing that it makes itself.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
@@ -97,6 +98,7 @@ PRODUCTS = frozenset(
 )
 
 
+WIDE_BYTES = 4  # of an item of statistics, at least
 GATES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
 
 
@@ -131,14 +133,17 @@ class Extra:
     """Memory of an operator that is no tensor of the graph, per item of a tensor of its own.
 
     `of` is an operand (or the result, -1) and `per_item` bytes for each of its items; where
-    `over` is given, only for each row of that many trailing dims. `kept` until backward, or
-    taken for as long as backward takes.
+    `over` is given, only for each row of that many trailing dims. It is kept until backward, or
+    taken for as long as a pass takes. With a `factor` it is only there where that is split, or
+    only where it is whole.
     """
 
     of: int
     per_item: float
     over: int = 0
-    kept: bool = True
+    life: Literal["kept", "forward", "backward"] = "kept"
+    factor: str = ""
+    is_split: bool = True
 
 
 def extras(graph: Graph, index: int) -> tuple[Extra, ...]:
@@ -161,13 +166,41 @@ def extras(graph: Graph, index: int) -> tuple[Extra, ...]:
     if name == "cross_entropy_loss":
         picked = not graph.tensors[op.inputs[1]].type.is_floating
         count = (Extra(-1, float(item_bytes)),) if picked and op.attributes["reduction"] else ()
-        return (Extra(0, item_bytes), Extra(0, item_bytes, kept=False), *count)
+        return (Extra(0, item_bytes), *_of_classes(item_bytes), *count)
+    if name == "expert_linear":
+        return _of_experts(graph, op)
     if name.startswith(("max_pool", "adaptive_max_pool")) and len(op.results) == 1:
         return (Extra(-1, 8.0),)  # where each maximum was
     if name in GATES:  # gates and states of every step, as a fused kernel reserves them
         layers = op.attributes.get("num_layers", 1)
         return (Extra(-1, float((GATES[name] + 2) * layers * item_bytes)),)
     return ()
+
+
+def _of_classes(item_bytes: int) -> tuple[Extra, ...]:
+    """What cross-entropy takes for a while, beside as much as its logits that it keeps.
+
+    Backward on one device makes the gradient of the logarithms first. With the classes in parts,
+    shares are made in float32: those of float32 logits are what is kept, and then the gradient.
+    """
+    whole = Extra(0, float(item_bytes), life="backward", factor="c", is_split=False)
+    if item_bytes >= WIDE_BYTES:
+        return (whole,)
+    passing = Extra(0, float(WIDE_BYTES - item_bytes), life="forward", factor="c")
+    return (whole, passing, Extra(0, float(WIDE_BYTES), life="backward", factor="c"))
+
+
+def _of_experts(graph: Graph, op: Op) -> tuple[Extra, ...]:
+    """Copies of the rows in the experts' order, of operand and result, in either pass."""
+    given, result = (graph.tensors[t].type.item_bytes for t in (op.inputs[0], op.results[0]))
+    writer = next((o for o in graph.ops if op.inputs[0] in o.results), None)
+    is_spread = writer is not None and writer.kind.startswith("aten.expand")
+    copies = given * (2.0 if is_spread else 1.0)  # what is read several times is written out first
+    return tuple(
+        Extra(of, float(size), life=life)
+        for life in ("forward", "backward")
+        for of, size in ((0, copies), (-1, result))
+    )
 
 
 def _is_training(op: Op) -> bool:

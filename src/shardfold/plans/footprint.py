@@ -13,7 +13,7 @@ all layers that a graph leaves out.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from shardfold.costs.steps import Collective, Step
@@ -187,8 +187,10 @@ class _Walk:
                 memory.keepers.append(op)
             self.place[tensor] = self._kept(op, tensor, memory)
         if self._keeps(op):
-            for size in self._extras(op):
-                self._new(op, size, "activations").keepers.append(op)
+            self._new(op, self.at.extra_bytes(op, "kept"), "activations").keepers.append(op)
+        passing = self.at.extra_bytes(op, "forward")
+        add(self.turns[op].takes, "buffers", passing)
+        add(self.turns[op].gives, "buffers", passing)
 
     def _kept(self, op: int, tensor: int, memory: _Memory) -> _Memory:
         """The copy in which a tensor is kept for several readers, if it had to be moved there."""
@@ -200,9 +202,6 @@ class _Walk:
         if not self.at.moves(edge, row):
             return memory
         return self._new(op, self.at.facts.local_bytes(tensor, row, self.at.shape), "activations")
-
-    def _extras(self, op: int) -> Iterator[float]:
-        return (self.at.extra_bytes(op, e) for e in self.at.facts.extras[op] if e.kept)
 
 
 def scratch(step: Step) -> float:

@@ -50,11 +50,9 @@ class Gradients:
                 self.of[tensor] = gradient
         for gradient in results:
             self._release(gradient, turn)
-        for extra in at.facts.extras[op]:
-            if not extra.kept:
-                size = at.extra_bytes(op, extra)
-                add(turn.takes, "buffers", size)
-                add(turn.gives, "buffers", size)
+        passing = at.extra_bytes(op, "backward")
+        add(turn.takes, "buffers", passing)
+        add(turn.gives, "buffers", passing)
 
     def _result(self, op: int, tensor: int) -> _Gradient:
         """The gradient of a result, moved from the layout it is kept in for several readers."""

@@ -118,8 +118,23 @@ class Lying:
         row = row_of(chosen.layouts, self.assembly.choice[vertex])
         return self.facts.local_bytes(chosen.index, row, self.shape)
 
-    def extra_bytes(self, op: int, extra: Extra) -> float:
-        """Bytes of what an operator makes beside its results."""
+    def extra_bytes(self, op: int, life: str) -> float:
+        """Bytes of all that an operator makes beside its results, and that lives so long."""
+        found = (e for e in self.facts.extras[op] if e.life == life)
+        return sum(self._extra_bytes(op, extra) for extra in found if self._is_there(op, extra))
+
+    def _is_there(self, op: int, extra: Extra) -> bool:
+        return not extra.factor or self._splits(op, extra.factor) == extra.is_split
+
+    def _splits(self, op: int, base: str) -> bool:
+        """Whether an operator's configuration splits one of its factors."""
+        vertex = self.wiring.vertex[op]
+        space = self.assembly.tabulated.vertices[vertex].space
+        assert space is not None
+        row = space.configs[self.assembly.choice[vertex]].tolist()
+        return any(factor >= 0 and space.rule.base(factor) == base for factor in row)
+
+    def _extra_bytes(self, op: int, extra: Extra) -> float:
         called = self.graph.ops[op]
         tensor = called.results[0] if extra.of < 0 else called.inputs[extra.of]
         row = self.result_row(op, 0) if extra.of < 0 else self.operand_row(op, extra.of)

@@ -17,8 +17,8 @@ Work: 2 * rows * n * m operations forward, twice that backward.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -27,43 +27,39 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class _Sorted:
-    """The rows of the experts at hand, in the experts' order, and where each one's end."""
+    """The rows of the experts at hand, in the experts' order, and how many each has."""
 
     order: Tensor
-    ends: list[int]
+    counts: list[int]
 
     @classmethod
     def of(cls, expert: Tensor, experts: int) -> _Sorted:
         """Rows of other experts are sorted to the end, and left out."""
         to = expert.reshape(-1)
-        known = torch.where((to >= 0) & (to < experts), to, experts)
-        keys, order = known.sort(stable=True)
+        keys, order = torch.where((to >= 0) & (to < experts), to, experts).sort(stable=True)
         marks = torch.arange(experts, device=to.device, dtype=keys.dtype)
         ends: list[int] = torch.searchsorted(keys, marks, right=True).tolist()
-        return cls(order[: ends[-1]], ends)
-
-    def ranges(self) -> Iterator[tuple[int, slice]]:
-        """Each expert that has rows, and where they lie."""
-        for index, (start, end) in enumerate(zip([0, *self.ends], self.ends, strict=False)):
-            if end > start:
-                yield index, slice(start, end)
+        return cls(order[: ends[-1]], [b - a for a, b in pairwise([0, *ends])])
 
 
 @torch.library.custom_op("shardfold::expert_linear", mutates_args=())
 def expert_linear(x: Tensor, weight: Tensor, expert: Tensor) -> Tensor:
     """Multiply each row of `x` by the matrix of its expert."""
     found = _Sorted.of(expert, weight.shape[0])
-    rows = x.reshape(-1, x.shape[-1])
-    return _multiplied(rows, weight, found).view(*expert.shape, weight.shape[1])
+    mine = x.reshape(-1, x.shape[-1])[found.order]
+    y = _multiplied(mine, weight.transpose(1, 2), found, expert.numel())
+    return y.view(*expert.shape, weight.shape[1])
 
 
-def _multiplied(rows: Tensor, weight: Tensor, found: _Sorted) -> Tensor:
-    mine, own = rows[found.order], weight.to(rows.dtype)
-    products = rows.new_empty(len(mine), weight.shape[1])
-    for index, at in found.ranges():
-        torch.mm(mine[at], own[index].T, out=products[at])
-    make = rows.new_empty if len(mine) == len(rows) else rows.new_zeros
-    y: Tensor = make(len(rows), weight.shape[1])
+def _multiplied(mine: Tensor, matrices: Tensor, found: _Sorted, rows: int) -> Tensor:
+    """Sorted rows times their experts' matrices, back in their places; zeros elsewhere."""
+    products = mine.new_empty(len(mine), matrices.shape[2])
+    pieces = zip(mine.split(found.counts), products.split(found.counts), strict=True)
+    for (given, product), matrix in zip(pieces, matrices.to(mine.dtype).unbind(), strict=True):
+        if len(given):
+            torch.mm(given, matrix, out=product)
+    make = mine.new_empty if len(mine) == rows else mine.new_zeros
+    y: Tensor = make(rows, matrices.shape[2])
     y[found.order] = products
     return y
 
@@ -82,18 +78,25 @@ def expert_linear_backward(
     That of a weight is, for each expert, the sum of its rows' outer products.
     """
     found = _Sorted.of(expert, weight.shape[0])
-    dys = dy.reshape(-1, dy.shape[-1])
+    mine = dy.reshape(-1, dy.shape[-1])[found.order]
     dx, dw = x.new_empty(0), weight.new_empty(0)
     if wanted[0]:
-        dx = _multiplied(dys, weight.transpose(1, 2), found).to(x.dtype)
+        dx = _multiplied(mine, weight, found, expert.numel()).to(x.dtype)
         dx = dx.view(*expert.shape, x.shape[-1])
     if wanted[1]:
-        mine, given = dys[found.order], x.reshape(-1, x.shape[-1])[found.order].to(dy.dtype)
-        dw = given.new_zeros(weight.shape)
-        for index, at in found.ranges():
-            torch.mm(mine[at].T, given[at], out=dw[index])
-        dw = dw.to(weight.dtype)
+        given = x.reshape(-1, x.shape[-1])[found.order].to(dy.dtype)
+        dw = _outer(mine, given, found).to(weight.dtype)
     return dx, dw
+
+
+def _outer(mine: Tensor, given: Tensor, found: _Sorted) -> Tensor:
+    """For each expert, the sum of the outer products of its rows."""
+    dw = given.new_zeros(len(found.counts), mine.shape[1], given.shape[1])
+    pieces = zip(mine.t().split(found.counts, 1), given.split(found.counts), strict=True)
+    for (left, right), own in zip(pieces, dw.unbind(), strict=True):
+        if len(right):
+            torch.mm(left, right, out=own)
+    return dw
 
 
 @expert_linear_backward.register_fake

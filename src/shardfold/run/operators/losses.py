@@ -152,13 +152,26 @@ class _Classes:
 
 def shifted(logits: Tensor, dim: int, axes: Axes, context: Context) -> Tensor:
     """Logits less the row's largest anywhere."""
-    x = logits.to(statistics_dtype(logits.dtype))
-    most = x.detach().amax(dim, keepdim=True)
-    return x - context.groups.all_reduce(most, axes, most=True)
+    return _less(logits, _largest(logits, dim, axes, context))
+
+
+def _largest(logits: Tensor, dim: int, axes: Axes, context: Context) -> Tensor:
+    most = logits.detach().amax(dim, keepdim=True).to(statistics_dtype(logits.dtype))
+    return context.groups.all_reduce(most, axes, most=True)
+
+
+def _less(logits: Tensor, row: Tensor) -> Tensor:
+    """Logits less a number a row, in the dtype of statistics; no more than one copy is made."""
+    wide = logits.to(row.dtype)
+    return wide - row if wide is logits or wide.requires_grad else wide.sub_(row)
 
 
 class _Picked(torch.autograd.Function):
-    """Each row's loss with nothing added: its gradient is the row's shares, less one if picked."""
+    """Each row's loss with nothing added: its gradient is the row's shares, less one if picked.
+
+    Shares are made again in backward, from the logits and a number a row: as much memory as on one
+    device, where the logarithms of the shares are kept.
+    """
 
     @staticmethod
     def forward(
@@ -171,22 +184,23 @@ class _Picked(torch.autograd.Function):
         axes: Axes,
         context: Context,
     ) -> Tensor:
-        x = shifted(logits, dim, axes, context)
+        most = _largest(logits, dim, axes, context)
+        x = _less(logits, most)
         own = x.gather(dim, local.unsqueeze(dim)).squeeze(dim) * mine
-        shares = x.exp_()
-        words = context.groups.all_reduce(torch.stack([shares.sum(dim), own]), axes)
-        ctx.save_for_backward(shares.div_(words[0].unsqueeze(dim)), local, mine, kept)
-        ctx.dim, ctx.dtype = dim, logits.dtype
-        return ((words[0].log() - words[1]) * kept).to(logits.dtype)
+        words = context.groups.all_reduce(torch.stack([x.exp_().sum(dim), own]), axes)
+        log = words[0].log()
+        ctx.save_for_backward(logits, most + log.unsqueeze(dim), local, mine, kept)
+        ctx.dim = dim
+        return ((log - words[1]) * kept).to(logits.dtype)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
-        shares, local, mine, kept = ctx.saved_tensors
-        g = gradient.to(shares.dtype)
-        found = shares * (g * kept).unsqueeze(ctx.dim)
+        logits, total, local, mine, kept = ctx.saved_tensors
+        g = gradient.to(total.dtype)
+        found = _less(logits, total).exp_().mul_((g * kept).unsqueeze(ctx.dim))
         index, less = local.unsqueeze(ctx.dim), (g * mine).neg_().unsqueeze(ctx.dim)
         found.scatter_add_(ctx.dim, index, less)
-        return found.to(ctx.dtype), None, None, None, None, None, None
+        return found.to(logits.dtype), None, None, None, None, None, None
 
 
 def _pointwise(site: Site) -> Local:
