@@ -13,7 +13,7 @@ import torch.distributed as dist
 from shardfold.plans import Plan
 from shardfold.run.gradients import Launched
 from shardfold.run.groups import GATHER, SCATTER, Groups
-from shardfold.run.operators import windows
+from shardfold.run.operators import normalisation, windows
 
 Kinds = Counter[tuple[str, tuple[str, ...], float]]
 
@@ -52,9 +52,10 @@ def recorded(groups: Groups, names: tuple[str, ...], *, widened: bool = False) -
     Where a model of float32 is run in float64 (`widened`), as many as it would be in float32.
     """
     found: Kinds = Counter()
+    always_double = False
 
     def item_bytes(tensor: Any) -> int:
-        halves = widened and tensor.dtype == torch.float64
+        halves = widened and tensor.dtype == torch.float64 and not always_double
         return int(tensor.element_size()) // (2 if halves else 1)
 
     def note(kind: str, tensor: Any, group: Any) -> None:
@@ -84,13 +85,24 @@ def recorded(groups: Groups, names: tuple[str, ...], *, widened: bool = False) -
         found["halo", tuple(names[a] for a in axes), size] += 1
         return swap(up, down, axes, *rest)
 
-    windows._swap = halo
+    pooled = normalisation.pooled
+
+    def pool(*args: Any) -> Any:
+        """Sums that are in float64 however wide the model is."""
+        nonlocal always_double
+        always_double = True
+        try:
+            return pooled(*args)
+        finally:
+            always_double = False
+
+    windows._swap, normalisation.pooled = halo, pool
     before = {name: getattr(dist, name) for name in kinds}
     for name, (kind, position) in kinds.items():
         setattr(dist, name, watched(kind, position, before[name]))
     try:
         yield found
     finally:
-        windows._swap = swap
+        windows._swap, normalisation.pooled = swap, pooled
         for name, call in before.items():
             setattr(dist, name, call)

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from shardfold import zoo
 from shardfold.plans.store import loads
 from shardfold.run import parallelize
 from shardfold.run.checkpoint import load, save
@@ -19,17 +20,21 @@ from .jobs import build
 
 @dataclass(frozen=True)
 class Case:
-    """A model under a plan, the folder of its checkpoints, and in which width it runs."""
+    """A model under a plan, the folder of its checkpoints, in which width it runs, and how."""
 
     model: str
     plan: bytes
     folder: Path
     double: bool = False
+    lr: float = 1e-3
+    batch: int | None = None
 
 
-def tied(name: str) -> tuple[Any, Any, Any]:
+def tied(name: str, batch: int | None = None) -> tuple[Any, Any, Any]:
     """A small model whose first and last weight are one, where it has such."""
-    model, args, kwargs = build(name)
+    model, args, kwargs = (
+        build(name) if batch is None else zoo.build(name, device="cpu", batch=batch)
+    )
     if name.startswith("rnnlm"):
         model.projection.weight = model.embedding.weight
     elif name.startswith("llama"):
@@ -50,13 +55,13 @@ def resumed_runs(rank: int, cases: Sequence[Case], steps: int) -> list[list[floa
 
 def _run(case: Case, first: int, last: int, save_at: int | None) -> list[float]:
     logging.getLogger("torch").setLevel(logging.ERROR)
-    model, args, kwargs = tied(case.model)
+    model, args, kwargs = tied(case.model, case.batch)
     if first:  # whatever the model began with, the checkpoint's weights count
         with torch.no_grad():
             for tensor in model.state_dict().values():
                 tensor.mul_(2)
     module = parallelize(model, loads(case.plan), args, kwargs, double=case.double)
-    optimizer = torch.optim.AdamW(module.parameters(), lr=1e-3)
+    optimizer = torch.optim.AdamW(module.parameters(), lr=case.lr)
     if first:
         found = load(module, optimizer, case.folder)
         assert (found.step, found.data) == (first, {"batch": first})

@@ -2,6 +2,10 @@
 
 Forward and backward each all-reduce a few sums a row (or channel); these are the rule's exchanges.
 With g = dy * w and x^ the normalised input, dx = r (g - mean(g) - x^ mean(g x^)).
+
+A variance from two sums, mean(x^2) - mean(x)^2, loses digits where the mean is larger than the
+deviations. So each device sums the deviations from its own mean m, and sends n m and
+sum((x - m)^2) + n m^2 in float64, which has digits to spare.
 """
 
 from __future__ import annotations
@@ -31,15 +35,13 @@ class _Normalise(torch.autograd.Function):
         reduce: Callable[[Tensor], Tensor],
     ) -> tuple[Tensor, Tensor, Tensor]:
         wide = x.to(statistics_dtype(x.dtype))
-        squares = wide.square().sum(dims, keepdim=True)
         if centred:
-            sums = reduce(torch.stack([wide.sum(dims, keepdim=True), squares])) / count
-            mean, variance = sums[0], (sums[1] - sums[0].square()).clamp_(min=0)
-            scale = (variance + eps).rsqrt()
-            normal = (wide - mean) * scale
+            normal, mean, variance = _centred(wide, dims, count, reduce)
+            scale = (variance + eps).rsqrt().to(wide.dtype)
+            normal *= scale
         else:
-            variance = reduce(squares) / count
-            mean, scale = variance, (variance + eps).rsqrt()
+            mean = variance = reduce(wide.square().sum(dims, keepdim=True)) / count
+            scale = (variance + eps).rsqrt()
             normal = wide * scale
         ctx.save_for_backward(normal, scale)
         ctx.dims, ctx.count, ctx.centred, ctx.reduce = dims, count, centred, reduce
@@ -57,6 +59,26 @@ class _Normalise(torch.autograd.Function):
         else:
             found = scale * (g - normal * (ctx.reduce(along) / ctx.count))
         return found.to(gradient.dtype), None, None, None, None, None
+
+
+def _centred(
+    wide: Tensor, dims: list[int], count: int, reduce: Callable[[Tensor], Tensor]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The deviations from the mean of all, that mean, and the variance; the latter in float64."""
+    here = math.prod(wide.shape[d] for d in dims)
+    own = wide.sum(dims, keepdim=True) / max(here, 1)
+    apart = wide - own
+    exact = own.to(torch.float64)
+    spread = apart.square().sum(dims, keepdim=True).to(torch.float64)
+    sums = torch.stack([here * exact, spread + here * exact.square()])
+    mean, square = pooled(sums, reduce) / count
+    apart += (exact - mean).to(wide.dtype)
+    return apart, mean, (square - mean.square()).clamp_(min=0)
+
+
+def pooled(sums: Tensor, reduce: Callable[[Tensor], Tensor]) -> Tensor:
+    """The sums over all devices, of what is in float64 whatever is normalised."""
+    return reduce(sums)
 
 
 def _reducer(site: Site, context: Context, factors: Sequence[str]) -> Callable[[Tensor], Tensor]:

@@ -1,8 +1,8 @@
 """Normalisations and softmax: a split of the normalised factor reduces its statistics.
 
 `... d, d, d -> ... d`: rows split freely. Where d is split, every row's sums are all-reduced, two
-words a row for a mean and a variance, one for a mean square; for a softmax one for the maximum,
-and then one for the sum.
+words a row for a mean and a variance (in float64: their difference is what counts), one for a mean
+square; for a softmax one for the maximum, and then one for the sum.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable, Mapping
 from shardfold.graph import TensorType
 from shardfold.spaces.call import Call
 from shardfold.spaces.rule import Exchange, Phase, Rule
+
+EXACT_BYTES = 8  # a float64
 
 
 def statistics_bytes(kind: TensorType) -> int:
@@ -24,7 +26,7 @@ def _sums(
 ) -> tuple[Exchange, ...]:
     """All-reduces of so many words a row in each pass, for each factor that may be split.
 
-    Those of backward serve the gradient of the input.
+    Words are those of the statistics' dtype; those of backward serve the gradient of the input.
     """
     over, size = tuple(rows), statistics_bytes(call.inputs[0])
     passes: tuple[tuple[Phase, float, int | None], ...] = (
@@ -37,6 +39,11 @@ def _sums(
         for phase, words, of in passes
         if words
     )
+
+
+def _mean_and_variance(call: Call) -> float:
+    """The two sums of float64 that a mean and a variance take, in words of the statistics."""
+    return 2.0 * EXACT_BYTES / statistics_bytes(call.inputs[0])
 
 
 def _layer_norm(call: Call, forward: float, backward: float) -> Rule:
@@ -73,7 +80,7 @@ def _batch_norm(call: Call) -> Rule:
         *([full, *others]),
         flops=8.0 if training else 2.0,
         resolved=frozenset(reduced if others or training else ()),
-        exchanges=_sums(call, reduced, ["c"], 2.0, 2.0) if training else (),
+        exchanges=_sums(call, reduced, ["c"], _mean_and_variance(call), 2.0) if training else (),
         saves=("input", "weight"),
         crossed=("weight",),
         backward=1.5,
@@ -139,7 +146,7 @@ def _softmax(call: Call) -> Rule:
 
 
 def _two_words(call: Call) -> Rule:
-    return _layer_norm(call, 2.0, 2.0)
+    return _layer_norm(call, _mean_and_variance(call), 2.0)
 
 
 def _one_word(call: Call) -> Rule:

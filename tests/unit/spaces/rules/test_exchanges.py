@@ -81,6 +81,14 @@ def test_batch_norm_reduces_two_sums_a_channel(factor: str, dim: int) -> None:
     check(given, torch.cat([(p - mean) * scale for p in parts], dim), sums, factor)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_means_and_variances_are_sent_in_float64(dtype: torch.dtype) -> None:
+    x = normal(4, 6).to(dtype)
+    rule = rule_for(call_of(case("layer_norm", {"input": x, "normalized_shape": [6]})))
+    sent = {e.phase: e.words * e.item_bytes for e in rule.exchanges}
+    assert sent == {"forward": 16, "backward": 2 * max(4, dtype.itemsize)}
+
+
 @pytest.mark.parametrize("name", ["softmax.int", "log_softmax.int"])
 def test_softmax_reduces_maximum_and_sum(name: str) -> None:
     x = normal(4, 6)
