@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import statistics
-import tempfile
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
@@ -19,77 +18,63 @@ from typing import Any
 
 import click
 
-import shardfold as sf
-from fidelity_cases import ALONE, CLUSTER, Case
+from fidelity_cases import ALONE, CLUSTER, SINGLE, Case, choices_of
 from shardfold.capture import capture
 from shardfold.cluster import Mesh, mesh_from_text, parse
 from shardfold.costs import Measured, Profile, optimizer_named
-from shardfold.costs.kernels import kernels_of
-from shardfold.costs.measured import WAITING
+from shardfold.costs.asking import asked_for
 from shardfold.costs.profile import load
 from shardfold.costs.queue import Asked, queued_seconds
-from shardfold.costs.steps import Collective, Step
-from shardfold.plans import Plan
 from shardfold.plans.assemble import Assembly
 from shardfold.plans.recall import restated
 from shardfold.simulate import simulate
 from shardfold.spaces import atomise, rules_of
-from shardfold.versus import compare
 
 PAGE = Path("docs/results/fidelity.md")
 FIGURES = Path("docs/results/fidelity.json")
 
 
-def plan_of(case: Case) -> tuple[Plan, Any]:
-    """The plan that was run, and the model's whole graph."""
-    model, args, kwargs = case.build("meta")
-    graph = capture(model, args, kwargs)
-    if case.method == ALONE:
-        cluster = CLUSTER.replace("8x", "1x", 1)
-        return sf.plan(model, args, kwargs, cluster=cluster, recompute="never"), graph
-    with tempfile.TemporaryDirectory() as folder:
-        compare(model, args, kwargs, cluster=CLUSTER, methods=(case.method,), save_plans=folder)
-        return Plan.load(Path(folder) / f"{case.method}.json"), graph
-
-
-def predicted(case: Case, profile: Profile) -> dict[str, float]:
+def predicted(case: Case, profile: Profile) -> dict[str, Any]:
     """Seconds and peak bytes of a case by the profile: what one device computes and holds."""
-    plan, graph = plan_of(case)
-    cluster = parse(CLUSTER if case.method != ALONE else CLUSTER.replace("8x", "1x", 1))
+    module, args, kwargs = case.build("meta")
+    graph, plan = capture(module, args, kwargs), case.plan(module, args, kwargs)
+    cluster = parse(SINGLE if case.method == ALONE else CLUSTER)
     shape = "x".join(str(axis.size) for axis in plan.mesh)
     mesh = mesh_from_text(shape, cluster) if shape else Mesh(())
     model = Measured(cluster, mesh, profile)
     atoms = atomise(graph, rules_of(graph))
     assembly = restated(plan, graph, atoms, mesh, model, optimizer_named("adamw"))
-    seconds = queued_seconds(asked(assembly, model))
-    peak = simulate(plan.schedule).peak_bytes + profile.machine.workspace_bytes
-    return {"step_seconds": seconds, "peak_bytes": peak}
+    return {
+        "step_seconds": queued_seconds(asked(assembly, model)),
+        "peak_bytes": simulate(plan.schedule).peak_bytes + profile.machine.workspace_bytes,
+        "choices": choices_of(plan),
+    }
 
 
 def asked(assembly: Assembly, model: Measured) -> Iterator[Asked]:
     """What the host asks for in a step, in order; collectives are only packed, not sent."""
     host = {entry.kind: entry for entry in model.profile.host}
-    order = [v for v, vertex in enumerate(assembly.tabulated.vertices) if vertex.space is not None]
+    vertices = assembly.tabulated.vertices
+    order = [v for v, vertex in enumerate(vertices) if vertex.space is not None]
+    by_op = {vertices[v].index: v for v in order}
+    ends = {region[-1]: region for region in assembly.tabulated.regions.ranges}
+
+    def steps(v: int, phase: str) -> Iterator[Asked]:
+        for step in assembly.steps[v]:
+            if step.phase == phase:
+                yield from asked_for(step, model)
+
     yield Asked(host["step"].forward_seconds, 0.0)
     for v in order:
-        yield from (one(s, model) for s in assembly.steps[v] if s.phase == "forward")
+        yield from steps(v, "forward")
     yield Asked(host["step"].backward_seconds, 0.0)
     for v in reversed(order):
-        yield from (one(s, model) for s in assembly.steps[v] if s.phase == "backward")
+        for op in ends.get(vertices[v].index, ()):
+            yield from steps(by_op[op], "recompute")
+        yield from steps(v, "backward")
     yield Asked(host["update"].backward_seconds, 0.0)
     for v in order:
-        yield from (one(s, model) for s in assembly.steps[v] if s.phase == "update")
-
-
-def one(step: Step, model: Measured) -> Asked:
-    """One step as host and device share it."""
-    if isinstance(step, Collective):
-        packing = model.packing(step)
-        return Asked(float(packing[0]), float(packing[1][0]) * step.repeats)
-    waits = step.work is not None and any(
-        kernel.family in WAITING for kernel in kernels_of(step.work, step.phase)
-    )
-    return Asked(float(model.host_seconds(step)[0]), float(model.device_seconds(step)[0]), waits)
+        yield from steps(v, "update")
 
 
 def compared(
@@ -105,9 +90,8 @@ def compared(
         known[case.name] = found
         if store is not None:
             store.write_text(json.dumps(known))
-        # What earlier cases left allocated was there throughout, and is not this case's.
-        left = max(0, entry["before_bytes"] - profile.machine.workspace_bytes)
-        entry["peak_bytes"] -= left
+        if entry["choices"] and entry["choices"] != found["choices"]:
+            raise click.ClickException(f"{case.name} was measured under another plan than today's")
         row = {
             "name": case.name,
             "parameters": entry["parameters"],

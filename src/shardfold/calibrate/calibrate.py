@@ -11,10 +11,11 @@ from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 
+import msgspec
 import torch
 
 from shardfold.calibrate.grids import cpu_plan, cuda_plan
-from shardfold.calibrate.host import host_entries
+from shardfold.calibrate.host import added_entries, host_entries
 from shardfold.calibrate.measure import Point, dtype_of, measure
 from shardfold.calibrate.timing import clock_of
 from shardfold.costs.families import FAMILIES
@@ -59,6 +60,39 @@ def calibrate(
     collectives = _collectives(kind, watch)
     machine = machine_of(kind, workspace)
     return assembled(machine, tables, probes, host, collectives)
+
+
+def extended(
+    profile: Profile, *, quick: bool = False, watch: Watch = lambda stage: None
+) -> Profile:
+    """The profile with what it lacks: what this version of the package measures beside.
+
+    The machine must be the profile's own, in every way that the profile knows of.
+    """
+    kind = _device(profile.machine.kind)
+    here = machine_of(kind)
+    if (here.name, here.processes) != (profile.machine.name, profile.machine.processes):
+        raise ProfileError(
+            f"The profile is of {profile.machine.name} with {profile.machine.processes} "
+            f"processes, this is {here.name} with {here.processes}: calibrate anew."
+        )
+    plan = cuda_plan(quick) if kind == "cuda" else cpu_plan(quick)
+    lacking = tuple(g for g in plan.grids if profile.table(g.family, g.dtype) is None)
+    plan = replace(plan, grids=lacking)
+    tables, probes = measure(plan, clock_of(kind), lambda n, k, of: watch(Stage(n, k, of)))
+    fits = (fitted(t, probes.get((t.family, t.dtype), []), profile.rates) for t in tables)
+    known = {entry.kind for entry in profile.host}
+    host = added_entries(kind, dtype_of(profile.dtypes[0]), known)
+    now = environment_of(kind)
+    note = {"extended": f"{now['date']}, torch {now['torch']}"} if tables or host else {}
+    return sealed(
+        msgspec.structs.replace(
+            profile,
+            environment={**profile.environment, **note},
+            tables=(*profile.tables, *fits),
+            host=(*profile.host, *host),
+        )
+    )
 
 
 def assembled(

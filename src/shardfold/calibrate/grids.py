@@ -120,8 +120,9 @@ def cuda_plan(quick: bool = False) -> Plan:
         grids.append(Grid(f"layer_norm.{phase}", bf, (rows, columns), 15, (1, 8)))
         grids.append(Grid(f"layer_norm.{phase}", single, (rows[::2], columns[::2])))
         planes = ((16, 64, 256), _powers(5, 11), (7, 14, 28, 56, 112))
-        grids.append(Grid(f"batch_norm.{phase}", bf, planes, 15, (1, 8, 1)))
-        grids.append(Grid(f"batch_norm.{phase}", single, (planes[0], (64, 512), (7, 14, 56))))
+        for norm in ("batch_norm", "split_norm"):
+            grids.append(Grid(f"{norm}.{phase}", bf, planes, 15, (1, 8, 1)))
+            grids.append(Grid(f"{norm}.{phase}", single, (planes[0], (64, 512), (7, 14, 56))))
         grids.append(
             Grid(f"softmax.{phase}", bf, (_powers(8, 18, halves=False)[::2], _powers(6, 12)[::2]))
         )
@@ -143,9 +144,6 @@ def cuda_plan(quick: bool = False) -> Plan:
         for name in ("sgd", "momentum", "adam", "adamw"):
             sizes = (1 << 20, 1 << 23, 1 << 26, 1 << 29) if name == "adamw" else (1 << 23, 1 << 27)
             grids.append(Grid(f"update.{name}", dtype, (sizes,)))
-    for phase in ("forward", "backward"):
-        axes = ((1024, 4096, 16384), (8,), (1024, 4096, 16384), (1024, 4096))
-        grids.append(Grid(f"experts.{phase}", bf, axes, 4, (1, 1, 8, 8)))
     return Plan(tuple(grids), 0.02, {bf: 5e14, single: 3e13}, 2e12, 2.5e10)
 
 
@@ -207,7 +205,8 @@ def cpu_plan(quick: bool = False) -> Plan:
         grids.append(Grid(f"layer_norm.{phase}", single, table, 4))
         grids.append(Grid(f"softmax.{phase}", single, table, 4))
         grids.append(Grid(f"loss.{phase}", single, ((16, 128, 1024), (128, 1024, 8192)), 4))
-        grids.append(Grid(f"batch_norm.{phase}", single, ((4, 16), (16, 64, 256), (7, 14, 28))))
+        for norm in ("batch_norm", "split_norm"):
+            grids.append(Grid(f"{norm}.{phase}", single, ((4, 16), (16, 64, 256), (7, 14, 28))))
         for pool in ("max_pool", "avg_pool"):
             grids.append(Grid(f"{pool}.{phase}", single, (_powers(14, 24)[::2],)))
     for name in ("vector", "cast", "strided", "fill"):

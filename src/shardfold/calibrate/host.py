@@ -9,15 +9,20 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate
 from torch.nn import functional
 
 from shardfold.capture import capture_program
 from shardfold.costs.profile import HostEntry
 from shardfold.run.alone import alone
+from shardfold.run.operators.batch_norm import BatchNorm, Shared, passes_for
 from shardfold.run.parallelize import Settings, assemble
 from shardfold.spaces import atomise, rules_of
 
@@ -131,7 +136,7 @@ LINKS: Mapping[str, tuple[Link, str]] = {
 def host_entries(
     device: str, dtype: torch.dtype, watch: Callable[[str, int, int], None]
 ) -> tuple[HostEntry, ...]:
-    """The host's seconds for one operator of each kind, and for an optimizer's parameter."""
+    """The host's seconds for one operator of each kind, and for what else a step asks for."""
     found = []
     for number, kind in enumerate(LINKS):
         watch(kind, number, len(LINKS))
@@ -140,8 +145,14 @@ def host_entries(
     found = _scaled(found, _slope("mixed", device, dtype))
     base = _times("aten.add", 1, device, dtype)
     found.append(HostEntry("step", *base))
-    found.append(HostEntry("update", *_update(device, dtype)))
-    return tuple(found)
+    return (*found, *(HostEntry(kind, *take(device, dtype)) for kind, take in BESIDE.items()))
+
+
+def added_entries(device: str, dtype: torch.dtype, known: Collection[str]) -> tuple[HostEntry, ...]:
+    """Those that can be measured by themselves and are not known yet."""
+    return tuple(
+        HostEntry(kind, *take(device, dtype)) for kind, take in BESIDE.items() if kind not in known
+    )
 
 
 def _scaled(entries: list[HostEntry], mixed: tuple[float, float]) -> list[HostEntry]:
@@ -189,12 +200,14 @@ def _times(kind: str, count: int, device: str, dtype: torch.dtype) -> tuple[floa
     return statistics.median(forwards), statistics.median(backwards)
 
 
-def _update(device: str, dtype: torch.dtype) -> tuple[float, float]:
+def _update(
+    device: str, dtype: torch.dtype, wrapped: Callable[[Tensor], Tensor] = lambda tensor: tensor
+) -> tuple[float, float]:
     """Seconds for one more parameter in an update, and for an update of none."""
 
     def seconds(count: int) -> float:
         tensors = [torch.ones(SIDE, device=device, dtype=dtype) for _ in range(count)]
-        parameters = [nn.Parameter(tensor) for tensor in tensors]
+        parameters = [nn.Parameter(wrapped(tensor)) for tensor in tensors]
         for parameter in parameters:
             parameter.grad = torch.ones_like(parameter)
         optimizer = torch.optim.AdamW(parameters, lr=1e-6)
@@ -209,6 +222,56 @@ def _update(device: str, dtype: torch.dtype) -> tuple[float, float]:
     few, many = seconds(SHORT), seconds(4 * LONG)
     each = max(0.0, (many - few) / (4 * LONG - SHORT))
     return float(f"{each:.3g}"), float(f"{max(0.0, few - SHORT * each):.3g}")
+
+
+def _update_of_parts(device: str, dtype: torch.dtype) -> tuple[float, float]:
+    """As `_update`, for parameters of several devices: DTensors, in the group of this process."""
+    with _some_group():
+        mesh = DeviceMesh(device, list(range(dist.get_world_size())))
+        return _update(device, dtype, lambda t: DTensor.from_local(t, mesh, [Replicate()]))
+
+
+@contextmanager
+def _some_group() -> Iterator[None]:
+    """The process group that is there, or one of this process alone."""
+    if dist.is_initialized():
+        yield
+        return
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def _split_norm(device: str, dtype: torch.dtype) -> tuple[float, float]:
+    """Seconds for one batch norm of a part, forward and backward, without the sending."""
+    x = torch.randn(SIDE, SIDE, SIDE, SIDE, device=device, dtype=dtype, requires_grad=True)
+    weights = [torch.ones(SIDE, device=device, dtype=dtype, requires_grad=True) for _ in range(2)]
+    shared = Shared(SIDE**3, 1e-5, lambda sums: sums, passes_for(x, is_traced=False))
+    forwards, backwards = [], []
+    for _ in range(ROUNDS):
+        _wait(device)
+        began = time.perf_counter()
+        y = x
+        for _ in range(LONG):
+            y = BatchNorm.apply(y, *weights, shared)[0]
+        forwards.append((time.perf_counter() - began) / LONG)
+        loss = y.sum()
+        _wait(device)
+        began = time.perf_counter()
+        loss.backward()
+        _wait(device)
+        backwards.append((time.perf_counter() - began) / LONG)
+    return tuple(float(f"{statistics.median(each):.3g}") for each in (forwards, backwards))  # type: ignore[return-value]
+
+
+# What is measured by itself: an update's parameter, whole or in parts, and a norm of a part.
+BESIDE: Mapping[str, Callable[[str, torch.dtype], tuple[float, float]]] = {
+    "update": _update,
+    "update.parts": _update_of_parts,
+    "split_norm": _split_norm,
+}
 
 
 def _wait(device: str) -> None:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from shardfold.calibrate.timing import Call
 from shardfold.costs.families import ATTENTIONS, LAYOUTS, PARITIES, WINDOWS
+from shardfold.run.operators.batch_norm import BatchNorm, Shared, passes_for
 
 LARGEST_HEADS = 16  # of one example; further heads are further examples
 SHARING = 4  # queries that share a key, where keys are shared
@@ -109,6 +110,16 @@ def _batch_norm(phase: str, bench: Bench, b: int, c: int, side: int) -> Call:
     return _either(phase, call, x, weight, bias)
 
 
+def _split_norm(phase: str, bench: Bench, b: int, c: int, side: int) -> Call:
+    """As the runner does it, without the sums over other devices."""
+    x = bench.fresh(b, c, side, side, grad=True)
+    weight, bias = (bench.fresh(c, grad=True) for _ in range(2))
+    shared = Shared(b * side * side, 1e-5, lambda sums: sums, passes_for(x, is_traced=False))
+    return _either(
+        phase, lambda: cast(Tensor, BatchNorm.apply(x, weight, bias, shared)[0]), x, weight, bias
+    )
+
+
 def _softmax(phase: str, bench: Bench, rows: int, columns: int) -> Call:
     x = bench.fresh(rows, columns, grad=True)
     return _either(phase, lambda: torch.softmax(x, -1), x)
@@ -183,14 +194,6 @@ def _update(name: str, bench: Bench, items: int) -> Call:
     return lambda: optimizer.step()
 
 
-def _experts(phase: str, bench: Bench, rows: int, experts: int, n: int, m: int) -> Call:
-    from shardfold.zoo.experts import expert_linear
-
-    x, weight = bench.fresh(rows, m, grad=True), bench.fresh(experts, n, m, grad=True)
-    to = bench.integers(experts, rows)
-    return _either(phase, lambda: expert_linear(x, weight, to), x, weight)
-
-
 def _phases(name: str, make: Callable[..., Call]) -> dict[str, Callable[..., Call]]:
     return {f"{name}.{phase}": partial(make, phase) for phase in ("forward", "backward")}
 
@@ -214,6 +217,7 @@ CALLS: Mapping[str, Callable[..., Call]] = {
     },
     **_phases("layer_norm", _layer_norm),
     **_phases("batch_norm", _batch_norm),
+    **_phases("split_norm", _split_norm),
     **_phases("softmax", _softmax),
     **_phases("loss", _loss),
     "sum_rows": partial(_sum, 1),
@@ -227,6 +231,4 @@ CALLS: Mapping[str, Callable[..., Call]] = {
     **_phases("max_pool", partial(_pool, "max")),
     **_phases("avg_pool", partial(_pool, "avg")),
     **{f"update.{name}": partial(_update, name) for name in ("sgd", "momentum", "adam", "adamw")},
-    **_phases("experts", _experts),
 }
-WAITING = ("experts.forward", "experts.backward")  # the host waits inside: timed by the wall

@@ -8,7 +8,7 @@ from itertools import product
 import torch
 
 from shardfold.calibrate.grids import Grid, Plan
-from shardfold.calibrate.kernels import CALLS, WAITING, Bench
+from shardfold.calibrate.kernels import CALLS, Bench
 from shardfold.calibrate.timing import Clock
 from shardfold.costs.profile import Table
 
@@ -50,8 +50,7 @@ def _timed(
         return None
     try:
         call = CALLS[grid.family](bench, *sizes)
-        timed = clock.wall_seconds if grid.family in WAITING else clock.seconds
-        return _rounded(timed(call))
+        return _rounded(clock.seconds(call))
     except RuntimeError:  # out of memory, or no kernel for these sizes: not measured
         return None
 

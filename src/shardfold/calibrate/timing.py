@@ -32,10 +32,6 @@ class Clock(Protocol):
         """The device's seconds of one call."""
         ...
 
-    def wall_seconds(self, call: Call) -> float:
-        """Seconds until the device is done with one call, asked for when it was idle."""
-        ...
-
 
 @dataclass(frozen=True, slots=True)
 class CudaClock:
@@ -68,18 +64,6 @@ class CudaClock:
         torch.cuda.synchronize()
         return float(first.elapsed_time(last)) * 1e-3 / count
 
-    def wall_seconds(self, call: Call) -> float:
-        """The median of a few calls, each waited for."""
-        call()
-        found = []
-        for _ in range(5):
-            torch.cuda.synchronize()
-            began = time.perf_counter()
-            call()
-            torch.cuda.synchronize()
-            found.append(time.perf_counter() - began)
-        return statistics.median(found)
-
 
 @dataclass(frozen=True, slots=True)
 class CpuClock:
@@ -103,10 +87,6 @@ class CpuClock:
                 call()
             rounds.append((time.perf_counter() - began) / count)
         return statistics.median(rounds)
-
-    def wall_seconds(self, call: Call) -> float:
-        """As `seconds`: nothing is queued."""
-        return self.seconds(call)
 
 
 def clock_of(device: str) -> Clock:

@@ -15,10 +15,21 @@ SHOWN = 8
 @click.option("--device", type=click.Choice(["cuda", "cpu"]), help="The GPU if left out, if any.")
 @click.option("-o", "--output", required=True, type=click.Path(dir_okay=False), metavar="FILE.json")
 @click.option("--local", type=click.IntRange(min=2), help="Start so many processes, side by side.")
+@click.option(
+    "--extend",
+    type=click.Path(exists=True, dir_okay=False),
+    metavar="FILE.json",
+    help="Measure only what this profile of the same machine lacks.",
+)
 @click.option("--quick", is_flag=True, help="Two sizes of each kernel: to try it, not to plan.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def calibrate(
-    device: str | None, output: str, local: int | None, quick: bool, as_json: bool
+    device: str | None,
+    output: str,
+    local: int | None,
+    extend: str | None,
+    quick: bool,
+    as_json: bool,
 ) -> None:
     r"""Measure this machine, so that plans are priced by it.
 
@@ -40,11 +51,26 @@ def calibrate(
     with progress() as watch:
         from shardfold.calibrate.processes import calibrated
 
-        profile = calibrated(device or "", local, quick, watch)
+        if extend is None:
+            profile = calibrated(device or "", local, quick, watch)
+        else:
+            profile = _extended(extend, device, local, quick, watch)  # type: ignore[no-untyped-call]
     if profile is None:  # another rank of torchrun
         return
     profile.save(target)
     _report(profile, output, as_json)
+
+
+def _extended(extend, device, local, quick, watch):  # type: ignore[no-untyped-def]
+    from shardfold.calibrate.calibrate import extended
+    from shardfold.costs.profile import load
+
+    known = load(extend)
+    if local is not None or known.machine.processes > 1:
+        raise ProfileError("A profile of several processes cannot be extended: calibrate anew.")
+    if device is not None and device != known.machine.kind:
+        raise ProfileError(f"{extend} is of a {known.machine.kind} device, not of {device}.")
+    return extended(known, quick=quick, watch=watch)
 
 
 def _report(profile, output: str, as_json: bool) -> None:  # type: ignore[no-untyped-def]

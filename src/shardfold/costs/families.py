@@ -86,10 +86,6 @@ def _lookup_backward(rows: Any, table: Any, columns: Any) -> Any:
     return 2.0 * rows * columns + 1.0 * table * columns
 
 
-def _expert_items(rows: Any, experts: Any, n: Any, m: Any) -> Any:
-    return 3.0 * rows * (n + m) + 1.0 * experts * n * m
-
-
 # The windows that convolutions are measured with: taps, stride, padding, the side's multiple.
 WINDOWS: Mapping[str, tuple[tuple[int, int], int]] = {
     "1x1": ((1, 1), 1),
@@ -134,6 +130,8 @@ FAMILIES: Mapping[str, Family] = {
     "layer_norm.backward": _rows(5.0),
     "batch_norm.forward": _planes(3.0),
     "batch_norm.backward": _planes(5.0),
+    "split_norm.forward": _planes(3.0),  # batch norm of a part of the batch, without the sending
+    "split_norm.backward": _planes(5.0),
     "softmax.forward": _rows(2.0),
     "softmax.backward": _rows(3.0),
     "loss.forward": _rows(2.0),
@@ -150,14 +148,5 @@ FAMILIES: Mapping[str, Family] = {
     **{
         f"update.{name}": Family(("items",), lambda n: 10.0 * n, lambda n, p=passes: p * n)
         for name, passes in zip(UPDATES, (3.0, 5.0, 7.0, 7.0), strict=True)
-    },
-    **{
-        f"experts.{phase}": Family(
-            ("rows", "experts", "n", "m"),
-            lambda rows, experts, n, m, t=times: t * 2.0 * rows * n * m,
-            lambda rows, experts, n, m, t=times: t * _expert_items(rows, experts, n, m),
-            "matrix",
-        )
-        for phase, times in (("forward", 1.0), ("backward", 2.0))
     },
 }

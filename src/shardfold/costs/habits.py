@@ -18,7 +18,15 @@ from shardfold.graph import Graph, Op
 Order = tuple[int, ...] | None  # dims by stride, largest first; None: not dense, or not known
 KEEPS_ORDER = {"aten.dropout", "aten.detach"}
 VIEWS = {"aten.view", "aten.unflatten", "aten.unsqueeze", "aten.squeeze"}  # never a copy
-COPIES = {"aten.contiguous", "aten.clone", "aten.reshape", "aten.flatten", "aten._unsafe_view"}
+EXPERTS = "shardfold.expert_linear"
+COPIES = {
+    "aten.contiguous",
+    "aten.clone",
+    "aten.reshape",
+    "aten.flatten",
+    "aten._unsafe_view",
+    EXPERTS,  # of its rows, if they are not in order
+}
 PARTS = {"aten.split", "aten.chunk", "aten.split_with_sizes", "aten.slice", "aten.narrow"}
 PICKS = {"aten.select", "aten.unbind"}
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardfold.costs.families import WINDOWS
-from shardfold.costs.habits import Habit
+from shardfold.costs.habits import EXPERTS, Habit
 from shardfold.costs.steps import Values
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ VIEWS = (
     "view reshape flatten unflatten squeeze unsqueeze transpose permute t detach swapaxes "
     "_unsafe_view movedim view_as expand_as"
 ).split()
+SORTED_BYTES, SORT_PASSES = 16.0, 8.0  # a key and a place; a byte of the key in each pass
 PIECES = ("aten.split", "aten.chunk", "aten.split_with_sizes", "aten.unbind", "aten.tensor_split")
 SUMS = ("aten.sum", "aten.mean")
 
@@ -42,7 +43,8 @@ class Kernel:
     family: str
     dtype: str
     sizes: tuple[Values, ...]
-    times: float = 1.0
+    times: float | Values = 1.0
+    is_awaited: bool = False  # the host goes on when it has what the kernel found
 
 
 def kernels_of(work: Work, phase: str) -> list[Kernel]:
@@ -275,28 +277,10 @@ def _batch_norm(work: Work, habit: Habit, phase: str) -> list[Kernel]:
     dtype = work.inputs[0].dtype
     phase = "backward" if phase == "backward" else "forward"
     is_split = work.operand_items(0) * work.parts("c") < math.prod(work.inputs[0].shape)
-    whole = Kernel(f"batch_norm.{phase}", dtype, (b * ~is_split, c, side))
-    if not is_split.any():
-        return [whole]
-    return [whole, *_reduced_norm(work.operand_bytes(0) * is_split, dtype, phase)]
-
-
-def _reduced_norm(size: Values, dtype: str, phase: str) -> list[Kernel]:
-    """Statistics that devices share are summed between passes over the input, in float32."""
-    wide = size * (2.0 if dtype in ("bfloat16", "float16") else 1.0)
-    casts = [_pass(size + wide, dtype, "cast"), _pass(size + wide, "float32", "cast")]
-    apart = [_pass(2.0 * wide, "float32", "strided")]
-    scaled = [_pass(2.0 * size, dtype, "strided")]
-    if phase == "forward":  # squares, two sums, centred, scaled; then weight and bias
-        return [*casts, *[_pass(2.0 * wide, "float32")] * 2, *apart * 2, *scaled * 2]
-    weights = [*scaled, _pass(3.0 * size, dtype), _pass(2.0 * size, dtype)]
-    return [
-        *weights,
-        *casts,
-        *[_pass(3.0 * wide, "float32")] * 2,
-        _pass(2.0 * wide, "float32"),
-        *apart * 3,
-    ]
+    found = [Kernel(f"batch_norm.{phase}", dtype, (b * ~is_split, c, side))]
+    if is_split.any():
+        found.append(Kernel(f"split_norm.{phase}", dtype, (b * is_split, c, side)))
+    return found
 
 
 def _last(work: Work) -> Values:
@@ -306,6 +290,25 @@ def _last(work: Work) -> Values:
     if factors:
         columns = np.prod([work.factor(f) for f in factors], axis=0)
     return columns
+
+
+def _loss(work: Work, habit: Habit, phase: str) -> list[Kernel]:
+    """Cross-entropy; with the classes in parts, passes in float32 around the sums of all parts."""
+    wide, is_split = _last(work), work.parts("c") > 1
+    phase = "backward" if phase == "backward" else "forward"
+    dtype, items = work.inputs[0].dtype, work.operand_items(0)
+    found = [Kernel(f"loss.{phase}", dtype, (items / wide * ~is_split, wide))]
+    if not is_split.any():
+        return found
+    size = 4.0 * items * is_split
+    half = dtype in ("bfloat16", "float16")
+    cast = [_pass(1.5 * size, dtype, "cast")] if half else []  # read in two bytes, written in four
+    passes = [*cast, *[_pass(2.0 * size, "float32", "strided")], _pass(2.0 * size, "float32")]
+    if phase == "forward":  # the largest; less that; exponentials; their sum
+        sizes = (items / wide * is_split, wide)
+        return [*found, *passes, *(Kernel("sum_rows", kind, sizes) for kind in (dtype, "float32"))]
+    back = [_pass(1.5 * size, "float32", "cast")] if half else []
+    return [*found, *passes, _pass(2.0 * size, "float32", "strided"), *back]
 
 
 def _lookup(work: Work, habit: Habit, phase: str) -> list[Kernel]:
@@ -327,10 +330,30 @@ def _pool(kind: str) -> Callable[..., list[Kernel]]:
 
 
 def _experts(work: Work, habit: Habit, phase: str) -> list[Kernel]:
+    """Rows sorted by expert, which the host waits for; gathered, multiplied, put back.
+
+    As many rows as the experts at hand are of all: balanced routing.
+    """
     n, m, e = work.factor("n"), work.factor("m"), work.factor("e")
-    rows = work.result_items(0) / n
-    phase = "backward" if phase == "backward" else "forward"
-    return [Kernel(f"experts.{phase}", work.dtype, (rows, e, n, m))]
+    rows, dtype = work.result_items(0) / n, work.dtype
+    mine = rows * (e / work.inputs[1].shape[0])
+    per = mine / e
+    sort = Kernel("vector", "float32", (2.0 * SORTED_BYTES * rows,), SORT_PASSES, is_awaited=True)
+
+    def moved(columns: Values) -> Kernel:
+        return Kernel("lookup.forward", dtype, (mine, columns))
+
+    written = [_pass(2.0 * rows * m * work.inputs[0].item_bytes, dtype, "strided")]
+    written = written if habit.copies else []
+    if phase != "backward":
+        return [sort, *written, moved(m), Kernel("matmul.nt", dtype, (per, n, m), e), moved(n)]
+    found = [sort, moved(n)]
+    if 0 in work.trained:
+        found += [Kernel("matmul.nn", dtype, (per, m, n), e), moved(m)]
+    if 1 in work.trained:
+        zeros = _pass(work.operand_bytes(1), dtype, "fill")
+        found += [*written, moved(m), zeros, Kernel("matmul.tn", dtype, (n, m, per), e)]
+    return found
 
 
 MAKERS: Mapping[str, Callable[[Work, Habit, str], list[Kernel]]] = {
@@ -363,10 +386,10 @@ MAKERS: Mapping[str, Callable[[Work, Habit, str], list[Kernel]]] = {
     "aten.batch_norm": _batch_norm,
     "aten.softmax": _rows("softmax", _last),
     "aten.log_softmax": _rows("softmax", _last),
-    "aten.cross_entropy_loss": _rows("loss", _last),
+    "aten.cross_entropy_loss": _loss,
     "aten.embedding": _lookup,
     "aten.max_pool2d": _pool("max"),
     "aten.avg_pool2d": _pool("avg"),
     "aten.adaptive_avg_pool2d": _pool("avg"),
-    "shardfold.expert_linear": _experts,
+    EXPERTS: _experts,
 }

@@ -18,6 +18,7 @@ import numpy as np
 
 from shardfold.cluster import Cluster, Mesh
 from shardfold.cluster.device import Device
+from shardfold.costs.habits import EXPERTS
 from shardfold.costs.interpolate import Interpolated
 from shardfold.costs.kernels import PIECES, VIEWS, Kernel, kernels_of
 from shardfold.costs.profile import CollectiveEntry, Profile
@@ -40,7 +41,7 @@ STANDS_FOR = {
     "aten._to_copy": "aten.to",
 }
 OTHERS = "aten.mul"
-WAITING = ("experts.forward", "experts.backward")  # the host waits for the device inside
+IN_CALLS = (EXPERTS, "aten.batch_norm")  # of many calls, always or in parts
 
 
 @dataclass(frozen=True)
@@ -143,21 +144,37 @@ class Measured:
 
     def host_seconds(self, step: Compute) -> Values:
         """What the host takes to ask for the step."""
-        return np.full(len(step.flops), self._host(step))
+        found = np.full(len(step.flops), self._host(step))
+        if step.work is None or step.work.tensors.habit.kind not in IN_CALLS:
+            return found
+        kernels = kernels_of(step.work, step.phase)
+        if any(kernel.is_awaited for kernel in kernels):  # each is asked for by itself
+            each = self.host_of([OTHERS], "forward")
+            return sum((each * k.times + 0.0 * found for k in kernels), 0.0 * found)
+        for kernel in kernels:
+            if kernel.family.startswith("split_norm"):
+                parts = self.host_of(["split_norm", "aten.batch_norm"], step.phase)
+                found = np.where(kernel.sizes[0] > 0, parts, found)
+        return found
 
     def _host(self, step: Compute) -> float:
-        entries = {entry.kind: entry for entry in self.profile.host}
         if step.phase == "update":
-            return entries["update"].forward_seconds if "update" in entries else 0.0
+            # The parameters of several devices are DTensors, which take longer to ask for.
+            kinds = ["update.parts"] if self.mesh.axes else []
+            return self.host_of([*kinds, "update"], step.phase)
         if step.work is None or step.work.tensors.habit.is_idle:
             return 0.0
         kind = step.work.tensors.habit.kind
-        if kind not in entries:
-            kind = STANDS_FOR.get(kind, OTHERS)
-        entry = entries.get(kind) or entries.get(OTHERS)
-        if entry is None:
-            return 0.0
-        return entry.backward_seconds if step.phase == "backward" else entry.forward_seconds
+        return self.host_of([kind, STANDS_FOR.get(kind, OTHERS), OTHERS], step.phase)
+
+    def host_of(self, kinds: Sequence[str], phase: str) -> float:
+        """What the host takes to ask for the first of these kinds that was measured."""
+        entries = {entry.kind: entry for entry in self.profile.host}
+        for kind in kinds:
+            if kind in entries:
+                found = entries[kind]
+                return found.backward_seconds if phase == "backward" else found.forward_seconds
+        return 0.0
 
     def _update(self, step: Compute) -> Values:
         """Parameters are updated many at once: one takes its share of a large update."""
@@ -233,6 +250,8 @@ def _relations(family: str) -> tuple[str, ...]:
     if family.startswith("conv."):
         phase = family.rpartition(".")[2]
         return (family, f"conv.3x3.{phase}", f"conv.1x1.{phase}")
+    if family.startswith("split_norm."):
+        return (family, family.replace("split", "batch"))
     if family.startswith("attention."):
         phase = family.rpartition(".")[2]
         return (family, f"attention.causal.{phase}", f"attention.full.{phase}")

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Mapping
 from shardfold.errors import RunError
 from shardfold.run.operators import (
     attention,
+    batch_norm,
     indexing,
     losses,
     matrix,
@@ -33,6 +34,7 @@ TABLE: Mapping[str, Callable[[Site], Local]] = {
     **reductions.TABLE,
     **losses.TABLE,
     **normalisation.TABLE,
+    **batch_norm.TABLE,
     **attention.TABLE,
     **indexing.TABLE,
     **windows.TABLE,

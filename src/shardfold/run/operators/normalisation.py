@@ -68,12 +68,20 @@ def _centred(
     here = math.prod(wide.shape[d] for d in dims)
     own = wide.sum(dims, keepdim=True) / max(here, 1)
     apart = wide - own
+    spread = apart.square().sum(dims, keepdim=True)
+    mean, variance = moments(own, spread, here, count, reduce)
+    apart += (own - mean).to(wide.dtype)
+    return apart, mean, variance
+
+
+def moments(
+    own: Tensor, spread: Tensor, here: int, count: int, reduce: Callable[[Tensor], Tensor]
+) -> tuple[Tensor, Tensor]:
+    """Mean and variance of all in float64, from each device's mean and sum of deviations."""
     exact = own.to(torch.float64)
-    spread = apart.square().sum(dims, keepdim=True).to(torch.float64)
-    sums = torch.stack([here * exact, spread + here * exact.square()])
+    sums = torch.stack([here * exact, spread.to(torch.float64) + here * exact.square()])
     mean, square = pooled(sums, reduce) / count
-    apart += (exact - mean).to(wide.dtype)
-    return apart, mean, (square - mean.square()).clamp_(min=0)
+    return mean, (square - mean.square()).clamp_(min=0)
 
 
 def pooled(sums: Tensor, reduce: Callable[[Tensor], Tensor]) -> Tensor:
@@ -81,7 +89,8 @@ def pooled(sums: Tensor, reduce: Callable[[Tensor], Tensor]) -> Tensor:
     return reduce(sums)
 
 
-def _reducer(site: Site, context: Context, factors: Sequence[str]) -> Callable[[Tensor], Tensor]:
+def reducer(site: Site, context: Context, factors: Sequence[str]) -> Callable[[Tensor], Tensor]:
+    """A sum over the devices that share these factors."""
     return lambda tensor: summed(context, tensor, site, factors)
 
 
@@ -101,37 +110,10 @@ def _layer_norm(site: Site) -> Local:
     def call(tensors: Sequence[Tensor], context: Context) -> Any:
         x = tensors[0]
         small = torch.finfo(x.dtype).eps if eps is None else eps
-        reduce = _reducer(site, context, factors)
+        reduce = reducer(site, context, factors)
         y, _, _ = _Normalise.apply(x, dims, points, small, centred, reduce)
         y = y if weight is None else y * tensors[weight]
         return y if bias is None else y + tensors[bias]
-
-    return call
-
-
-def _batch_norm(site: Site) -> Local:
-    factors = ["b", *(f"i{k}" for k in range(2, site.inputs[0].rank))]
-    running = site.position("running_mean")
-    training = bool(site.argument("training", True)) or running is None
-    if not training or not site.axes(*factors):
-        return site.invoke
-    rank = site.inputs[0].rank
-    dims = [d for d in range(rank) if d != 1]
-    points = math.prod(site.inputs[0].whole[d] for d in dims)
-    weight, bias = site.position("weight"), site.position("bias")
-    variances = site.position("running_var")
-    eps, momentum = float(site.argument("eps", 1e-5)), float(site.argument("momentum", 0.1))
-    column = [1, -1, *[1] * (rank - 2)]
-
-    def call(tensors: Sequence[Tensor], context: Context) -> Any:
-        reduce = _reducer(site, context, factors)
-        y, mean, variance = _Normalise.apply(tensors[0], dims, points, eps, True, reduce)
-        if running is not None and variances is not None:
-            unbiased = variance.flatten() * (points / max(points - 1, 1))
-            for at, new in ((running, mean.flatten()), (variances, unbiased)):
-                tensors[at].lerp_(new.to(tensors[at].dtype), momentum)
-        y = y if weight is None else y * tensors[weight].view(column)
-        return y if bias is None else y + tensors[bias].view(column)
 
     return call
 
@@ -188,7 +170,6 @@ def _softmax(site: Site) -> Local:
 TABLE: Mapping[str, Callable[[Site], Local]] = {
     "aten.layer_norm": _layer_norm,
     "aten.rms_norm": _layer_norm,
-    "aten.batch_norm": _batch_norm,
     "aten.group_norm": _group_norm,
     "aten.instance_norm": plain,
     **{f"aten.{name}": _softmax for name in ("softmax", "_softmax", "log_softmax", "_log_softmax")},
