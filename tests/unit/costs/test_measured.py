@@ -1,5 +1,6 @@
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -7,8 +8,8 @@ from shardfold.cluster import Mesh, parse
 from shardfold.cluster.mesh import Axis
 from shardfold.costs.kernels import kernels_of
 from shardfold.costs.measured import Measured, check_profile
-from shardfold.costs.profile import CollectiveEntry, Profile, load, sealed
-from shardfold.costs.steps import Collective
+from shardfold.costs.profile import CollectiveEntry, HostEntry, Profile, load, sealed
+from shardfold.costs.steps import Collective, Compute
 from shardfold.costs.work import Tensors, operator_steps
 from shardfold.errors import ProfileError
 from shardfold.graph import Graph, Op, Operand, Tensor, TensorType
@@ -59,6 +60,90 @@ def test_a_linear_layer_is_one_product_forward_and_two_backward() -> None:
     assert families(linear(), 0, "backward") == ["matmul.nn", "matmul.tn"]
     assert families(linear(out=4097), 0, "forward") == ["matmul.nt.odd"]
     assert families(linear(out=4098), 0, "forward") == ["matmul.nt.even"]
+
+
+def made(kind: str, operands: dict[str, tuple[int, ...]], result: tuple[int, ...], **attributes):
+    """A graph of one operator on trained halves; what is called an index or label is none."""
+    tensors, given = [], []
+    for name, shape in operands.items():
+        whole = name in ("expert", "target")
+        dtype = "int64" if whole else "bfloat16"
+        given.append(Operand(name, len(tensors)))
+        tensors.append(Tensor((name,), TensorType(shape, dtype), "parameter", not whole))
+    tensors.append(Tensor(("y",), TensorType(result, "bfloat16"), "activation", True))
+    op = Op("y", kind, tuple(given), (len(given),), attributes)
+    return Graph(tuple(tensors), (op,), len(given))
+
+
+def kernels(graph: Graph, phase: str, mesh: Mesh, split: str):
+    """The kernels of the operator where the mesh's one axis splits that factor, or nothing."""
+    space, found = steps(graph, 0, mesh)
+    (step,) = [s for s in found if getattr(s, "work", None) is not None and s.phase == phase]
+    wanted = space.rule.factors.index(split) if split else -1
+    row = next(k for k, config in enumerate(space.configs) if config.tolist() == [wanted])
+    return [
+        (
+            k.family,
+            k.is_awaited,
+            [float(np.broadcast_to(s, len(space.configs))[row]) for s in k.sizes],
+        )
+        for k in kernels_of(step.work, phase)
+    ]
+
+
+TWO = Mesh((Axis("a", 2, 0),))
+
+
+def test_experts_sort_their_rows_and_take_a_product_each() -> None:
+    shapes = {"x": (512, 64), "weight": (4, 96, 64), "expert": (512,)}
+    graph = made("shardfold.expert_linear", shapes, (512, 96))
+    whole = kernels(graph, "forward", TWO, "")
+    assert [k[0] for k in whole] == ["vector", "lookup.forward", "matmul.nt", "lookup.forward"]
+    assert [k[1] for k in whole] == [True, False, False, False]  # the host waits for the order
+    assert whole[2][2] == [128, 96, 64]
+    parts = kernels(graph, "forward", TWO, "e")
+    assert parts[1][2] == [256, 64]  # the rows of this device's experts
+    assert parts[2][2] == [128, 96, 64]
+
+
+def test_batch_norm_of_a_part_has_a_table_of_its_own() -> None:
+    shapes = {"input": (8, 4, 6, 6), "weight": (4,), "bias": (4,)}
+    graph = made("aten.batch_norm", shapes, (8, 4, 6, 6), training=True, eps=1e-5)
+    busy = {
+        split: [k[0] for k in kernels(graph, "backward", TWO, split) if k[2][0]]
+        for split in ("", "b", "c")
+    }
+    assert busy == {
+        "": ["batch_norm.backward"],
+        "b": ["split_norm.backward"],
+        "c": ["batch_norm.backward"],
+    }
+
+
+def test_a_loss_over_classes_in_parts_is_passes_in_float32() -> None:
+    graph = made(
+        "aten.cross_entropy_loss",
+        {"self": (64, 1000), "target": (64,)},
+        (),
+        reduction=1,
+        ignore_index=-100,
+        label_smoothing=0.0,
+    )
+    whole = [k[0] for k in kernels(graph, "forward", TWO, "") if k[2][0]]
+    parts = [k for k in kernels(graph, "forward", TWO, "c") if k[2][0]]
+    assert whole == ["loss.forward"]
+    assert [k[0] for k in parts] == ["cast", "strided", "vector", "sum_rows", "sum_rows"]
+    assert parts[1][2] == [2 * 4 * 64 * 500]
+
+
+def test_the_update_of_a_dtensor_takes_the_host_longer(profile: Profile) -> None:
+    dear = HostEntry("update.parts", 1e-3, 1e-3)
+    known = sealed(msgspec.structs.replace(profile, host=(*profile.host, dear)))
+    zeros = np.zeros(1)
+    step = Compute("update", "vector", "bfloat16", zeros, zeros, 1, None, zeros + 8, "adamw")
+    eight = parse("8xh200")
+    assert Measured(eight, eight.meshes()[0], known).host_seconds(step)[0] == 1e-3
+    assert Measured(eight, ALONE, known).host_seconds(step)[0] < 1e-3
 
 
 def test_two_readers_add_up_their_gradients() -> None:

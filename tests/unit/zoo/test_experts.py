@@ -40,3 +40,27 @@ def test_shards_of_the_experts_add_up() -> None:
         expert_linear(x, weight[first : first + 2], expert - first) for first in range(0, E, 2)
     ]
     torch.testing.assert_close(sum(parts), expert_linear(x, weight, expert))
+
+
+def test_rows_of_experts_elsewhere_are_zero_and_have_no_gradient() -> None:
+    x, weight, expert = draw(6, 2)
+    here = expert_linear(x, weight[:1], expert)
+    elsewhere = expert != 0
+    assert not here[elsewhere].any()
+    dx, dw = torch.autograd.grad(here.sum(), (x, weight))
+    assert not dx[elsewhere].any()
+    assert not dw[1:].any()
+    torch.testing.assert_close(dw[0], x[~elsewhere].sum(0).expand(N, M))
+
+
+@pytest.mark.parametrize("wanted", ["x", "weight"])
+def test_only_the_gradient_that_is_wanted_is_made(wanted: str) -> None:
+    x, weight, expert = draw(5)
+    given = {"x": x, "weight": weight}
+    fixed = {name: t if name == wanted else t.detach() for name, t in given.items()}
+    y, plain = (
+        expert_linear(**fixed, expert=expert),
+        torch.einsum("rnm,rm->rn", fixed["weight"][expert], fixed["x"]),
+    )
+    found, expected = (torch.autograd.grad(z.square().sum(), given[wanted]) for z in (y, plain))
+    torch.testing.assert_close(found, expected)
