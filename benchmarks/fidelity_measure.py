@@ -129,6 +129,8 @@ def each(cases: list[Case], device: str, seconds: float) -> Iterator[tuple[Case,
 
     Processes are forked before anything touches the GPU, so that modules are imported once.
     """
+    import shardfold.zoo.huggingface  # noqa: F401
+
     forks = multiprocessing.get_context("fork")
     began = time.perf_counter()
     for case in cases:
