@@ -2,8 +2,8 @@
 
 A step is the runner's own: forward, backward and AdamW, each step waited for. A rank's share of a
 plan for eight devices runs in a process group whose collectives do nothing: its compute and its
-memory are real, its communication is not there. Every case has a process to itself, so that nothing
-of another is in its memory or its way.
+memory are real, its communication is not there. Plans are made first, several at a time; then
+every case has a process and the machine to itself, so that nothing of another is in its way.
 
     python benchmarks/fidelity_measure.py --out measured.json
 """
@@ -13,11 +13,13 @@ from __future__ import annotations
 import gc
 import json
 import multiprocessing
+import os
 import statistics
 import sys
+import tempfile
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from itertools import pairwise
 from multiprocessing.connection import Connection
@@ -33,28 +35,46 @@ from torch import nn
 from fidelity_cases import ALONE, CASES, DEVICES, Case, choices_of
 from shardfold.calibrate.calibrate import environment_of, machine_of, workspace_bytes
 from shardfold.capture import capture_program
+from shardfold.plans import Plan
 from shardfold.run.alone import alone
 from shardfold.run.parallelize import Settings, assemble, parallelize
 from shardfold.spaces import atomise, rules_of
 
 WARM, STEPS = 3, 9
+GRACE_SECONDS = 60.0  # for a case that was begun in time
 
 
-def module_of(case: Case, device: str) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any], str]:
+def module_of(
+    case: Case, device: str, plans: Mapping[str, str]
+) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any], str]:
     """The runner's module of a case: on one device, or rank 0 of eight; and the plan's digest."""
     model, args, kwargs = case.build(device)
-    if case.method == ALONE and not case.recompute:
+    if not _is_planned(case):
         program = capture_program(model, args, kwargs)
         atoms = atomise(program.graph, rules_of(program.graph))
         return assemble(model, program, alone(program, atoms), Settings()), args, kwargs, ""
-    plan = case.plan(model, args, kwargs)
+    plan = Plan.load(plans[case.name])
     return parallelize(model, plan, args, kwargs), args, kwargs, choices_of(plan)
 
 
-def measured(case: Case, device: str) -> dict[str, Any]:
+def _is_planned(case: Case) -> bool:
+    return case.method != ALONE or case.recompute
+
+
+def planned(case: Case, folder: str) -> str:
+    """The file of a case's plan; made without a GPU."""
+    file = str(Path(folder) / f"{abs(hash(case))}.json")
+    try:
+        case.plan(*case.build("meta")).save(file)
+    except Exception:  # the case will fail for want of its plan, the others go on
+        traceback.print_exc()
+    return file
+
+
+def measured(case: Case, device: str, plans: Mapping[str, str]) -> dict[str, Any]:
     """Seconds of each step, and bytes at rest and at the peak."""
     workspace = workspace_bytes(device)
-    module, args, kwargs, choices = module_of(case, device)
+    module, args, kwargs, choices = module_of(case, device, plans)
     optimizer = torch.optim.AdamW(module.parameters(), lr=1e-5)
     gc.collect()
 
@@ -112,12 +132,12 @@ def _join_fake_group() -> None:
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=DEVICES)
 
 
-def _in_process(case: Case, device: str, to: Connection) -> None:
+def _in_process(case: Case, device: str, plans: Mapping[str, str], to: Connection) -> None:
     """Measure one case, and send what was found, the machine, and its environment."""
     try:
         if case.method != ALONE:
             _join_fake_group()
-        entry = measured(case, device)
+        entry = measured(case, device, plans)
         machine = msgspec.to_builtins(machine_of(device))
         to.send((entry, machine, environment_of(device)))
     except Exception:  # reported where it is awaited: the other cases go on
@@ -133,23 +153,34 @@ def each(cases: list[Case], device: str, seconds: float) -> Iterator[tuple[Case,
 
     forks = multiprocessing.get_context("fork")
     began = time.perf_counter()
-    for case in cases:
-        left = seconds - (time.perf_counter() - began)
-        if left <= 0:
-            print(f"{case.name}: no time left", file=sys.stderr)
-            continue
-        here, there = forks.Pipe(duplex=False)
-        process = forks.Process(target=_in_process, args=(case, device, there))
-        process.start()
-        there.close()
-        try:
-            found = here.recv() if here.poll(left + 60) else "took too long"
-        except EOFError:
-            found = "its process ended without a word"
-        if found == "took too long":
-            process.kill()
-        process.join()
-        yield case, found
+    with tempfile.TemporaryDirectory() as folder:
+        wanted = [case for case in cases if _is_planned(case)]
+        with forks.Pool(min(len(wanted), os.cpu_count() or 1) or 1) as pool:
+            files = pool.starmap(planned, [(case, folder) for case in wanted], chunksize=1)
+        print(f"{len(files)} plans made in {time.perf_counter() - began:.0f} s", flush=True)
+        plans = dict(zip((case.name for case in wanted), files, strict=True))
+        for case in cases:
+            left = seconds - (time.perf_counter() - began)
+            if left <= 0:
+                print(f"{case.name}: no time left", file=sys.stderr)
+                continue
+            yield case, _awaited(forks, (case, device, plans), left)
+
+
+def _awaited(forks: Any, given: tuple[Case, str, Mapping[str, str]], seconds: float) -> Any:
+    """What a process of its own sends about a case, or why it does not."""
+    here, there = forks.Pipe(duplex=False)
+    process = forks.Process(target=_in_process, args=(*given, there))
+    process.start()
+    there.close()
+    try:
+        found = here.recv() if here.poll(seconds + GRACE_SECONDS) else "it took too long"
+    except EOFError:
+        found = "its process ended without a word"
+    if process.is_alive() and isinstance(found, str):
+        process.kill()
+    process.join()
+    return found
 
 
 @click.command()
