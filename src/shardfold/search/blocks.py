@@ -5,10 +5,10 @@ With z and z' the joints before and after a block,
     M[z, z'] = min over the inside of a block of everything between z and z'
 
 is computed once by folding. Squaring it gives the tables P between joints 2, 4, 8, ... blocks
-apart. As soon as one choice w of the joint between two such pieces beats all others, whatever the
-joints around it choose, every joint between pieces may take it, and n pieces in a row cost
+apart. After a few squarings the joints between such pieces settle: only some choices S can be best,
+and where a joint takes one of them, the next does best to take the same. Then n pieces cost
 
-    P[z, w] + c[w] + (n - 2) (P[w, w] + c[w]) + P[w, z']
+    min over w in S of P[z, w] + c[w] + (n - 2) (P[w, w] + c[w]) + P[w, z']
 
 Else the squaring goes on: log2(L) products for a run of L blocks. A piece for each lower bit of L
 follows. Nothing here grows with L but the choice itself.
@@ -22,8 +22,18 @@ from shardfold.search.few import one_by_one
 from shardfold.search.fold import start
 from shardfold.search.groups import Blocks, Folding, Rows, Run, Steps
 from shardfold.search.kinds import Ints
+from shardfold.search.minplus import product_of, undominated
 from shardfold.search.problem import Problem
 from shardfold.search.store import Store
+
+_SETTLES = 4
+"""Squarings within which joints settle, if they do."""
+
+_TRIES = 4
+"""Choices that are tried as those that beat others."""
+
+_STATES = 8
+"""Most choices that settled joints may have."""
 
 
 def without_run(problem: Problem, store: Store, run: Run) -> Folding | None:
@@ -52,35 +62,38 @@ def _pieces(
     store: Store, run: Run, inside: Steps, joint: int, edge: int
 ) -> tuple[Blocks, list[int]]:
     """The run as pieces, and the edges between their ends that stand in for them."""
-    powers, steady = [edge], -1
+    powers, steady = [edge], np.zeros(0, np.int64)
     while run.copies >> len(powers):
-        steady = _steady(store, joint, powers[-1])
-        if steady >= 0:
+        if len(powers) <= _SETTLES:
+            steady = _steady(store, joint, powers[-1])
+        if steady.size:
             break
         powers.append(store.bridge(joint, powers[-1] ^ 1, powers[-1]))
-    top = len(powers) - 1
-    many = powers[-1] if steady < 0 else _row(store, joint, powers[-1], steady, run.copies >> top)
-    rest = [powers[k] for k in reversed(range(top)) if run.copies >> k & 1]
-    return Blocks(run, inside, joint, tuple(powers), steady), [many, *rest]
+    top, table, own = len(powers) - 1, store.edges[powers[-1]], store.vertices[joint][steady]
+    staying = own + ((run.copies >> top) - 2) * (table[steady, steady] + own)
+    chain = [powers[k] for k in reversed(range(top)) if run.copies >> k & 1]
+    if steady.size:
+        across = product_of(table.T[steady] + staying[:, None], table[steady])
+        chain.insert(0, store.edge(across))
+    else:
+        chain.insert(0, powers[-1])
+    return Blocks(run, inside, joint, tuple(powers), steady, staying), chain
 
 
-def _steady(store: Store, joint: int, edge: int) -> int:
-    """The choice of a joint between two equal edges that is best whatever their ends; -1: none.
+def _steady(store: Store, joint: int, edge: int) -> Ints:
+    """The choices that the joints in a row of equal edges settle at; none where they do not.
 
-    If there is one then it is the best on average, too, so only that one is compared.
+    All others are dominated, and given one of these before it a joint does best to take it, too.
     """
     onward = store.edges[edge]
     back = onward.T + store.vertices[joint][:, None]
-    best = int((onward.sum(axis=1) + back.sum(axis=1)).argmin())
-    margin = (onward - onward[best]).min(axis=1) + (back - back[best]).min(axis=1)
-    return best if (margin >= 0).all() else -1
-
-
-def _row(store: Store, joint: int, edge: int, steady: int, count: int) -> int:
-    """The table across `count` equal edges in a row, every joint between them being `steady`."""
-    table, own = store.edges[edge], store.vertices[joint][steady]
-    between = own + (count - 2) * (table[steady, steady] + own)
-    return store.edge(table[:, steady, None] + (between + table[steady]))
+    some = undominated(back, onward, _TRIES)
+    if len(some) > _STATES:
+        return some[:0]
+    onward = onward[some]
+    gain = back[some][:, some] - back[some, some]
+    gain += (onward[:, None] - onward).min(axis=-1)
+    return some if (gain >= 0).all() else some[:0]
 
 
 def cuts(blocks: Blocks) -> Ints:

@@ -60,15 +60,16 @@ class Blocks:
     """A run folded away: the eliminations inside block 0, and then of joints between blocks.
 
     `vertex` is the table of such a joint and `powers[k]` the table between joints 2^k blocks apart.
-    The run begins with pieces of the longest such length; between two of them a joint takes the
-    choice `steady`, whatever else is chosen.
+    The run begins with pieces of the longest such length. The joints between those all take one of
+    the choices `steady`, which cost `staying` for all of them together.
     """
 
     run: Run
     inside: Steps
     vertex: int
     powers: tuple[int, ...]
-    steady: int
+    steady: Ints
+    staying: Array
 
     @property
     def piece(self) -> int:

@@ -35,7 +35,9 @@ def _decide_blocks(store: Store, blocks: Blocks, choice: Ints) -> Rows:
     """
     run, joints = blocks.run, _joints(store, blocks, choice)
     base = len(store.vertices[blocks.vertex])
-    cases, which = np.unique(joints[:-1] * base + joints[1:], return_inverse=True)
+    code = joints[:-1] * base + joints[1:]
+    cases = _distinct(code, base * base)
+    which = _looked_up(cases, np.arange(len(cases)), code)
     rows = _rows(store, blocks, cases // base, cases % base)
     chosen, counts = rows[:, 1:][which], np.bincount(which)
     mine = choice[run.begin : run.end].reshape(run.copies, run.period)
@@ -68,14 +70,18 @@ def _joints(store: Store, blocks: Blocks, choice: Ints) -> Ints:
     """The choices of the joints of a run, without the spare pieces: halves between known ends."""
     run, spare = blocks.run, blocks.spare * blocks.piece
     short = run.copies - spare
-    joints = np.full(short + 1, blocks.steady)
-    at = cuts(blocks)
-    joints[np.maximum(at - spare, 0)] = choice[run.joint + at * run.period]
+    joints, at = np.zeros(short + 1, np.int64), cuts(blocks)
+    ends = choice[run.joint + at * run.period]
+    if blocks.steady.size:
+        table = store.edges[blocks.powers[-1]]
+        cost = table[ends[0], blocks.steady] + blocks.staying + table[blocks.steady, ends[1]]
+        joints[:] = blocks.steady[cost.argmin()]
+    joints[np.maximum(at - spare, 0)] = ends
     for k in reversed(range(len(blocks.powers) - 1)):
         half, end = 1 << k, short >> k + 1 << k + 1
-        table = blocks.powers[k]
+        power = blocks.powers[k]
         near = [joints[0 : end : 2 * half], joints[2 * half : end + 1 : 2 * half]]
-        group = Group(blocks.vertex, (table ^ 1, table), joints, ())
+        group = Group(blocks.vertex, (power ^ 1, power), joints, ())
         joints[half : end : 2 * half] = _decide(store, group, near, ())
     return joints
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from shardfold.search import Problem, runs, solve
+from shardfold.search import blocks as blocks_module
 from shardfold.search.exact import folded
 from shardfold.search.groups import Blocks
 
@@ -46,7 +47,7 @@ def test_any_number_of_blocks_costs_what_it_does_unfolded(copies: int) -> None:
 
 def test_equal_pieces_are_decided_once() -> None:
     blocks = blocks_of(chain(200, seed=0))
-    assert blocks.steady >= 0
+    assert len(blocks.steady) == 1
     assert blocks.spare * blocks.piece > 100
 
 
@@ -56,15 +57,27 @@ def test_a_run_costs_no_more_tables_when_it_is_longer() -> None:
 
 
 @pytest.mark.parametrize("count", [40, 41, 64, 99])
-def test_blocks_that_never_settle_are_squared_to_the_end(count: int) -> None:
+def test_joints_that_alternate_settle_two_blocks_apart(count: int) -> None:
     turn = np.array([[5.0, 0.0], [0.0, 5.0]])
     own = np.array([0.5, 0.25])
     costs = (np.array([0.0, 9.0]), *[own] * (count - 1))
     problem = Problem(costs, tuple((v, v + 1) for v in range(count - 1)), (turn,) * (count - 1))
     blocks = blocks_of(problem)
-    assert (blocks.steady, blocks.spare) == (-1, 0)
+    assert (blocks.piece, blocks.steady.tolist()) == (2, [0, 1])
+    assert blocks.spare > 10
     assert_exact(problem)
     assert solve(problem).choice == tuple(v % 2 for v in range(count))
+
+
+@pytest.mark.parametrize("count", [40, 64, 99])
+def test_joints_that_never_settle_are_squared_to_the_end(
+    count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(blocks_module, "_SETTLES", 0)
+    for seed in range(5):
+        problem = chain(count, seed)
+        assert not blocks_of(problem).steady.size
+        assert_exact(problem)
 
 
 def test_a_block_in_the_middle_that_reads_outside_ends_the_run() -> None:
