@@ -17,7 +17,7 @@ SHOWN = 8
 @click.option("--local", type=click.IntRange(min=2), help="Start so many processes, side by side.")
 @click.option(
     "--extend",
-    type=click.Path(exists=True, dir_okay=False),
+    type=click.Path(dir_okay=False),
     metavar="FILE.json",
     help="Measure only what this profile of the same machine lacks.",
 )
