@@ -6,10 +6,12 @@ With z and z' the joints before and after a block,
 
 is computed once by folding. Squaring it gives the tables P between joints 2, 4, 8, ... blocks
 apart. After a few squarings the joints between such pieces settle: only some choices S can be best,
-and where a joint takes one of them, the next does best to take the same. Then n pieces cost
+and between two joints that take choices in S, a joint does best to take that of the first. Then the
+way over n pieces from z to a joint z' that takes a choice in S costs
 
     min over w in S of P[z, w] + c[w] + (n - 2) (P[w, w] + c[w]) + P[w, z']
 
+and at most that to any other z'. One more piece follows, so that z' is such a joint.
 Else the squaring goes on: log2(L) products for a run of L blocks. A piece for each lower bit of L
 follows. Nothing here grows with L but the choice itself.
 """
@@ -28,6 +30,9 @@ from shardfold.search.store import Store
 
 _SETTLES = 4
 """Squarings within which joints settle, if they do."""
+
+_ROUNDING = 1e-15
+"""Part of a table's entries by which sums of the same numbers may differ."""
 
 _TRIES = 4
 """Choices that are tried as those that beat others."""
@@ -64,43 +69,43 @@ def _pieces(
     """The run as pieces, and the edges between their ends that stand in for them."""
     powers, steady = [edge], np.zeros(0, np.int64)
     while run.copies >> len(powers):
-        if len(powers) <= _SETTLES:
+        if len(powers) <= _SETTLES and run.copies >> len(powers) - 1 > 2:
             steady = _steady(store, joint, powers[-1])
         if steady.size:
             break
         powers.append(store.bridge(joint, powers[-1] ^ 1, powers[-1]))
     top, table, own = len(powers) - 1, store.edges[powers[-1]], store.vertices[joint][steady]
-    staying = own + ((run.copies >> top) - 2) * (table[steady, steady] + own)
-    chain = [powers[k] for k in reversed(range(top)) if run.copies >> k & 1]
+    staying = own + ((run.copies >> top) - 3) * (table[steady, steady] + own)
+    chain = [powers[-1], *(powers[k] for k in reversed(range(top)) if run.copies >> k & 1)]
     if steady.size:
         across = product_of(table.T[steady] + staying[:, None], table[steady])
         chain.insert(0, store.edge(across))
-    else:
-        chain.insert(0, powers[-1])
     return Blocks(run, inside, joint, tuple(powers), steady, staying), chain
 
 
 def _steady(store: Store, joint: int, edge: int) -> Ints:
     """The choices that the joints in a row of equal edges settle at; none where they do not.
 
-    All others are dominated, and given one of these before it a joint does best to take it, too.
+    All others are dominated, and between two of these a joint does best to take the first.
     """
     onward = store.edges[edge]
     back = onward.T + store.vertices[joint][:, None]
     some = undominated(back, onward, _TRIES)
     if len(some) > _STATES:
         return some[:0]
-    onward = onward[some]
-    gain = back[some][:, some] - back[some, some]
-    gain += (onward[:, None] - onward).min(axis=-1)
-    return some if (gain >= 0).all() else some[:0]
+    onward, back = onward[some][:, some], back[some][:, some]
+    gain = back - back.diagonal() + (onward[:, None] - onward).min(axis=-1)
+    # Where two choices are as good in the long run, their sums still differ by rounding.
+    return some if gain.min() >= -_ROUNDING * np.abs(onward).max() else some[:0]
 
 
 def cuts(blocks: Blocks) -> Ints:
     """Where the pieces of a run end, in blocks: those of the longest together, then one by one."""
     copies = blocks.run.copies
-    ends = {copies >> k << k for k in range(len(blocks.powers))}
-    return np.array(sorted(ends | {0}))
+    ends = {0, *(copies >> k << k for k in range(len(blocks.powers)))}
+    if blocks.steady.size:
+        ends.add((copies // blocks.piece - 1) * blocks.piece)
+    return np.array(sorted(ends))
 
 
 def edges_outside(run: Run, count: int) -> Ints:

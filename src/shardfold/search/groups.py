@@ -60,8 +60,8 @@ class Blocks:
     """A run folded away: the eliminations inside block 0, and then of joints between blocks.
 
     `vertex` is the table of such a joint and `powers[k]` the table between joints 2^k blocks apart.
-    The run begins with pieces of the longest such length. The joints between those all take one of
-    the choices `steady`, which cost `staying` for all of them together.
+    The run begins with pieces of the longest such length. The joints between those, but for the
+    last, all take one of the choices `steady`, which cost `staying` for all of them together.
     """
 
     run: Run
@@ -79,7 +79,7 @@ class Blocks:
     @property
     def spare(self) -> int:
         """Pieces that are equal to the second, since the joints at their ends are."""
-        return max(self.run.copies // self.piece - 3, 0)
+        return max(self.run.copies // self.piece - 4, 0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -45,6 +45,24 @@ def test_any_number_of_blocks_costs_what_it_does_unfolded(copies: int) -> None:
         assert_exact(chain(copies, seed))
 
 
+def test_blocks_with_many_ties_cost_what_they_do_unfolded() -> None:
+    states = set()
+    for seed in range(80):
+        random = np.random.default_rng(seed)
+        most = 2 + seed % 3
+        own = random.integers(0, most, 4) * 1.0
+        tables = tuple(random.integers(0, most, (4, 4)) * 1.0 for _ in range(2))
+        copies = 20 + seed
+        edges = tuple((v, v + 1) for v in range(2 * copies))
+        ends = random.integers(0, 9, (2, 4)) * 1.0
+        inner = ((own, own[::-1].copy()) * copies)[1:]
+        problem = Problem((ends[0], *inner, ends[1]), edges, tables * copies)
+        assert_exact(problem)
+        if runs.find_run(problem) is not None:
+            states.add(len(blocks_of(problem).steady))
+    assert {1, 2} <= states
+
+
 def test_equal_pieces_are_decided_once() -> None:
     blocks = blocks_of(chain(200, seed=0))
     assert len(blocks.steady) == 1
