@@ -34,7 +34,7 @@ _SETTLES = 4
 _ROUNDING = 1e-15
 """Part of a table's entries by which sums of the same numbers may differ."""
 
-_TRIES = 4
+_TRIES = 2
 """Choices that are tried as those that beat others."""
 
 _STATES = 8

@@ -72,7 +72,7 @@ def exact(
 
 def _whole(problem: Problem, folding: Folding, core: Answer) -> Answer:
     """The answer for what folding left, as one for the whole problem."""
-    choice = np.zeros(len(problem), np.int64)
+    choice = np.empty(len(problem), np.int64)
     if len(core.choice):
         choice[np.concatenate([folding.ids, np.array(folding.contexts, np.int64)])] = core.choice
     rows = unfold(folding, choice)
