@@ -31,6 +31,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from shardfold.run.advice import made_again
 from shardfold.run.gathers import Gather, Promise, promising
 from shardfold.run.lower import Feed, Instruction, Lowered
 from shardfold.run.moves import Edge, perform, write_back
@@ -78,7 +79,8 @@ class _Writer:
         uses: Sequence[Use] = self.style.uses.uses if self.style.uses is not None else ()
         self.uses = {(use.instruction, use.operand): use for use in uses}
         self.edges: dict[int, str] = {}
-        for function in (perform, write_back, promising, Promise, leaves_of, twice, torch.no_grad):
+        functions = (perform, write_back, promising, Promise, leaves_of, twice, made_again)
+        for function in (*functions, torch.no_grad):
             self.names.add(function.__name__, function)
         self.read = {t for i in self.lowered.instructions for t in i.drops} | {self.style.loss}
         self.inside: set[int] = set()  # of a stretch that runs again: what it is given
@@ -103,8 +105,7 @@ class _Writer:
     def _stretches(self) -> Iterator[tuple[range, bool]]:
         """All instructions, cut where something begins or ceases to run again."""
         at = 0
-        # A compiler decides itself what to keep and what to make again.
-        for again in () if self.style.is_traced else self.lowered.again:
+        for again in self.lowered.again:
             yield range(at, again.start), False
             yield again, True
             at = again.stop
@@ -112,6 +113,10 @@ class _Writer:
 
     def _block(self, indices: range) -> Iterator[str]:
         """A stretch as a function of what it reads, called so that it can be called again."""
+        if self.style.is_traced:
+            yield f"with made_again({indices.start}):"
+            yield from (INDENT + line for line in self._body(indices))
+            return
         inside = [self.lowered.instructions[i] for i in indices]
         made = {t for instruction in inside for t in instruction.results}
         read = [feed.tensor for instruction in inside for feed in instruction.feeds]

@@ -7,7 +7,7 @@ not be the same on all devices. For a compiler, the same collectives are functio
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
@@ -28,6 +28,26 @@ SCATTER = (
 
 
 @dataclass(slots=True)
+class _Shared:
+    """What was made for a default group, which it outlasts no more than the group does."""
+
+    world: Any = None
+    found: dict[tuple[Any, ...], Any] = field(default_factory=dict)
+
+
+_SHARED = _Shared()
+
+
+def shared(key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
+    """What all modules of a process use in common: groups have threads, sockets and memory."""
+    if _SHARED.world is not dist.group.WORLD:
+        _SHARED.world, _SHARED.found = dist.group.WORLD, {}
+    if key not in _SHARED.found:
+        _SHARED.found[key] = make()
+    return _SHARED.found[key]
+
+
+@dataclass(slots=True)
 class Groups:
     """The group of this device for each set of axes; made by all processes together."""
 
@@ -39,14 +59,14 @@ class Groups:
         """Make the groups for these sets of axes, in an order that all processes share."""
         for axes in sorted(set(wanted) - set(self.by_axes)):
             whole = len(axes) == len(self.place.shape)
-            self.by_axes[axes] = dist.group.WORLD if whole else self._new(axes)
+            self.by_axes[axes] = dist.group.WORLD if whole else self._made(axes, "")
 
     def make_background(self, wanted: Iterable[Axes]) -> None:
         """Make the groups of what runs in the background, for these sets of axes."""
         for axes in sorted(set(wanted) - set(self.in_background)):
-            self.in_background[axes] = self._new(axes)
+            self.in_background[axes] = self._made(axes, "background")
 
-    def _new(self, axes: Axes) -> Any:
+    def _made(self, axes: Axes, use: str) -> Any:
         rest = [
             range(n) if axis not in axes else range(1) for axis, n in enumerate(self.place.shape)
         ]
@@ -54,7 +74,7 @@ class Groups:
             [self.place.rank(at) for at in Place(self.place.shape, start).members(axes)]
             for start in product(*rest)
         ]
-        return dist.new_subgroups_by_enumeration(ranks)[0]
+        return shared((use, str(ranks)), lambda: dist.new_subgroups_by_enumeration(ranks)[0])
 
     def background(self) -> Groups:
         """The same collectives, on the groups of what runs in the background."""

@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 
 from shardfold.capture import Program
 from shardfold.errors import RunError
+from shardfold.run.advice import kept
 from shardfold.run.code import Step, Style, write
 from shardfold.run.lower import Instruction, Lowered
 from shardfold.run.moves import perform
@@ -176,10 +177,12 @@ class Run:
         """The loss as a compiler sees it: one function of the tensors, with all collectives in."""
         parameters = {t: self._local(p, t) for t, p in self._parameters(module).items()}
         given = self.given(module, parameters, args, kwargs)
-        found: Tensor = self._in_graph(self.context.clock.clone(), *given)
+        found: Tensor = self._in_graph(self.context.clock, *given)
         return found
 
     def _recorded(self, clock: Tensor, *given: Tensor) -> Tensor:
+        with kept():  # the clock itself has moved on when backward asks
+            clock = clock.clone()
         return self._eager(False, True)(self.context.now(clock), given, (), None)
 
     def name(self, source: str) -> str:

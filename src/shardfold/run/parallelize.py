@@ -22,7 +22,7 @@ from shardfold.run.agreement import agreed
 from shardfold.run.batch import with_parts
 from shardfold.run.decisions import decisions_of
 from shardfold.run.evaluate import Original, evaluating
-from shardfold.run.groups import Groups
+from shardfold.run.groups import Groups, shared
 from shardfold.run.lower import Lowered, lower
 from shardfold.run.materialise import tensors_of
 from shardfold.run.module import Parallel, Run
@@ -114,7 +114,11 @@ def assemble(model: nn.Module, program: Program, lowered: Lowered, settings: Set
     device = _device(model)
     mesh = None
     if lowered.mesh.axes:
-        mesh = init_device_mesh(device.type, lowered.mesh.shape, mesh_dim_names=lowered.mesh.names)
+        shape, names = lowered.mesh.shape, lowered.mesh.names
+        mesh = shared(
+            ("mesh", device.type, shape, names),
+            lambda: init_device_mesh(device.type, shape, mesh_dim_names=names),
+        )
     groups = Groups(lowered.place)
     groups.make(lowered.axes())
     groups.make_background(lowered.background_axes())

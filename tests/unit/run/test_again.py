@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
+from functorch.compile import make_boxed_func, min_cut_rematerialization_partition
 from torch import Tensor, nn
+from torch._dynamo.backends.common import aot_autograd
 
 from shardfold.capture import capture_program
 from shardfold.run.alone import alone
@@ -61,3 +64,27 @@ def test_what_a_stretch_would_keep_is_not_kept() -> None:
             module(x)
         kept.append(sum(saved))
     assert kept[1] < kept[0]
+
+
+def test_a_compiler_keeps_no_more_than_a_plan_does() -> None:
+    kept, gradients = [], []
+    for again in ((), (range(6),)):
+        module, x = made(again)
+        sizes: list[int] = []
+
+        def forward(graph: Any, given: Any, sizes: list[int] = sizes) -> Any:
+            outputs = next(n for n in graph.graph.nodes if n.op == "output").args[0]
+            sizes.extend(n.meta["val"].numel() for n in outputs if n.op != "placeholder")
+            return make_boxed_func(graph.forward)
+
+        torch._dynamo.reset()
+        backend = aot_autograd(
+            fw_compiler=forward,
+            bw_compiler=lambda graph, given: make_boxed_func(graph.forward),
+            partition_fn=min_cut_rematerialization_partition,
+        )
+        torch.compile(module, backend=backend)(x).backward()
+        kept.append(sum(sizes))
+        gradients.append([p.grad for p in module.parameters()])
+    assert kept[1] < kept[0]
+    assert all(torch.allclose(a, b, rtol=1e-12) for a, b in zip(*gradients, strict=True))
