@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Literal, get_args
 
 from shardfold.cluster import Cluster, Mesh
@@ -18,14 +19,16 @@ from shardfold.costs.recompute import KEEP_ALL, Regions, block_regions
 from shardfold.costs.unfold import Unfolded, unfold
 from shardfold.errors import InfeasibleError
 from shardfold.graph import Graph
+from shardfold.plans.floors import least_seconds
 from shardfold.plans.pins import Pin, Refusal, held, refused
 from shardfold.plans.restrict import Restricted, restricted
 from shardfold.plans.splits import Splits
-from shardfold.search import Solution
+from shardfold.search import Solution, Statistics
 from shardfold.spaces import Atoms
 
 Recompute = Literal["auto", "never", "always"]
 RECOMPUTE = get_args(Recompute)
+HINT = "Try more devices, a smaller batch, or a dtype with fewer bytes."
 RESERVE = 0.1  # of a device's memory: fragments, workspaces, the framework itself
 
 
@@ -97,7 +100,7 @@ def choose(
     """
     limit = (1 - RESERVE) * cluster.device.memory_bytes if limit_bytes is None else limit_bytes
 
-    def candidates(regions: Regions) -> list[Candidate]:
+    def candidates(regions: Regions, cutoff: float = inf) -> list[Candidate]:
         found = []
         for number, mesh in enumerate(meshes):
             watch(number, 2 * len(meshes))
@@ -105,15 +108,16 @@ def choose(
             tables = tabulate(graph, atoms, mesh, model, optimizer, regions)
             unfolded = unfold(tables, graph)
             every = Restricted(unfolded.problem, {})
-            found.append(Candidate(mesh, model, tables, every.solve(), every, unfolded))
+            solution = _solved(every, cutoff)
+            found.append(Candidate(mesh, model, tables, solution, every, unfolded))
         return found
 
-    def recomputing() -> list[Candidate]:
-        regions = block_regions(graph, atoms)
-        return candidates(regions) if regions else []
+    def recomputing(cutoff: float) -> list[Candidate]:
+        regions = block_regions(graph, atoms) if recompute == "auto" else KEEP_ALL
+        return candidates(regions, cutoff) if regions else []
 
     def best(prepare: Callable[[list[Candidate]], list[Candidate]]) -> Chosen:
-        ways = _Ways(prepare(kept), lambda: prepare(recomputing()) if recompute == "auto" else [])
+        ways = _Ways(prepare(kept), lambda cutoff: prepare(recomputing(cutoff)))
         return _best(ways, limit, limit_bytes is not None, lambda n: watch(count + n, 2 * count))
 
     count = len(meshes)
@@ -123,6 +127,23 @@ def choose(
         return free
     pinned = best(lambda found: _pinned(found, pins, graph, atoms))
     return replace(pinned, pins=tuple(pins), free=free)
+
+
+def _solved(every: Restricted, cutoff: float) -> Solution:
+    """The best choice; where none can be cheaper than `cutoff`, the smallest, with that proof."""
+    floor = least_seconds(every.problem) if cutoff < inf else -inf
+    if floor < cutoff:
+        return every.solve()
+    choice = every.smallest().choice
+    problem = every.problem
+    return Solution(
+        choice,
+        problem.total(choice),
+        is_optimal=False,
+        lower_bound=floor,
+        bytes=problem.total_bytes(choice),
+        statistics=Statistics("smallest"),
+    )
 
 
 def _pinned(
@@ -149,7 +170,7 @@ class _Ways:
     """Candidates that keep all activations, and how to make those that recompute blocks."""
 
     keeping: Sequence[Candidate]
-    recomputing: Callable[[], Sequence[Candidate]]
+    recomputing: Callable[[float], Sequence[Candidate]]  # given a cost that another reaches
 
 
 def _best(ways: _Ways, limit: float, is_given: bool, watch: Callable[[int], None]) -> Chosen:
@@ -160,27 +181,36 @@ def _best(ways: _Ways, limit: float, is_given: bool, watch: Callable[[int], None
     fastest = min(ways.keeping, key=lambda c: c.solution.cost)
     if (fastest.solution.bytes or 0.0) <= limit:
         return Chosen(fastest, tuple(ways.keeping), limit)
-    again = ways.recomputing()
-    # Recomputing some blocks and not others is not tried here, and costs no less than this.
-    floor = fastest.solution.lower_bound if again else None
-    try:
-        tried = _within([*ways.keeping, *again], limit, watch)
-    except InfeasibleError as error:
+    keeping = _within(ways.keeping, limit, watch)
+    again = _within(ways.recomputing(keeping.best), limit, watch, keeping.best)
+    best = min(keeping.best, again.best)
+    if best == inf:
+        needed = min(keeping.needed, again.needed)
         if is_given:
-            raise
-        return Chosen(fastest, tuple(ways.keeping), limit, error.needed_bytes)
+            raise InfeasibleError(needed_bytes=needed, limit_bytes=limit, hint=HINT)
+        return Chosen(fastest, tuple(ways.keeping), limit, needed)
+    # Recomputing some blocks and not others is not tried here, and costs no less than this.
+    floor = fastest.solution.lower_bound if again.tried else None
+    tried = (*keeping.tried, *again.tried)
     fitting = [c for c in tried if (c.solution.bytes or 0.0) <= limit]
-    best = min(fitting, key=lambda c: c.solution.cost)
-    return Chosen(best, tuple(tried), limit, floor_seconds=floor)
+    return Chosen(min(fitting, key=lambda c: c.solution.cost), tried, limit, floor_seconds=floor)
+
+
+@dataclass(frozen=True, slots=True)
+class _Within:
+    """Candidates within the limit, the least cost among them, and the fewest bytes of others."""
+
+    tried: tuple[Candidate, ...]
+    best: float
+    needed: float
 
 
 def _within(
-    free: Sequence[Candidate], limit: float, watch: Callable[[int], None]
-) -> list[Candidate]:
+    free: Sequence[Candidate], limit: float, watch: Callable[[int], None], best: float = inf
+) -> _Within:
     """The candidates, solved again within the limit where they exceed it and could still win."""
     ordered = sorted(range(len(free)), key=lambda k: free[k].solution.cost)
-    found = list(free)
-    best, needed = float("inf"), float("inf")
+    found, needed = list(free), inf
     for number, k in enumerate(ordered):
         watch(number)
         solution, feasible = free[k].solution, True
@@ -192,10 +222,4 @@ def _within(
         fits = (solution.bytes or 0.0) <= limit
         best = min(best, solution.cost) if fits else best
         found[k] = replace(free[k], solution=solution, feasible=feasible)
-    if best == float("inf"):
-        raise InfeasibleError(
-            needed_bytes=needed,
-            limit_bytes=limit,
-            hint="Try more devices, a smaller batch, or a dtype with fewer bytes.",
-        )
-    return found
+    return _Within(tuple(found), best, needed)

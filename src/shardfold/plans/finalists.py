@@ -18,7 +18,6 @@ from shardfold.costs.unfold import Ints
 from shardfold.errors import InfeasibleError
 from shardfold.graph import Graph
 from shardfold.plans.choose import Candidate
-from shardfold.plans.restrict import Restricted
 from shardfold.plans.strategies import STRATEGIES, Setting, every
 from shardfold.search import Problem, Solution, solve
 from shardfold.search.solution import Statistics
@@ -67,7 +66,7 @@ def discounted(field: Field, limit: float, best: Callable[[], float]) -> Iterato
             continue
         binds = (candidate.solution.bytes or 0.0) > BINDING * limit
         for weight in WEIGHTS[-1:] if binds else WEIGHTS:
-            found = weighted(field, candidate, weight, limit)
+            found = weighted(field, candidate, weight, limit, [candidate.solution.choice])
             if found is not None:
                 yield found
 
@@ -76,11 +75,20 @@ def _ordered(field: Field) -> list[Candidate]:
     return sorted((c for c in field.candidates if c.feasible), key=lambda c: c.solution.cost)
 
 
-def weighted(field: Field, candidate: Candidate, weight: float, limit: float) -> Finalist | None:
-    """The best choice within the limit if so much of the parameters' communication counts."""
+def weighted(
+    field: Field,
+    candidate: Candidate,
+    weight: float,
+    limit: float,
+    known: Sequence[Sequence[int]] = (),
+) -> Finalist | None:
+    """The best choice within the limit if so much of the parameters' communication counts.
+
+    `known` are choices that may be near it.
+    """
     problem = at_weight(candidate, weight)
     try:
-        found = solve(problem, memory_limit=limit)
+        found = solve(problem, memory_limit=limit, known=known)
     except InfeasibleError:
         return None
     return proposed(f"{SEARCH}, overlap {1 - weight:.0%}", field, candidate, found.choice)
@@ -89,18 +97,15 @@ def weighted(field: Field, candidate: Candidate, weight: float, limit: float) ->
 def within(field: Field, candidate: Candidate, limit: float) -> Finalist | None:
     """The best choice within another limit."""
     try:
-        return proposed(SEARCH, field, candidate, candidate.left.solve(limit).choice)
+        found = candidate.left.solve(limit, known=(candidate.solution.choice,))
+        return proposed(SEARCH, field, candidate, found.choice)
     except InfeasibleError:
         return None
 
 
 def smallest(field: Field, candidate: Candidate) -> Finalist:
     """The choice with the least bytes."""
-    problem = candidate.left.problem
-    assert problem.bytes is not None
-    assert problem.edge_bytes is not None
-    least = Problem(problem.bytes, problem.edges, problem.edge_bytes, problem.bytes)
-    found = Restricted(least, candidate.left.kept).solve()
+    found = candidate.left.smallest()
     return proposed(f"{SEARCH}, smallest", field, candidate, found.choice)
 
 

@@ -196,7 +196,11 @@ class Judge:
             if not total or NEAR * limit <= peak <= limit:
                 break
             here, candidate, room = at.finalist.field, at.finalist.candidate, limit * total / peak
-            again = [within(here, candidate, room), weighted(here, candidate, WEIGHTS[-1], room)]
+            near = [candidate.solution.choice]
+            again = [
+                within(here, candidate, room),
+                weighted(here, candidate, WEIGHTS[-1], room, near),
+            ]
             judged = self.judged(f for f in again if f is not None)
             found += judged
             if not judged:

@@ -5,7 +5,7 @@ Only tables are sliced; equal slices of one table stay one array, so that what f
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
@@ -31,15 +31,25 @@ class Restricted:
         *,
         fastest: Solution | None = None,
         cutoff: float = inf,
+        known: Sequence[Sequence[int]] = (),
     ) -> Solution:
         """The best choice that is left, numbered as in the whole problem.
 
-        `fastest`, the solution without a limit, and `cutoff`, a cost that another problem reaches,
-        only save time (see `search.solve`).
+        `fastest`, the solution without a limit, `cutoff`, a cost that another problem reaches, and
+        `known`, choices that may be good, only save time (see `search.solve`).
         """
         if self.kept:
-            fastest = None  # its choices are numbered as in the whole problem
-        found = solve(self.problem, memory_limit=limit_bytes, fastest=fastest, cutoff=cutoff)
+            fastest, known = None, ()  # their choices are numbered as in the whole problem
+        found = solve(
+            self.problem, memory_limit=limit_bytes, fastest=fastest, cutoff=cutoff, known=known
+        )
+        return self._whole(found)
+
+    def smallest(self) -> Solution:
+        """The choice with the fewest bytes, numbered as in the whole problem."""
+        return self._whole(solve(self.problem.blended(0.0, 1.0)))
+
+    def _whole(self, found: Solution) -> Solution:
         choice = list(found.choice)
         for vertex, rows in self.kept.items():
             choice[vertex] = int(rows[choice[vertex]])

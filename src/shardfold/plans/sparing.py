@@ -5,11 +5,12 @@ one block that need not be recomputed: the first `count` blocks still are, the o
 activations, as those are what backward needs first. The splits are chosen anew at that count, for
 both parts of the run that the border divides, so a block that is recomputed need not be split as
 one that is not. The simulator judges; whatever does not fit or is not faster changes nothing.
+So many blocks that their work alone makes the step longer than the best one are not tried.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from shardfold.costs import tabulate
@@ -18,7 +19,9 @@ from shardfold.costs.unfold import unfold
 from shardfold.graph import Graph
 from shardfold.graph.divide import divided
 from shardfold.graph.repeat import MODEL, operator_order
+from shardfold.plans.choose import Candidate
 from shardfold.plans.finalists import WEIGHTS, Field, Finalist, weighted
+from shardfold.plans.floors import least_seconds, more_seconds
 from shardfold.plans.judge import Judge, Judged, Verdict
 from shardfold.plans.restrict import Restricted
 from shardfold.plans.settle import Request
@@ -35,10 +38,11 @@ def spare(verdict: Verdict, request: Request, judge: Judge) -> Verdict:
     whole = min((j for j in fitting if _recomputed(j)), key=lambda j: j.rank, default=None)
     if whole is None:
         return verdict
+    keeping = _keeping(verdict, whole, request)
     blocks, peak = len(_recomputed(whole)), whole.simulation.peak_bytes
-    count = blocks - int(CAREFUL * (limit - peak) / (_kept_bytes(whole, request) / blocks))
+    count = blocks - int(CAREFUL * (limit - peak) / (_kept_bytes(whole, keeping) / blocks))
     for _ in range(ROUNDS):
-        if not 0 < count < blocks:
+        if not 0 < count < blocks or _is_hopeless(verdict, whole, keeping, count):
             break
         found = judge.judged(_proposed(whole, request, count, limit))
         better = judge.among(verdict, found)
@@ -58,16 +62,32 @@ def _recomputed(judged: Judged) -> tuple[range, ...]:
     return in_model(finalist.candidate.tabulated.regions, finalist.field.graph).ranges
 
 
-def _kept_bytes(judged: Judged, request: Request) -> float:
-    """What the winner's own choice would hold more if nothing were recomputed."""
-    at, candidate = judged.finalist.field, judged.finalist.candidate
-    tables = tabulate(at.graph, at.atoms, candidate.mesh, candidate.model, request.optimizer)
-    keeping = unfold(tables, at.graph).problem
+def _keeping(verdict: Verdict, whole: Judged, request: Request) -> Candidate:
+    """The same mesh with all activations kept."""
+    at, old = whole.finalist.field, whole.finalist.candidate
+    for tried in verdict.chosen.tried:
+        if tried.mesh == old.mesh and not tried.tabulated.regions:
+            return tried
+    tables = tabulate(at.graph, at.atoms, old.mesh, old.model, request.optimizer)
+    return replace(old, tabulated=tables, unfolded=unfold(tables, at.graph))
+
+
+def _kept_bytes(whole: Judged, keeping: Candidate) -> float:
+    """What the choice would hold more if nothing were recomputed."""
+    candidate = whole.finalist.candidate
     choice = candidate.solution.choice
-    return max(
-        keeping.total_bytes(choice) - candidate.unfolded.problem.total_bytes(choice),
-        1.0,
-    )
+    kept = keeping.unfolded.problem.total_bytes(choice)
+    return max(kept - candidate.unfolded.problem.total_bytes(choice), 1.0)
+
+
+def _is_hopeless(verdict: Verdict, whole: Judged, keeping: Candidate, count: int) -> bool:
+    """Whether the work of recomputing so many blocks alone takes too long; more take longer."""
+    if verdict.winner.simulation.peak_bytes > verdict.chosen.limit_bytes:
+        return False
+    at, border = whole.finalist.field, _recomputed(whole)[count].start
+    tables = whole.finalist.candidate.tabulated
+    more = more_seconds(at.graph, keeping.tabulated, tables, border)
+    return least_seconds(keeping.unfolded.problem) + more >= verdict.winner.rank
 
 
 def _proposed(whole: Judged, request: Request, count: int, limit: float) -> Iterator[Finalist]:
@@ -83,9 +103,11 @@ def _proposed(whole: Judged, request: Request, count: int, limit: float) -> Iter
     field = Field(graph, atoms, (new,))
     # The search bounds a sum of bytes, the limit is on the peak: as far apart as they were before.
     room = limit - (whole.simulation.peak_bytes - (old.solution.bytes or 0.0))
+    known: tuple[Sequence[int], ...] = ()
     for weight in WEIGHTS:
-        found = weighted(field, new, weight, room)
+        found = weighted(field, new, weight, room, known)
         if found is not None:
+            known = (found.candidate.solution.choice,)
             yield found
 
 

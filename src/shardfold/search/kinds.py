@@ -127,6 +127,22 @@ class Kinds:
         )
         return Kinds(of.reshape(-1), tables, tuple(first.tolist()))
 
+    def cut(self, of: Ints, first: Ints, kept: Sequence[Ints]) -> Kinds:
+        """Vectors with the entries `kept` of each class, one table a class.
+
+        `of` is the class of each position, and `first` a position of each.
+        """
+        numbers = zip(self.of[first].tolist(), kept, strict=True)
+        return Kinds(of, tuple(self.tables[n][k] for n, k in numbers), tuple(first.tolist()))
+
+    def cut_pairs(self, of: Ints, kept: Sequence[Ints]) -> Kinds:
+        """Matrices with the rows and columns `kept` of the two classes of each position."""
+        code = (self.of * len(kept) + of[:, 0]) * len(kept) + of[:, 1]
+        _, first, new = np.unique(code, return_index=True, return_inverse=True)
+        numbers = zip(self.of[first].tolist(), of[first].tolist(), strict=True)
+        tables = tuple(self.tables[n][np.ix_(kept[a], kept[b])] for n, (a, b) in numbers)
+        return Kinds(new.reshape(-1), tables, tuple(first.tolist()))
+
 
 def _signature(table: Array) -> tuple[object, ...]:
     """Cheap to compute and equal for equal arrays, so that few pairs need a full comparison."""

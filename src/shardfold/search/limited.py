@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,12 +31,14 @@ from shardfold.search.marginals import marginals
 from shardfold.search.orders import cost_of, forecast
 from shardfold.search.pairwise import Pairwise
 from shardfold.search.pareto import Bounds, pareto
+from shardfold.search.pool import Pool
 from shardfold.search.problem import Problem
 from shardfold.search.repair import descend, splice
 from shardfold.search.solution import Answer, reaches
 from shardfold.search.watch import Progress, Watch, ignore
 
 _WEIGHTS = 40
+_ROUNDS = 8
 _WIDTHS = (16, 512)
 _SWEEPS = (2, 4, 8, 16)
 _CLOSABLE = 3_000
@@ -114,18 +117,20 @@ def limited(
     watch: Watch = ignore,
     fastest: Answer | None = None,
     cutoff: float = math.inf,
+    known: Sequence[Ints] = (),
 ) -> Answer:
     """The cheapest choice whose bytes are within `limit`, and a bound on any such choice.
 
-    `fastest` is the answer without a limit, where it is known. Once the bound exceeds `cutoff` the
-    search stops with what it has.
+    `fastest` is the answer without a limit, where it is known, and `known` are choices that are
+    thought to be good. Once the bound exceeds `cutoff` the search stops with what it has.
     """
     if not problem.has_bytes:
         raise ProblemError("A memory limit needs a problem whose choices carry bytes.")
     deadline = time.perf_counter() + 2 * seconds
-    if fastest is None:
+    entries = _entries(problem)
+    if fastest is None and entries <= _SMALL:
         fastest = exact(problem, table_bytes=table_bytes, seconds=seconds, watch=watch)
-    if problem.total_bytes(fastest.choice) <= limit:
+    if fastest is not None and problem.total_bytes(fastest.choice) <= limit:
         return fastest
     lightest = problem.blended(0.0, 1.0)
     smallest = exact(lightest, table_bytes=table_bytes, seconds=seconds, watch=watch)
@@ -139,17 +144,79 @@ def limited(
             or "Raise the limit, or give vertices choices that need less.",
         )
     cost = problem.total(smallest.choice)
-    state = _Limited(
-        problem, limit, table_bytes, deadline, cutoff, _entries(problem), smallest.choice, cost
-    )
-    if fastest.lower_bound is not None:
+    state = _Limited(problem, limit, table_bytes, deadline, cutoff, entries, smallest.choice, cost)
+    if fastest is not None and fastest.lower_bound is not None:
         state.bound = fastest.lower_bound
-    over, under = _hull(state, fastest.choice, smallest.choice, watch)
+    if fastest is not None and entries <= _SMALL:
+        over, under = _hull(state, fastest.choice, smallest.choice, watch)
+    else:
+        ends = [smallest] if fastest is None else [fastest, smallest]
+        over, under = _pooled(state, [*known, *(end.choice for end in ends)], watch)
     _repair(state, over, under)
     if not state.is_enough() and state.is_closable:
         _close(state)
     proven = None if state.is_closed() else state.bound
-    return Answer(state.best, proven, "lagrange", fastest.largest_table, fastest.peak_bytes)
+    tables = (0, 0) if fastest is None else (fastest.largest_table, fastest.peak_bytes)
+    return Answer(state.best, proven, "lagrange", *tables)
+
+
+def _pooled(state: _Limited, good: Sequence[Ints], watch: Watch) -> tuple[Ints, Ints]:
+    """Find the weight among the choices that good answers take, and prove it with all of them.
+
+    The hull of a pool of choices is walked in a small part of the time. A solve of the whole at
+    the weight found there gives a bound that holds, and choices that the pool lacked; when it finds
+    no better, the weight is the best of the whole.
+    """
+    pool = Pool.of_none(state.problem)
+    for choice in good:
+        pool.add(choice)
+    over = under = state.best
+    for step in range(_ROUNDS + 1):
+        narrow, kept = pool.narrowed()
+        inner = _narrow(state, narrow)
+        ends = _walked(inner)
+        over, under = (pool.widened(end, kept) for end in ends)
+        state.offer(pool.widened(inner.best, kept))
+        left = state.deadline - time.perf_counter()
+        if step == _ROUNDS or (step and left <= 0) or (step and _is_near(state, inner)):
+            break
+        blend = state.problem.blended(1.0, inner.weight)
+        answer = exact(blend, table_bytes=state.table_bytes, seconds=max(left / 4, 1.0))
+        value = blend.total(answer.choice)
+        bound = value if answer.lower_bound is None else answer.lower_bound
+        if bound - inner.weight * state.limit > state.bound:
+            state.bound, state.weight = bound - inner.weight * state.limit, inner.weight
+        state.offer(answer.choice)
+        watch(Progress("limited", step + 1, _ROUNDS, best_cost=state.cost))
+        if state.is_enough() or _is_near(state, inner):
+            break
+        pool.add(answer.choice)
+    return over, under
+
+
+def _is_near(state: _Limited, inner: _Limited) -> bool:
+    """Whether the best is near the bound, or the pool's own bound shows that it can hardly rise."""
+    return state.gap <= _NARROW / 10 or inner.bound - state.bound <= _NO_MATTER * abs(state.cost)
+
+
+def _narrow(state: _Limited, problem: Problem) -> _Limited:
+    """The state of a search among few choices."""
+    smallest = exact(problem.blended(0.0, 1.0), table_bytes=state.table_bytes).choice
+    cost = problem.total(smallest)
+    return _Limited(
+        problem, state.limit, state.table_bytes, state.deadline, math.inf, math.inf, smallest, cost
+    )
+
+
+def _walked(state: _Limited) -> tuple[Ints, Ints]:
+    """The ends of the hull where it crosses the limit; the fastest choice twice if that fits."""
+    answer = exact(state.problem, table_bytes=state.table_bytes)
+    fastest, smallest = answer.choice, state.best
+    state.offer(fastest)
+    state.bound = state.problem.total(fastest)
+    if state.best is fastest:
+        return fastest, fastest
+    return _hull(state, fastest, smallest, ignore)
 
 
 def _hull(state: _Limited, over: Ints, under: Ints, watch: Watch) -> tuple[Ints, Ints]:

@@ -108,6 +108,28 @@ class Problem:
         found._set("names", ())
         return found
 
+    def narrowed(self, of: Ints, first: Ints, kept: Sequence[Ints]) -> Problem:
+        """The same problem with the choices `kept` of each class of vertices.
+
+        `of` is the class of each vertex, `first` a vertex of each class, and vertices of a class
+        have the same tables.
+        """
+        found = object.__new__(Problem)
+        for name, arrays in (("vertex_kinds", "costs"), ("byte_kinds", "bytes")):
+            given: Kinds | None = getattr(self, name)
+            kinds = None if given is None else given.cut(of, first, kept)
+            found._set(name, kinds)
+            found._set(arrays, None if kinds is None else kinds.arrays())
+        for name, arrays in (("edge_kinds", "edge_costs"), ("edge_byte_kinds", "edge_bytes")):
+            given = getattr(self, name)
+            kinds = None if given is None else given.cut_pairs(of[self.ends], kept)
+            found._set(name, kinds)
+            found._set(arrays, None if kinds is None else kinds.arrays())
+        for name in ("edges", "names", "ends"):
+            found._set(name, getattr(self, name))
+        found._set("sizes", np.array([len(k) for k in kept], dtype=np.int64)[of])
+        return found
+
     def blended(self, cost_weight: float, byte_weight: float) -> Problem:
         """The same problem with `cost_weight` x cost + `byte_weight` x bytes as its cost."""
         blend = object.__new__(Problem)

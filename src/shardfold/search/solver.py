@@ -39,6 +39,7 @@ def solve(
     start: Sequence[int] | None = None,
     fastest: Solution | None = None,
     cutoff: float = math.inf,
+    known: Sequence[Sequence[int]] = (),
     watch: Watch = ignore,
 ) -> Solution:
     """Find a cheapest choice whose bytes stay within `memory_limit`.
@@ -47,9 +48,10 @@ def solve(
     takes the order with the least predicted work). `table_bytes` is what its tables may hold
     together; with less it goes over to bounds, and stops about `seconds` later with what is proven
     by then. `start` is where random moves ("mcmc") begin. A search under a limit begins from
-    `fastest`, this problem's solution without one, and finds it where it is not given; once it is
-    proven that nothing cheaper than `cutoff` fits, it stops with what it has. The solution says
-    whether it is optimal.
+    `fastest`, this problem's solution without one, and finds it where it is needed and not given;
+    `known` are choices that it may find useful, such as those for another limit. Once it is proven
+    that nothing cheaper than `cutoff` fits, it stops with what it has. The solution says whether it
+    is optimal.
     """
     begin = time.perf_counter()
     if method not in METHODS:
@@ -69,6 +71,7 @@ def solve(
             watch=watch,
             fastest=None if fastest is None else _answer(fastest),
             cutoff=cutoff,
+            known=[np.array(choice, dtype=np.int64) for choice in known],
         )
     elif method == "exact":
         answer = exact(problem, order=order, table_bytes=table_bytes, seconds=seconds, watch=watch)

@@ -1,0 +1,60 @@
+"""A problem with only those choices of its vertices that good answers have taken so far.
+
+Vertices with the same tables share their choices, so what folds still folds; those with at most
+one neighbour keep all, as they cost next to nothing. A problem of a few choices a vertex is
+solved in a small part of the time, and its choices are choices of the whole.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from shardfold.search.kinds import Ints, Mask
+from shardfold.search.problem import Problem
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pool:
+    """Per class of vertices, a stretch of `taken` that marks the choices known to be good."""
+
+    problem: Problem
+    of: Ints  # the class of each vertex
+    first: Ints  # a vertex of each class
+    start: Ints  # where the stretch of each class begins
+    taken: Mask
+
+    @staticmethod
+    def of_none(problem: Problem) -> Pool:
+        """No choice taken yet, but for all those of vertices with at most one neighbour."""
+        kinds = problem.vertex_kinds.of
+        if problem.byte_kinds is not None:
+            kinds = kinds * max(len(problem.byte_kinds.tables), 1) + problem.byte_kinds.of
+        _, first, of = np.unique(kinds, return_index=True, return_inverse=True)
+        of = of.reshape(-1)
+        lengths = problem.sizes[first]
+        start = np.cumsum(lengths) - lengths
+        degree = np.bincount(problem.ends.reshape(-1), minlength=len(problem))
+        most = np.zeros(len(first), np.int64)
+        np.maximum.at(most, of, degree)
+        return Pool(problem, of, first, start, np.repeat(most <= 1, lengths))
+
+    def add(self, choice: Ints) -> None:
+        """Take what a choice takes, at all vertices that are alike."""
+        self.taken[self.start[self.of] + choice] = True
+
+    def narrowed(self) -> tuple[Problem, list[Ints]]:
+        """The problem with the choices taken, and which those are by class."""
+        ends = [*self.start[1:].tolist(), len(self.taken)]
+        kept = [
+            np.flatnonzero(self.taken[low:high])
+            for low, high in zip(self.start.tolist(), ends, strict=True)
+        ]
+        return self.problem.narrowed(self.of, self.first, kept), kept
+
+    def widened(self, choice: Ints, kept: list[Ints]) -> Ints:
+        """A choice of the narrow problem as one of the whole."""
+        lengths = np.array([len(k) for k in kept])
+        start = np.cumsum(lengths) - lengths
+        return np.asarray(np.concatenate(kept)[start[self.of] + choice])
