@@ -34,7 +34,9 @@ from shardfold.spaces.layout import PENDING, REPLICATED, SHARED, Layouts, local_
 
 Mask = NDArray[np.bool_]
 Column = NDArray[np.int8]
+Codes = NDArray[np.int64]
 LOWEST = SHARED
+MOST_CODES = 1 << 14  # layouts that are worth counting before anyone asks
 JOINED = ("all_gather", "reduce_scatter")  # as many parts as devices, all as long as the fullest
 
 
@@ -47,6 +49,7 @@ class Move:
     rows: Rows
     before: Layouts
     after: Layouts
+    codes: dict[int, Codes] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def counted(self) -> Layouts:
@@ -119,22 +122,24 @@ def _step(
         sizes = np.zeros(len(move.rows))
     else:
         parts = math.prod(shape[a] for a in move.axes) if move.kind in JOINED else 1
-        sizes = _items(move.counted, tuple(atoms), tuple(shape)) * (item_bytes * parts)
+        sizes = _items(move, tuple(atoms), tuple(shape)) * (item_bytes * parts)
     return Collective(
         phase, move.kind, move.axes, move.rows, sizes, before=move.before, after=move.after
     )
 
 
-def _items(layouts: Layouts, atoms: tuple[int, ...], shape: tuple[int, ...]) -> NDArray[np.float64]:
+def _items(move: Move, atoms: tuple[int, ...], shape: tuple[int, ...]) -> NDArray[np.float64]:
     """As `local_items`, by look-up: a layout is a number in base (states), all are precomputed."""
-    base = len(atoms) - LOWEST
-    if len(layouts) < base ** len(shape):
+    base, layouts = len(atoms) - LOWEST, move.counted
+    if len(layouts) < base ** len(shape) > MOST_CODES or len(layouts) == 1:
         return local_items(layouts, atoms, shape)
-    code = np.zeros(len(layouts), dtype=np.int64)
-    for axis in range(len(shape)):
-        code *= base
-        code += layouts[:, axis] - np.int64(LOWEST)
-    return _items_by_code(atoms, shape)[code]
+    if base not in move.codes:
+        code = np.zeros(len(layouts), dtype=np.int64)
+        for axis in range(len(shape)):
+            code *= base
+            code += layouts[:, axis] - np.int64(LOWEST)
+        move.codes[base] = code
+    return _items_by_code(atoms, shape).take(move.codes[base])
 
 
 @lru_cache(maxsize=256)

@@ -99,7 +99,7 @@ def _single(step: Collective, at: Rows) -> Collective:
 def by_axes(masks: NDArray[np.int64], axes: int) -> list[tuple[tuple[int, ...], Rows]]:
     """Group rows by the set of axes in their bit mask; rows without any axis are left out."""
     groups: list[tuple[tuple[int, ...], Rows]] = []
-    for mask in np.unique(masks):
+    for mask in np.flatnonzero(np.bincount(masks, minlength=1)).tolist():
         if mask:
             members = tuple(a for a in range(axes) if mask >> a & 1)
             groups.append((members, np.flatnonzero(masks == mask)))

@@ -46,9 +46,14 @@ def tabulate(
     model: CostModel,
     optimizer: Optimizer,
     regions: Regions = KEEP_ALL,
+    prices: EdgePrices | None = None,
 ) -> Tabulated:
-    """Price every choice of every decision of `graph` on `mesh`; `regions` are recomputed."""
-    return _Tabulator(graph, atoms, mesh, model, optimizer, regions).run()
+    """Price every choice of every decision of `graph` on `mesh`; `regions` are recomputed.
+
+    `prices` of the same mesh and model, where there are any, are used and added to.
+    """
+    prices = EdgePrices(mesh, model) if prices is None else prices
+    return _Tabulator(graph, atoms, mesh, model, optimizer, regions, prices).run()
 
 
 class _Tabulator:
@@ -62,11 +67,12 @@ class _Tabulator:
         model: CostModel,
         optimizer: Optimizer,
         regions: Regions,
+        prices: EdgePrices,
     ) -> None:
         self.graph, self.atoms, self.mesh = graph, atoms, mesh
         self.model, self.optimizer, self.regions = model, optimizer, regions
         self.saved = Saved(graph, atoms, regions)
-        self.prices = EdgePrices(mesh, model)
+        self.prices = prices
         self.constant = constant_tensors(graph)
         self.vertices: list[Vertex] = []
         self.costs: list[Values] = []

@@ -72,11 +72,11 @@ def _by_batch(tabulated: Tabulated, batch: BatchFactors, allowed: Allowed) -> Ch
     best: tuple[float, float, Choice] | None = None
     for count in reversed(range(len(axes) + 1)):
         for used in combinations(axes, count):
-            fixed, legal = _batch_configs(tabulated, batch, used)
-            if not legal:
-                continue
             devices = float(np.prod([tabulated.mesh.axes[a].size for a in used]))
             if best is not None and devices < -best[0]:
+                continue
+            fixed, legal = _batch_configs(tabulated, batch, used)
+            if not legal:
                 continue
             choice = complete(tabulated, fixed, allowed)
             candidate = (-devices, tabulated.problem.total(choice), choice)

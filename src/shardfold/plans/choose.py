@@ -15,6 +15,7 @@ from typing import Literal, get_args
 
 from shardfold.cluster import Cluster, Mesh
 from shardfold.costs import CostModel, Optimizer, Pricing, Tabulated, tabulate
+from shardfold.costs.edges import EdgePrices
 from shardfold.costs.recompute import KEEP_ALL, Regions, block_regions
 from shardfold.costs.unfold import Unfolded, unfold
 from shardfold.errors import InfeasibleError
@@ -104,8 +105,8 @@ def choose(
         found = []
         for number, mesh in enumerate(meshes):
             watch(number, 2 * len(meshes))
-            model = pricing.model(cluster, mesh)
-            tables = tabulate(graph, atoms, mesh, model, optimizer, regions)
+            model, prices = priced[number]
+            tables = tabulate(graph, atoms, mesh, model, optimizer, regions, prices)
             unfolded = unfold(tables, graph)
             every = Restricted(unfolded.problem, {})
             solution = _solved(every, cutoff)
@@ -121,6 +122,8 @@ def choose(
         return _best(ways, limit, limit_bytes is not None, lambda n: watch(count + n, 2 * count))
 
     count = len(meshes)
+    models = [pricing.model(cluster, mesh) for mesh in meshes]
+    priced = [(model, EdgePrices(mesh, model)) for mesh, model in zip(meshes, models, strict=True)]
     kept = candidates(block_regions(graph, atoms) if recompute == "always" else KEEP_ALL)
     free = best(lambda found: found)
     if not pins:

@@ -108,7 +108,9 @@ def _only(rows: Layouts, allowed: Sequence[tuple[int, ...]], none: int | None) -
     mask = np.ones(len(rows), dtype=bool)
     for axis, numbers in enumerate(allowed):
         unsplit = rows[:, axis] < 0 if none is None else rows[:, axis] == none
-        mask &= unsplit | np.isin(rows[:, axis], numbers)
+        for number in numbers:
+            unsplit = unsplit | (rows[:, axis] == number)
+        mask &= unsplit
     return mask
 
 

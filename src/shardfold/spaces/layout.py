@@ -12,6 +12,7 @@ one numpy array. An atom that several axes split is cut by the outer axis first.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -74,5 +75,12 @@ def distinct(layouts: Layouts) -> tuple[Layouts, NDArray[np.intp]]:
     """The distinct rows, and for each row which of them it is."""
     if layouts.shape[1] == 0:
         return layouts[:1], np.zeros(len(layouts), dtype=np.intp)
+    return _distinct(layouts.shape, layouts.tobytes())
+
+
+@lru_cache(maxsize=1024)
+def _distinct(shape: tuple[int, int], rows: bytes) -> tuple[Layouts, NDArray[np.intp]]:
+    """The same; a few sets of layouts are asked for again and again."""
+    layouts = np.frombuffer(rows, dtype=np.int8).reshape(shape)
     unique, inverse = np.unique(layouts, axis=0, return_inverse=True)
     return unique, inverse.reshape(-1)

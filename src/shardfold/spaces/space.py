@@ -83,18 +83,21 @@ def space_of(rule: AtomicRule, mesh: Mesh) -> Space:
     per_axis = [
         [NONE, *passing, *(f for f in options if _allows(rule, f, axis.size))] for axis in mesh.axes
     ]
-    rows = [row for row in product(*per_axis) if _is_legal(row, rule, mesh)]
-    return Space(rule, np.array(rows, dtype=np.int8).reshape(len(rows), len(mesh.axes)))
+    grid = list(product(*per_axis))
+    rows = np.array(grid, dtype=np.int8).reshape(len(grid), len(mesh.axes))
+    return Space(rule, rows[_is_legal(rows, rule, mesh)])
 
 
-def _is_legal(row: tuple[int, ...], rule: AtomicRule, mesh: Mesh) -> bool:
+def _is_legal(rows: Configs, rule: AtomicRule, mesh: Mesh) -> NDArray[np.bool_]:
     """Factors that several axes split must allow them all together."""
-    if len(set(row)) == len(row):
-        return True
-    parts: dict[int, int] = {}
-    for factor, axis in zip(row, mesh.axes, strict=True):
-        parts[factor] = parts.get(factor, 1) * axis.size
-    return all(f < 0 or _allows(rule, f, n) for f, n in parts.items())
+    legal = np.ones(len(rows), dtype=bool)
+    sizes = np.array(mesh.shape, dtype=np.int64)
+    for factor in range(len(rule.factors)) if len(sizes) > 1 else ():
+        parts = np.where(rows == factor, sizes, 1).prod(axis=1)
+        for count in set(parts.tolist()) - {1}:
+            if not _allows(rule, factor, count):
+                legal &= parts != count
+    return legal
 
 
 def _allows(rule: AtomicRule, factor: int, parts: int) -> bool:
