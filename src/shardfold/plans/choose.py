@@ -9,7 +9,7 @@ them, found first.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Literal, get_args
 
@@ -17,7 +17,7 @@ from shardfold.cluster import Cluster, Mesh
 from shardfold.costs import CostModel, Optimizer, Pricing, Tabulated, tabulate
 from shardfold.costs.edges import EdgePrices
 from shardfold.costs.recompute import KEEP_ALL, Regions, block_regions
-from shardfold.costs.unfold import Unfolded, unfold
+from shardfold.costs.unfold import Ints, Unfolded, unfold
 from shardfold.errors import InfeasibleError
 from shardfold.graph import Graph
 from shardfold.plans.floors import least_seconds
@@ -44,6 +44,7 @@ class Candidate:
     left: Restricted  # the choices that pins leave: all, without any
     unfolded: Unfolded  # the problem with all periods of every run
     feasible: bool = True  # False: nothing on this mesh fits the memory limit
+    known: list[Ints] = field(default_factory=list, compare=False)  # good choices, as they are met
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +220,9 @@ def _within(
         solution, feasible = free[k].solution, True
         if (solution.bytes or 0.0) > limit and solution.cost < best:
             try:
-                solution = free[k].left.solve(limit, fastest=solution, cutoff=best)
+                solution = free[k].left.solve(
+                    limit, fastest=solution, cutoff=best, known=free[k].known
+                )
             except InfeasibleError as error:
                 needed, feasible = min(needed, error.needed_bytes), False
         fits = (solution.bytes or 0.0) <= limit

@@ -28,6 +28,7 @@ FEW = 2  # candidates for which the search is repeated
 MOST_HIDDEN = 0.8  # of a sum: less than this no overlap is thought to leave
 BINDING = 0.95  # of the limit: a search whose bytes come closer is bound by it
 SEARCH = "search"
+EVERYONE = tuple(STRATEGIES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +67,7 @@ def discounted(field: Field, limit: float, best: Callable[[], float]) -> Iterato
             continue
         binds = (candidate.solution.bytes or 0.0) > BINDING * limit
         for weight in WEIGHTS[-1:] if binds else WEIGHTS:
-            found = weighted(field, candidate, weight, limit, [candidate.solution.choice])
+            found = weighted(field, candidate, weight, limit)
             if found is not None:
                 yield found
 
@@ -80,24 +81,23 @@ def weighted(
     candidate: Candidate,
     weight: float,
     limit: float,
-    known: Sequence[Sequence[int]] = (),
+    rounds: int | None = None,
 ) -> Finalist | None:
-    """The best choice within the limit if so much of the parameters' communication counts.
-
-    `known` are choices that may be near it.
-    """
+    """The best choice within the limit if so much of the parameters' communication counts."""
     problem = at_weight(candidate, weight)
     try:
-        found = solve(problem, memory_limit=limit, known=known)
+        found = solve(problem, memory_limit=limit, known=candidate.known, rounds=rounds)
     except InfeasibleError:
         return None
     return proposed(f"{SEARCH}, overlap {1 - weight:.0%}", field, candidate, found.choice)
 
 
-def within(field: Field, candidate: Candidate, limit: float) -> Finalist | None:
+def within(
+    field: Field, candidate: Candidate, limit: float, rounds: int | None = None
+) -> Finalist | None:
     """The best choice within another limit."""
     try:
-        found = candidate.left.solve(limit, known=(candidate.solution.choice,))
+        found = candidate.left.solve(limit, known=candidate.known, rounds=rounds)
         return proposed(SEARCH, field, candidate, found.choice)
     except InfeasibleError:
         return None
@@ -110,17 +110,18 @@ def smallest(field: Field, candidate: Candidate) -> Finalist:
 
 
 def by_hand(
-    field: Field, limit: float, names: Sequence[str] = tuple(STRATEGIES)
+    field: Field, limit: float, names: Callable[[Candidate], Sequence[str]] = lambda _: EVERYONE
 ) -> Iterator[Finalist]:
     """Every strategy by hand, in every degree, on every mesh that allows it.
 
     What costs and takes the same on two meshes is the same there: a split over all devices.
+    `names` says which strategies are of interest for a candidate.
     """
     seen: set[tuple[str, float, float]] = set()
     for candidate in field.candidates:
         unfolded = candidate.unfolded
         setting = Setting(field.graph, field.atoms, candidate.tabulated, limit, unfolded)
-        for name in names:
+        for name in names(candidate):
             for choice in every(name, setting):
                 found = proposed(name, field, candidate, unfolded.extended(choice))
                 price = found.candidate.solution
@@ -137,6 +138,7 @@ def proposed(
     problem = candidate.unfolded.problem
     whole = tuple(np.asarray(choice).tolist())
     cost = problem.total(whole)
+    candidate.known.append(np.asarray(whole))
     solution = Solution(
         whole,
         cost,

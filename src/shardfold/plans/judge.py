@@ -17,8 +17,9 @@ import numpy as np
 from shardfold.cluster import Cluster
 from shardfold.costs import Optimizer
 from shardfold.plans.assemble import Assembly
-from shardfold.plans.choose import Chosen
+from shardfold.plans.choose import Candidate, Chosen
 from shardfold.plans.finalists import (
+    EVERYONE,
     WEIGHTS,
     Field,
     Finalist,
@@ -30,6 +31,7 @@ from shardfold.plans.finalists import (
     weighted,
     within,
 )
+from shardfold.plans.floors import least_seconds
 from shardfold.plans.replicas import Whole
 from shardfold.plans.schedule import Scheduler
 from shardfold.search import Problem
@@ -37,6 +39,7 @@ from shardfold.simulate import Schedule, Simulation, simulate
 
 KNOWN = ("data-parallel", "zero-3")  # every plan is held against these
 ROUNDS = 3  # of searches with another limit
+LITTLE = 0.05  # of the limit: so near to it, the choices that were met there are enough
 NEAR = 0.98  # of the limit: a peak below leaves room that the search did not see
 
 
@@ -134,14 +137,24 @@ class Judge:
         What cannot be faster than one of the same name that fits is not simulated, nor what
         cannot be faster than the best of all, but for the two strategies that everybody knows.
         """
-        proposed = [f for each in fields for f in by_hand(each, limit)]
         found: list[Judged] = []
-        floors = [(self.floor_seconds(finalist), finalist) for finalist in proposed]
-        for floor, finalist in sorted(floors, key=lambda pair: pair[0]):
-            same = [j for j in found if j.finalist.name == finalist.name]
-            rivals = same if finalist.name in KNOWN else found
-            if all(j.rank > floor for j in _fitting(rivals, limit)):
-                found += self.judged([finalist])
+
+        def keeping(candidate: Candidate) -> Sequence[str]:
+            return () if candidate.tabulated.regions else EVERYONE
+
+        def recomputing(candidate: Candidate) -> Sequence[str]:
+            best = min((j.rank for j in _fitting(found, limit)), default=math.inf)
+            hopeless = least_seconds(candidate.unfolded.problem) >= best
+            return () if keeping(candidate) else KNOWN if hopeless else EVERYONE
+
+        for names in keeping, recomputing:
+            proposed = [f for each in fields for f in by_hand(each, limit, names)]
+            floors = [(self.floor_seconds(finalist), finalist) for finalist in proposed]
+            for floor, finalist in sorted(floors, key=lambda pair: pair[0]):
+                same = [j for j in found if j.finalist.name == finalist.name]
+                rivals = same if finalist.name in KNOWN else found
+                if all(j.rank > floor for j in _fitting(rivals, limit)):
+                    found += self.judged([finalist])
         return found
 
     def decide(self, fields: Sequence[Field], chosen: Chosen) -> Verdict:
@@ -196,10 +209,10 @@ class Judge:
             if not total or NEAR * limit <= peak <= limit:
                 break
             here, candidate, room = at.finalist.field, at.finalist.candidate, limit * total / peak
-            near = [candidate.solution.choice]
+            rounds = 0 if abs(room - limit) <= LITTLE * limit else None
             again = [
-                within(here, candidate, room),
-                weighted(here, candidate, WEIGHTS[-1], room, near),
+                within(here, candidate, room, rounds),
+                weighted(here, candidate, WEIGHTS[-1], room, rounds),
             ]
             judged = self.judged(f for f in again if f is not None)
             found += judged

@@ -5,13 +5,14 @@ Only tables are sliced; equal slices of one table stay one array, so that what f
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import inf
 
 import numpy as np
 
 from shardfold.costs.steps import Values
+from shardfold.costs.unfold import Ints
 from shardfold.plans.splits import Rows
 from shardfold.search import Problem, Solution, solve
 
@@ -31,17 +32,27 @@ class Restricted:
         *,
         fastest: Solution | None = None,
         cutoff: float = inf,
-        known: Sequence[Sequence[int]] = (),
+        known: list[Ints] | None = None,
+        rounds: int | None = None,
     ) -> Solution:
         """The best choice that is left, numbered as in the whole problem.
 
-        `fastest`, the solution without a limit, `cutoff`, a cost that another problem reaches, and
-        `known`, choices that may be good, only save time (see `search.solve`).
+        `fastest`, the solution without a limit, `cutoff`, a cost that another problem reaches,
+        `known`, choices that may be good, and few `rounds` save time (see `search.solve`).
         """
         if self.kept:
-            fastest, known = None, ()  # their choices are numbered as in the whole problem
+            fastest, known, rounds = (
+                None,
+                None,
+                None,
+            )  # choices are numbered as in the whole problem
         found = solve(
-            self.problem, memory_limit=limit_bytes, fastest=fastest, cutoff=cutoff, known=known
+            self.problem,
+            memory_limit=limit_bytes,
+            fastest=fastest,
+            cutoff=cutoff,
+            known=known,
+            rounds=rounds,
         )
         return self._whole(found)
 

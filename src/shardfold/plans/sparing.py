@@ -10,7 +10,7 @@ So many blocks that their work alone makes the step longer than the best one are
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 
 from shardfold.costs import tabulate
@@ -99,15 +99,13 @@ def _proposed(whole: Judged, request: Request, count: int, limit: float) -> Iter
     tables = tabulate(graph, atoms, old.mesh, old.model, request.optimizer, regions)
     unfolded = unfold(tables, graph)
     every = Restricted(unfolded.problem, {})
-    new = replace(old, tabulated=tables, left=every, unfolded=unfolded)
+    new = replace(old, tabulated=tables, left=every, unfolded=unfolded, known=[])
     field = Field(graph, atoms, (new,))
     # The search bounds a sum of bytes, the limit is on the peak: as far apart as they were before.
     room = limit - (whole.simulation.peak_bytes - (old.solution.bytes or 0.0))
-    known: tuple[Sequence[int], ...] = ()
     for weight in WEIGHTS:
-        found = weighted(field, new, weight, room, known)
+        found = weighted(field, new, weight, room)
         if found is not None:
-            known = (found.candidate.solution.choice,)
             yield found
 
 

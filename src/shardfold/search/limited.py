@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -37,8 +36,10 @@ from shardfold.search.repair import descend, splice
 from shardfold.search.solution import Answer, reaches
 from shardfold.search.watch import Progress, Watch, ignore
 
+ROUNDS = 8
+"""How often all choices are searched at most, after those that good answers take."""
+
 _WEIGHTS = 40
-_ROUNDS = 8
 _WIDTHS = (16, 512)
 _SWEEPS = (2, 4, 8, 16)
 _CLOSABLE = 3_000
@@ -117,12 +118,15 @@ def limited(
     watch: Watch = ignore,
     fastest: Answer | None = None,
     cutoff: float = math.inf,
-    known: Sequence[Ints] = (),
+    known: list[Ints] | None = None,
+    rounds: int = ROUNDS,
 ) -> Answer:
     """The cheapest choice whose bytes are within `limit`, and a bound on any such choice.
 
-    `fastest` is the answer without a limit, where it is known, and `known` are choices that are
-    thought to be good. Once the bound exceeds `cutoff` the search stops with what it has.
+    `fastest` is the answer without a limit, where it is known. Once the bound exceeds `cutoff` the
+    search stops with what it has. `known` are choices that are thought to be good; those of large
+    problems that are met on the way are added. Large problems are searched with all their choices
+    `rounds` times at most; without any, nothing is proven.
     """
     if not problem.has_bytes:
         raise ProblemError("A memory limit needs a problem whose choices carry bytes.")
@@ -150,8 +154,9 @@ def limited(
     if fastest is not None and entries <= _SMALL:
         over, under = _hull(state, fastest.choice, smallest.choice, watch)
     else:
-        ends = [smallest] if fastest is None else [fastest, smallest]
-        over, under = _pooled(state, [*known, *(end.choice for end in ends)], watch)
+        good = [] if known is None else known
+        good += [smallest.choice] if fastest is None else [smallest.choice, fastest.choice]
+        over, under = _pooled(state, good, rounds, watch)
     _repair(state, over, under)
     if not state.is_enough() and state.is_closable:
         _close(state)
@@ -160,7 +165,7 @@ def limited(
     return Answer(state.best, proven, "lagrange", *tables)
 
 
-def _pooled(state: _Limited, good: Sequence[Ints], watch: Watch) -> tuple[Ints, Ints]:
+def _pooled(state: _Limited, good: list[Ints], rounds: int, watch: Watch) -> tuple[Ints, Ints]:
     """Find the weight among the choices that good answers take, and prove it with all of them.
 
     The hull of a pool of choices is walked in a small part of the time. A solve of the whole at
@@ -171,14 +176,14 @@ def _pooled(state: _Limited, good: Sequence[Ints], watch: Watch) -> tuple[Ints, 
     for choice in good:
         pool.add(choice)
     over = under = state.best
-    for step in range(_ROUNDS + 1):
+    for step in range(rounds + 1):
         narrow, kept = pool.narrowed()
         inner = _narrow(state, narrow)
         ends = _walked(inner)
         over, under = (pool.widened(end, kept) for end in ends)
         state.offer(pool.widened(inner.best, kept))
         left = state.deadline - time.perf_counter()
-        if step == _ROUNDS or (step and left <= 0) or (step and _is_near(state, inner)):
+        if step == rounds or (step and (left <= 0 or _is_near(state, inner))):
             break
         blend = state.problem.blended(1.0, inner.weight)
         answer = exact(blend, table_bytes=state.table_bytes, seconds=max(left / 4, 1.0))
@@ -187,7 +192,8 @@ def _pooled(state: _Limited, good: Sequence[Ints], watch: Watch) -> tuple[Ints, 
         if bound - inner.weight * state.limit > state.bound:
             state.bound, state.weight = bound - inner.weight * state.limit, inner.weight
         state.offer(answer.choice)
-        watch(Progress("limited", step + 1, _ROUNDS, best_cost=state.cost))
+        watch(Progress("limited", step + 1, rounds, best_cost=state.cost))
+        good.append(answer.choice)
         if state.is_enough() or _is_near(state, inner):
             break
         pool.add(answer.choice)
@@ -276,7 +282,8 @@ def _repair(state: _Limited, over: Ints, under: Ints) -> None:
     _splice(state, over, under)
     if len(problem) <= 10 * _CLOSABLE and (state.is_small or state.gap > _NARROW / 10):
         state.offer(descend(problem, state.best, limit))
-        state.offer(descend(problem, under, limit))
+        if state.is_small:
+            state.offer(descend(problem, under, limit))
 
 
 def _entries(problem: Problem) -> float:

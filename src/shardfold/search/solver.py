@@ -16,7 +16,8 @@ from shardfold.search.draws import draws
 from shardfold.search.exact import TABLE_BYTES, exact
 from shardfold.search.greedy import greedy
 from shardfold.search.ilp import ilp
-from shardfold.search.limited import limited
+from shardfold.search.kinds import Ints
+from shardfold.search.limited import ROUNDS, limited
 from shardfold.search.mcmc import mcmc
 from shardfold.search.orders import ORDERS
 from shardfold.search.problem import Problem
@@ -39,7 +40,8 @@ def solve(
     start: Sequence[int] | None = None,
     fastest: Solution | None = None,
     cutoff: float = math.inf,
-    known: Sequence[Sequence[int]] = (),
+    known: list[Ints] | None = None,
+    rounds: int | None = None,
     watch: Watch = ignore,
 ) -> Solution:
     """Find a cheapest choice whose bytes stay within `memory_limit`.
@@ -49,9 +51,9 @@ def solve(
     together; with less it goes over to bounds, and stops about `seconds` later with what is proven
     by then. `start` is where random moves ("mcmc") begin. A search under a limit begins from
     `fastest`, this problem's solution without one, and finds it where it is needed and not given;
-    `known` are choices that it may find useful, such as those for another limit. Once it is proven
-    that nothing cheaper than `cutoff` fits, it stops with what it has. The solution says whether it
-    is optimal.
+    once it is proven that nothing cheaper than `cutoff` fits, it stops with what it has. `known`
+    are choices that it may find useful, such as those for another limit, and to which it adds;
+    `rounds` is how often it then looks at all others. The solution says whether it is optimal.
     """
     begin = time.perf_counter()
     if method not in METHODS:
@@ -71,7 +73,8 @@ def solve(
             watch=watch,
             fastest=None if fastest is None else _answer(fastest),
             cutoff=cutoff,
-            known=[np.array(choice, dtype=np.int64) for choice in known],
+            known=known,
+            rounds=ROUNDS if rounds is None else rounds,
         )
     elif method == "exact":
         answer = exact(problem, order=order, table_bytes=table_bytes, seconds=seconds, watch=watch)
