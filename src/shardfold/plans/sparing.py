@@ -18,7 +18,7 @@ from shardfold.costs.recompute import Regions, block_regions, in_model
 from shardfold.costs.unfold import unfold
 from shardfold.graph import Graph
 from shardfold.graph.divide import divided
-from shardfold.graph.repeat import MODEL, operator_order
+from shardfold.graph.repeat import MODEL, Repeat, operator_order
 from shardfold.plans.choose import Candidate
 from shardfold.plans.finalists import WEIGHTS, Field, Finalist, weighted
 from shardfold.plans.floors import least_seconds, more_seconds
@@ -112,17 +112,26 @@ def _proposed(whole: Judged, request: Request, count: int, limit: float) -> Iter
 def _parted(graph: Graph, atoms: Atoms, count: int) -> tuple[Graph, int]:
     """The graph with a border before block `count`, and the border's place in the whole model."""
     border = in_model(block_regions(graph, atoms), graph).ranges[count].start
-    op, number, copy = operator_order(graph)[border]
-    if number < 0 or not graph.repeats[number].missing:
-        return graph, border
-    repeat = graph.repeats[number]
+    order = operator_order(graph)
+    op, number, copy = order[border]
+    if number >= 0 and graph.repeats[number].missing:
+        period = _period(graph.repeats[number], op, copy)
+        if period:
+            return divided(graph, number, period), border
+    _, number, _ = order[border - 1]
+    if number >= 0 and graph.repeats[number].missing:
+        # The run ends at the border: its last period is read by what is not recomputed.
+        return divided(graph, number, graph.repeats[number].count - 1), border
+    return graph, border
+
+
+def _period(repeat: Repeat, op: int, copy: int | None) -> int:
+    """The number of an operator's period in the whole model."""
     period = repeat.period_of(op)
     assert period is not None
     if copy is not None:
-        period = MODEL + 1 + copy
-    elif period > MODEL:
-        period += repeat.missing
-    return (divided(graph, number, period) if period else graph), border
+        return MODEL + 1 + copy
+    return period if period <= MODEL else period + repeat.missing
 
 
 def _leading(graph: Graph, atoms: Atoms, border: int) -> Regions:

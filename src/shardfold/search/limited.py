@@ -220,7 +220,7 @@ def _walked(state: _Limited) -> tuple[Ints, Ints]:
     fastest, smallest = answer.choice, state.best
     state.offer(fastest)
     state.bound = state.problem.total(fastest)
-    if state.best is fastest:
+    if state.problem.total_bytes(fastest) <= state.limit:
         return fastest, fastest
     return _hull(state, fastest, smallest, ignore)
 

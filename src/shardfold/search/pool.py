@@ -46,15 +46,13 @@ class Pool:
 
     def narrowed(self) -> tuple[Problem, list[Ints]]:
         """The problem with the choices taken, and which those are by class."""
-        ends = [*self.start[1:].tolist(), len(self.taken)]
-        kept = [
-            np.flatnonzero(self.taken[low:high])
-            for low, high in zip(self.start.tolist(), ends, strict=True)
-        ]
+        lengths = self.problem.sizes[self.first]
+        stretches = zip(self.start.tolist(), (self.start + lengths).tolist(), strict=True)
+        kept = [np.flatnonzero(self.taken[low:high]) for low, high in stretches]
         return self.problem.narrowed(self.of, self.first, kept), kept
 
     def widened(self, choice: Ints, kept: list[Ints]) -> Ints:
         """A choice of the narrow problem as one of the whole."""
-        lengths = np.array([len(k) for k in kept])
+        lengths = np.array([len(k) for k in kept], dtype=np.int64)
         start = np.cumsum(lengths) - lengths
-        return np.asarray(np.concatenate(kept)[start[self.of] + choice])
+        return np.concatenate([*kept, np.zeros(0, np.int64)])[start[self.of] + choice]
