@@ -55,4 +55,4 @@ class Pool:
         """A choice of the narrow problem as one of the whole."""
         lengths = np.array([len(k) for k in kept], dtype=np.int64)
         start = np.cumsum(lengths) - lengths
-        return np.concatenate([*kept, np.zeros(0, np.int64)])[start[self.of] + choice]
+        return np.asarray(np.concatenate([*kept, np.zeros(0, np.int64)])[start[self.of] + choice])
