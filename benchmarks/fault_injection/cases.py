@@ -13,11 +13,10 @@ from typing import Any
 
 from fault_injection.forks import Ended, preload, start_once
 from fault_injection.job import EVERY, Job, largest_difference
-from fault_injection.network_cases import elastic, link
+from fault_injection.network_cases import HANG_SECONDS, elastic, link
 
 SAME = 1e-6
 SPARE = 5  # starts beyond one a kill
-HANG_SECONDS = 30.0
 POINTS = ("forward", "backward", "collective", "write", "index", "rename", "prune")
 ONE_NODE = ("--nproc-per-node", "2", "--monitor-interval", "0.1")
 

@@ -75,6 +75,8 @@ OUTCOMES = {
     "elastic": lambda f: (
         f"ranks: {' then '.join(map(str, f['worlds']))}, planned again for three; "
         f"{f['seconds_to_go_on_with_three']:.0f} s to go on with three, "
-        f"{f['seconds_to_go_on_with_four']:.0f} s with four"
+        f"{f['seconds_to_go_on_with_four']:.0f} s with four, of which "
+        f"{' and '.join(f'{s:.0f} s' for s in f['of_which_until_started_again'])} until torchrun "
+        "had started the processes again"
     ),
 }

@@ -115,6 +115,23 @@ class Vocabulary(nn.Module):
         return functional.cross_entropy(self.head(hidden).flatten(0, 1), labels.flatten())
 
 
+class Tied(nn.Module):
+    """One table that is read three times, once in a place that gives no gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(24, 6)
+        self.mix = nn.Linear(6, 6)
+
+    def forward(self, tokens: Tensor, labels: Tensor) -> Tensor:
+        with torch.no_grad():
+            size = self.table.weight.square().sum()
+        hidden = torch.tanh(self.mix(self.table(tokens))) / (1 + size)
+        again = self.table(labels) * hidden
+        logits = functional.linear(hidden + again, self.table.weight)
+        return functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
+
+
 def _mlp() -> tuple[Any, Any, Any]:
     return MLP(), (torch.randn(10, 10), torch.randn(10, 6)), {}
 
@@ -145,7 +162,13 @@ def _vocabulary() -> tuple[Any, Any, Any]:
     return Vocabulary(), (tokens, labels), {}
 
 
+def _tied() -> tuple[Any, Any, Any]:
+    tokens, labels = torch.randint(24, (8, 4)), torch.randint(24, (8, 4))
+    return Tied(), (tokens, labels), {}
+
+
 HAND_WRITTEN = {
+    "tied": _tied,
     "losses": _losses,
     "mlp": _mlp,
     "norms": _norms,

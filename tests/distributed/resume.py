@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from shardfold import zoo
 from shardfold.plans.store import loads
 from shardfold.run import parallelize
 from shardfold.run.checkpoint import load, save
@@ -20,21 +19,18 @@ from .jobs import build
 
 @dataclass(frozen=True)
 class Case:
-    """A model under a plan, the folder of its checkpoints, in which width it runs, and how."""
+    """A model under a plan, the folder of its checkpoints, in which width it runs."""
 
     model: str
     plan: bytes
     folder: Path
     double: bool = False
-    lr: float = 1e-3
-    batch: int | None = None
+    shaken: bool = False  # every third weight is changed by its last bit, when it is resumed
 
 
-def tied(name: str, batch: int | None = None) -> tuple[Any, Any, Any]:
+def tied(name: str) -> tuple[Any, Any, Any]:
     """A small model whose first and last weight are one, where it has such."""
-    model, args, kwargs = (
-        build(name) if batch is None else zoo.build(name, device="cpu", batch=batch)
-    )
+    model, args, kwargs = build(name)
     if name.startswith("rnnlm"):
         model.projection.weight = model.embedding.weight
     elif name.startswith("llama"):
@@ -55,16 +51,18 @@ def resumed_runs(rank: int, cases: Sequence[Case], steps: int) -> list[list[floa
 
 def _run(case: Case, first: int, last: int, save_at: int | None) -> list[float]:
     logging.getLogger("torch").setLevel(logging.ERROR)
-    model, args, kwargs = tied(case.model, case.batch)
+    model, args, kwargs = tied(case.model)
     if first:  # whatever the model began with, the checkpoint's weights count
         with torch.no_grad():
             for tensor in model.state_dict().values():
                 tensor.mul_(2)
     module = parallelize(model, loads(case.plan), args, kwargs, double=case.double)
-    optimizer = torch.optim.AdamW(module.parameters(), lr=case.lr)
+    optimizer = torch.optim.AdamW(module.parameters(), lr=1e-3)
     if first:
         found = load(module, optimizer, case.folder)
         assert (found.step, found.data) == (first, {"batch": first})
+        if case.shaken:
+            _shake(module)
     losses = []
     for step in range(first, last):
         if step == save_at:
@@ -75,3 +73,14 @@ def _run(case: Case, first: int, last: int, save_at: int | None) -> list[float]:
         optimizer.step()
         losses.append(float(loss.detach()))
     return losses
+
+
+@torch.no_grad()
+def _shake(module: torch.nn.Module) -> None:
+    """Change the last bit, of float32, of about a third of the weights; on one device."""
+    generator = torch.Generator().manual_seed(0)
+    for parameter in module.parameters():
+        chosen = torch.rand(parameter.shape, generator=generator) < 1 / 3
+        narrow = parameter.float()
+        moved = torch.nextafter(narrow, torch.full_like(narrow, torch.inf)) - narrow
+        parameter.add_(torch.where(chosen, moved, 0.0).to(parameter.dtype))

@@ -27,9 +27,13 @@ def cases(models: dict[str, int], cluster: str, mesh: str) -> list[Case]:
 @pytest.mark.parametrize(
     ("models", "cluster", "mesh"),
     [
-        ({"mlp": 4, "norms": 6, "planes": 6, "pixels": 6, "losses": 6}, "2xcpu", "2"),
+        ({"mlp": 4, "norms": 6, "planes": 6, "pixels": 6, "losses": 6, "tied": 8}, "2xcpu", "2"),
         ({"gpt2-tiny": 3, "alexnet-tiny": 3, "rnnlm-tiny": 6}, "2xcpu", "2"),
-        ({"mlp": 4, "norms": 6, "planes": 6, "pixels": 6, "gpt2-tiny": 2}, "4xcpu", "2x2"),
+        (
+            {"mlp": 4, "norms": 6, "planes": 6, "pixels": 6, "gpt2-tiny": 2, "tied": 8},
+            "4xcpu",
+            "2x2",
+        ),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, dict) else value,
 )

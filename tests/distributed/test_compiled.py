@@ -26,8 +26,10 @@ def cases(models: dict[str, int]) -> list[Case]:
     found = []
     for model, count in models.items():
         chooser = Chooser(*build(model), "2xcpu", "2")
+        by_batch, fully_sharded = chooser.baselines()
         plans = {
-            "fully sharded": list(chooser.baselines())[1],
+            "data parallel": by_batch,
+            "fully sharded": fully_sharded,
             **{f"random {seed}": chooser.random(seed) for seed in range(count)},
         }
         found += [(model, label, dumps(p).encode()) for label, p in plans.items()]
@@ -71,7 +73,7 @@ def compiled(rank: int, given: list[Case]) -> list[str]:
 
 
 def test_a_compiled_step_is_the_eager_one_under_any_plan() -> None:
-    given = cases({"mlp": 1, "norms": 2, "planes": 1})
+    given = cases({"mlp": 1, "norms": 2, "planes": 1, "tied": 1})
     for told in launch(compiled, 2, given):
         assert len(told) == len(given)
         assert [line for line in told if line] == []

@@ -28,12 +28,16 @@ def cases(models: dict[str, int], cluster: str, mesh: str) -> list[Case]:
 @pytest.mark.parametrize(
     ("models", "cluster", "mesh"),
     [
-        ({"mlp": 4, "losses": 8, "norms": 8, "planes": 8, "vocabulary": 4}, "2xcpu", "2"),
+        (
+            {"mlp": 4, "losses": 8, "norms": 8, "planes": 8, "vocabulary": 4, "tied": 8},
+            "2xcpu",
+            "2",
+        ),
         ({"alexnet-tiny": 2, "transformer-tiny": 1, "gpt2-tiny": 2}, "2xcpu", "2"),
         ({"llama3-8b-tiny": 1, "resnet50-tiny": 0, "mixtral-8x7b-tiny": 1}, "2xcpu", "2"),
         ({"mlp": 4, "losses": 3, "norms": 3, "planes": 3, "pixels": 6}, "4xcpu", "2x2"),
         ({"vocabulary": 4, "mlp": 2, "mixtral-8x7b-tiny": 1}, "4xcpu", "4"),
-        ({"vocabulary": 3, "mlp": 3, "norms": 3, "planes": 3}, "8xcpu", "2x2x2"),
+        ({"vocabulary": 3, "tied": 6, "mlp": 3, "norms": 3, "planes": 3}, "8xcpu", "2x2x2"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, dict) else value,
 )

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from shardfold.costs import Edge
+from shardfold.costs.edges import sum_steps
 from shardfold.costs.steps import Collective
 from shardfold.graph import Op
 from shardfold.plans import Assembly
@@ -86,7 +87,7 @@ class Machine:
         else:
             at, edge = found
             if self.tables.vertices[edge.source].what == "parameter":
-                stored = edge.left[self.choice[edge.source]]
+                stored = forward_states(edge.left[self.choice[edge.source]])
                 values = self._place(tensor, self.truth[tensor], stored)
             else:
                 values = self.values[self._key(edge)]
@@ -126,10 +127,14 @@ class Machine:
             found = self._local_gradients(number, op, sent)
         else:
             found = self._whole_gradients(v, op, space, sent)
+        summed: list[Edge] = []
         for k, tensor in enumerate(op.inputs):
             into = self._edge_into(v, k, op)
             if into is not None and self.graph.tensors[tensor].requires_grad:
                 self._add(into[1], self._move(into[0], found[k], "backward"))
+                summed += [into[1]] if into[1].sums else []
+        for edge in summed:
+            self._reduce_sum(edge)
 
     def _return_kept(self, at: int, edge: Edge) -> None:
         """The gradient of a tensor with several readers goes back to its producer."""
@@ -140,6 +145,18 @@ class Machine:
         shards = self.gradients.get(("vertex", edge.target))
         if shards is not None and self.graph.tensors[edge.tensor].requires_grad:
             self._add(edge, self._move(at, shards, "backward"))
+
+    def _reduce_sum(self, edge: Edge) -> None:
+        """All readers of a parameter have added to its gradient: the sum goes to its storage."""
+        key = self._key(edge)
+        for step in self._onward(edge):
+            self.gradients[key] = perform(step, self.gradients[key], self.shape)
+
+    def _onward(self, edge: Edge) -> list[Collective]:
+        stored = edge.left[self.choice[edge.source]][None]
+        size = self.graph.tensors[edge.tensor].type.item_bytes
+        steps = sum_steps(stored, self.tables.mesh, self.atoms.tensors[edge.tensor], size)
+        return [s for s in steps.case(0) if isinstance(s, Collective)]
 
     def _add(self, edge: Edge, shards: Shards) -> None:
         key = self._key(edge)
@@ -187,7 +204,7 @@ class Machine:
             assert vertex.layouts is not None
             if truth is not None:
                 name = f"the gradient of {self.graph.tensors[vertex.index].name}"
-                stored = vertex.layouts[self.choice[v]]
+                stored = forward_states(vertex.layouts[self.choice[v]])
                 self._compare(vertex.index, self.gradients["vertex", v], stored, truth, name)
 
     # Edges and steps
@@ -214,6 +231,8 @@ class Machine:
         forward = [s for s in steps if s.phase == "forward"]
         again = edge.regathers is not None and edge.regathers[self.choice[edge.source]]
         backward = [s for s in steps if s.phase == "backward"][len(forward) if again else 0 :]
+        if edge.sums:  # what is done with the sum comes last
+            backward = backward[: len(backward) - len(self._onward(edge))]
         for step in forward if phase == "forward" else backward:
             shards = perform(step, shards, self.shape)
         return shards

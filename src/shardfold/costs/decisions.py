@@ -44,6 +44,8 @@ class Edge:
     regathers: NDArray[np.bool_] | None = None  # of a parameter: gathered again in backward
     drops: NDArray[np.bool_] | None = None  # of a parameter: the gathered copy is not kept
     again: bool = False  # moved once more where the operator that moves it is recomputed
+    flows: bool = True  # whether a gradient comes back from the reader
+    sums: bool = False  # of a parameter: its reader's gradient is the last, the sum goes with it
 
 
 @dataclass(frozen=True, slots=True)

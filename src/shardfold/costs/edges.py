@@ -31,11 +31,13 @@ def edge_steps(
     item_bytes: int,
     requires_grad: bool,
     again: bool = False,
+    sums: bool = False,
 ) -> Steps:
     """The reshards of an edge, row by row: values forward, gradients backward.
 
     A parameter that is regathered is gathered once more, before its use in backward. `again`: the
-    operator that moves the tensor is recomputed; what it gathers then serves backward, too.
+    operator that moves the tensor is recomputed; what it gathers then serves backward, too. `sums`:
+    this gradient is the last of several, and what was summed up of them is reduced with it.
     """
     values = (forward_states(left), forward_states(needed))
     parts = [reshard(*values, mesh.shape, atoms, item_bytes, "forward")]
@@ -47,7 +49,15 @@ def edge_steps(
     if requires_grad:
         gradients = (gradient_states(needed), gradient_states(left))
         parts.append(reshard(*gradients, mesh.shape, atoms, item_bytes, "backward"))
+        if sums:
+            parts.append(sum_steps(left, mesh, atoms, item_bytes))
     return joined(parts)
+
+
+def sum_steps(stored: Layouts, mesh: Mesh, atoms: tuple[int, ...], item_bytes: int) -> Steps:
+    """The reduction of a gradient that was summed up, to the layout in which it is stored."""
+    whole = (gradient_states(stored), forward_states(stored))
+    return reshard(*whole, mesh.shape, atoms, item_bytes, "backward")
 
 
 def _only(steps: Steps, keep: NDArray[np.bool_]) -> Steps:
@@ -89,9 +99,12 @@ class EdgePrices:
         elif edge.regathers is not None and edge.regathers.any():
             second = self._table(*values, atoms, item_bytes, "backward")
             total = total + second * edge.regathers[:, None]
-        if tensor.requires_grad:
+        if tensor.requires_grad and edge.flows:
             gradients = (gradient_states(edge.needed), gradient_states(edge.left))
             total = total + self._table(*gradients, atoms, item_bytes, "backward").T
+            if edge.sums:
+                steps = sum_steps(edge.left, self.mesh, atoms, item_bytes)
+                total = total + price(steps, self.model)[:, None]
         return np.ascontiguousarray(total)
 
     def bytes(self, edge: Edge, tensor: Tensor, atoms: tuple[int, ...]) -> Values:

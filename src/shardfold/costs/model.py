@@ -23,6 +23,14 @@ class CostModel(Protocol):
         ...
 
 
+def sums_gradients(model: CostModel) -> bool:
+    """Whether gradients of a parameter from several readers may be summed up before they are sent.
+
+    They may, unless a model says of itself that it counts every reader for itself.
+    """
+    return bool(getattr(model, "sums_gradients", True))
+
+
 def price(steps: Steps, model: CostModel) -> Values:
     """Seconds of each case: the sum over its steps."""
     total = np.zeros(steps.cases)

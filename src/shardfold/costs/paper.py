@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 
@@ -32,6 +33,7 @@ class Paper:
 
     cluster: Cluster
     mesh: Mesh
+    sums_gradients: ClassVar[bool] = False  # every layer's weights are its own, tied or not
 
     def compute_seconds(self, step: Compute) -> Values:
         """FLOP over the float32 rate; memory traffic, launches and updates are free."""

@@ -5,11 +5,14 @@ something else; gradients are all-reduced. Sharded: further split over such axes
 is gathered for use and its gradient reduce-scattered, so that each device updates its own part.
 A sharded parameter is gathered once a step and kept (ZeRO-1), or dropped after use in forward
 and gathered again for backward (ZeRO-3, fully sharded).
+
+A parameter with several readers (a tied weight) may be kept SHARED on axes that would replicate it:
+what the readers leave of its gradient there is added up first, and then all-reduced once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,7 +22,7 @@ from shardfold.cluster import Mesh
 from shardfold.costs.steps import Compute, Steps
 from shardfold.errors import InputError, nearest
 from shardfold.graph import TensorType
-from shardfold.spaces.layout import REPLICATED, Layouts, local_items
+from shardfold.spaces.layout import REPLICATED, SHARED, Layouts, local_items
 from shardfold.spaces.space import is_legal_split
 
 
@@ -55,12 +58,20 @@ class Storage:
     layouts: Layouts
     regathers: NDArray[np.bool_]
 
+    @property
+    def has_sums(self) -> bool:
+        """Whether some layout sums the gradients of several readers up before they are reduced."""
+        return bool((self.layouts == SHARED).any())
 
-def storages(needed: Iterable[Layouts], atoms: Sequence[int], mesh: Mesh) -> Storage:
+
+def storages(
+    needed: Sequence[Layouts], atoms: Sequence[int], mesh: Mesh, summed: Sequence[int] = ()
+) -> Storage:
     """Every storage worth having for readers that need these layouts.
 
     For each needed layout: itself, and for every set of its unsplit axes one sharded variant,
     kept or regathered. The atom to shard is the largest that can be gathered by one all-gather.
+    On the axes `summed`, those that are left whole may have their gradient summed up first.
     """
     rows: dict[tuple[int, ...], bool] = {}  # whether some reader has to gather it
     # A parameter is never kept as the parts of a sum: a reader that wants it so slices it for free.
@@ -72,10 +83,27 @@ def storages(needed: Iterable[Layouts], atoms: Sequence[int], mesh: Mesh) -> Sto
             sharded = _sharded(base, axes, atoms, mesh)
             if sharded is not None:
                 rows[sharded] = rows.get(sharded, False) or bool(axes)
-    plain = sorted(rows)
+    for row, gathers in list(rows.items()):
+        rows |= dict.fromkeys(_with_sums(row, summed), gathers)
+    plain = sorted(rows, key=lambda row: (SHARED in row, row))
     both = [(row, False) for row in plain] + [(row, True) for row in plain if rows[row]]
     layouts = np.array([row for row, _ in both], dtype=np.int8).reshape(len(both), len(mesh.axes))
     return Storage(layouts, np.array([again for _, again in both], dtype=bool))
+
+
+def summed_axes(needed: Sequence[Layouts]) -> tuple[int, ...]:
+    """The axes on which several readers can leave a part of the gradient's sum each."""
+    readers = sum((layouts == SHARED).any(axis=0).astype(int) for layouts in needed)
+    return tuple(np.flatnonzero(np.asarray(readers) > 1).tolist())
+
+
+def _with_sums(row: tuple[int, ...], summed: Sequence[int]) -> list[tuple[int, ...]]:
+    """The same storage with the gradient pending on each set of the axes where it is whole."""
+    free = [a for a in summed if row[a] == REPLICATED]
+    return [
+        tuple(SHARED if a in free and subset >> free.index(a) & 1 else s for a, s in enumerate(row))
+        for subset in range(1, 1 << len(free))
+    ]
 
 
 def _sharded(

@@ -7,6 +7,7 @@ deep the model is, and the search can fold what is shared.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -16,11 +17,11 @@ from numpy.typing import NDArray
 from shardfold.cluster import Mesh
 from shardfold.costs.decisions import Edge, Tabulated, Vertex, constant_tensors
 from shardfold.costs.edges import EdgePrices
-from shardfold.costs.model import CostModel, price
+from shardfold.costs.model import CostModel, price, sums_gradients
 from shardfold.costs.recompute import KEEP_ALL, Regions
 from shardfold.costs.saved import Saved, saved_bytes
 from shardfold.costs.steps import Values
-from shardfold.costs.storage import Optimizer, storages, update_steps
+from shardfold.costs.storage import Optimizer, storages, summed_axes, update_steps
 from shardfold.costs.work import Tensors, operator_steps
 from shardfold.graph import Graph
 from shardfold.search import Problem
@@ -74,6 +75,7 @@ class _Tabulator:
         self.saved = Saved(graph, atoms, regions)
         self.prices = prices
         self.constant = constant_tensors(graph)
+        self.sums = sums_gradients(model)
         self.vertices: list[Vertex] = []
         self.costs: list[Values] = []
         self.bytes: list[Values] = []
@@ -119,7 +121,10 @@ class _Tabulator:
         tensor, atoms = self.graph.tensors[edge.tensor], self.atoms.tensors[edge.tensor]
         again = None if edge.regathers is None else edge.regathers.tobytes()
         kind = (tensor.role, tensor.type.item_bytes, tensor.requires_grad, atoms)
-        key = ("edge", kind, id(edge.left), id(edge.needed), again, edge.again)
+        if self.vertices[edge.target].what == "op" and not self._flows((edge.target, 0)):
+            edge = replace(edge, flows=False)
+        ways = (edge.again, edge.flows, edge.sums)
+        key = ("edge", kind, id(edge.left), id(edge.needed), again, *ways)
         if key not in self.cache:
             # The edge is kept in the cache, so that no other layouts can take its ids.
             seconds = self.prices.seconds(edge, tensor, atoms)
@@ -217,9 +222,12 @@ class _Tabulator:
         needed = [self._layouts(reader, "operand") for reader in readers]
         kind, atoms = self.graph.tensors[tensor].type, self.atoms.tensors[tensor]
         trained = self.graph.tensors[tensor].requires_grad
-        key = ("parameter", kind, atoms, trained, tuple(id(n) for n in needed))
+        # Backward meets the first reader last: its edge takes the sum of all to where it is stored.
+        flowing = [k for k, reader in enumerate(readers) if trained and self._flows(reader)]
+        key = ("parameter", kind, atoms, trained, tuple(flowing), tuple(id(n) for n in needed))
         if key not in self.cache:
-            storage = storages(needed, atoms, self.mesh)
+            summed = summed_axes([needed[k] for k in flowing]) if self.sums else ()
+            storage = storages(needed, atoms, self.mesh, summed)
             memory = self._local_bytes(tensor, storage.layouts)
             costs = np.zeros(len(storage.layouts))
             if trained:
@@ -232,11 +240,19 @@ class _Tabulator:
         chosen = Vertex("parameter", tensor, layouts=storage.layouts, storage=storage)
         vertex = self._vertex(chosen, costs, memory)
         kept, drops = storage.layouts, storage.regathers
-        for (reader, position), layouts in zip(readers, needed, strict=True):
+        for k, ((reader, position), layouts) in enumerate(zip(readers, needed, strict=True)):
             # Backward gathers again only what it needs: a bias or an embedding's table is not.
-            regathers = storage.regathers & self._saves(reader, position)
             again = self._reads_again((reader, position))
-            self._edge(Edge(tensor, vertex, reader, kept, layouts, regathers, drops, again))
+            is_used_again = self._saves(reader, position) and self._flows((reader, position))
+            regathers = storage.regathers & is_used_again
+            sums = storage.has_sums and k == flowing[0]
+            edge = Edge(tensor, vertex, reader, kept, layouts, regathers, drops, again, sums=sums)
+            self._edge(edge)
+
+    def _flows(self, reader: Place) -> bool:
+        """Whether a gradient comes back to the operator of a vertex."""
+        results = self.graph.ops[self.vertices[reader[0]].index].results
+        return any(self.graph.tensors[t].requires_grad for t in results)
 
     def _reads_again(self, reader: Place) -> bool:
         """Whether an operator is in a region that is recomputed."""

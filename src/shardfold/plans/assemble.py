@@ -133,8 +133,9 @@ class Assembly:
             self.tabulated.mesh,
             self.atoms.tensors[edge.tensor],
             tensor.type.item_bytes,
-            tensor.requires_grad and not values_only,
+            tensor.requires_grad and edge.flows and not values_only,
             edge.again,
+            edge.sums,
         ).case(0)
 
     def _update(self, v: int) -> list[Step]:

@@ -37,6 +37,7 @@ from shardfold.run.lower import Feed, Instruction, Lowered
 from shardfold.run.moves import Edge, perform, write_back
 from shardfold.run.operators import Site
 from shardfold.run.operators.calls import Names, Target, call_text
+from shardfold.run.steps import Moves
 from shardfold.run.uses import Use, Uses
 
 Step = Callable[..., Tensor]
@@ -97,10 +98,20 @@ class _Writer:
         ):
             if names:
                 yield f"{INDENT}{', '.join(names)}, = {what}"
+        yield from (INDENT + line for line in self._summed())
         for stretch, is_again in self._stretches():
             for line in self._block(stretch) if is_again else self._body(stretch):
                 yield INDENT + line
         yield f"{INDENT}return t{self.style.loss}"
+
+    def _summed(self) -> Iterator[str]:
+        """Parameters whose readers' gradients are added up: the sum is reduced where they end."""
+        for instruction in self.lowered.instructions if self.style.uses is None else ():
+            for feed in instruction.feeds:
+                if feed.onward is not None:
+                    stay = Moves((), feed.onward.target, feed.onward.target)
+                    edge = self.names.add("edge", Edge(stay, feed.onward))
+                    yield f"t{feed.tensor} = {edge}(t{feed.tensor}, groups)"
 
     def _stretches(self) -> Iterator[tuple[range, bool]]:
         """All instructions, cut where something begins or ceases to run again."""

@@ -1,10 +1,10 @@
 """Gradients of parameters: reduced in buckets while backward goes on, and awaited at its end.
 
-Every use of a parameter has its own reduction in the plan. Uses whose reductions are of one kind,
-on the same axes and in one dtype share a collective, until the bucket is full; a gradient that
-fills one alone is reduced where it is, without a copy. Buckets are fixed beforehand, in the
-reverse order of the uses, and start in that order on every device: one is started when all its
-gradients have come and those before it have started.
+Every use of a parameter has its own reduction in the plan, or a share in one of a sum. Uses whose
+reductions are of one kind, on the same axes and in one dtype share a collective, until the bucket
+is full; a gradient that fills one alone is reduced where it is, without a copy. Buckets are fixed
+beforehand, in the reverse order of the uses, and start in that order on every device: one is
+started when all its gradients have come and those before it have started.
 """
 
 from __future__ import annotations
@@ -85,8 +85,9 @@ class Reducer:
         deliver: Deliver,
         settle: Callable[[], None],
         limit: int = BUCKET_BYTES,
+        rest: Callable[[], None] = lambda: None,
     ) -> None:
-        self.groups, self.deliver, self.settle = groups, deliver, settle
+        self.groups, self.deliver, self.settle, self.rest = groups, deliver, settle, rest
         sent = [r for r in reductions if r.moves]
         self.buckets = list(buckets_of(sent, limit))
         self.bucket_of = {m.number: b for b in self.buckets for m in b.members}
@@ -102,12 +103,16 @@ class Reducer:
         self.ready: list[tuple[int, Tensor]] = []
         self.late: list[tuple[int, Tensor]] = []
 
-    def arrived(self, number: int, gradient: Tensor) -> None:
-        """Take the gradient of a use."""
+    def activate(self) -> None:
+        """A gradient has come, here or to whoever adds several up: see to the end of backward."""
         if not self.is_active:
             self.is_active = True
             self.launched.clear()
             torch.autograd.Variable._execution_engine.queue_callback(self.finish)
+
+    def arrived(self, number: int, gradient: Tensor) -> None:
+        """Take the gradient of a use."""
+        self.activate()
         bucket = self.bucket_of.get(number)
         if bucket is None:
             self.ready.append((number, gradient))
@@ -123,6 +128,7 @@ class Reducer:
     @torch.no_grad()
     def finish(self) -> None:
         """Start what is left, wait for everything, and deliver."""
+        self.rest()
         for bucket in self.buckets[self.next :]:
             self._start(bucket)
         late = [self._bucket_for(number, g) for number, g in self.late]

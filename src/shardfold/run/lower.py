@@ -22,7 +22,7 @@ from shardfold.run.operators import Local, Site, localise
 from shardfold.run.parts import Extent, Place, Row
 from shardfold.run.steps import Lie, Moves, gradients, values
 from shardfold.spaces import Atoms
-from shardfold.spaces.layout import REPLICATED
+from shardfold.spaces.layout import REPLICATED, SHARED
 
 # Operators whose result is new memory that their own backward does not need.
 PRODUCTS = (
@@ -51,6 +51,7 @@ class Feed:
     regathers: bool = False  # moved again for backward instead of being kept
     owns_value: bool = False  # nobody else reads the value: it may be written to
     owns_gradient: bool = False  # the gradient that comes is new: it may be written to
+    onward: Moves | None = None  # of the last gradient of several: what their sum does then
 
     @property
     def moves(self) -> bool:
@@ -111,7 +112,8 @@ class Lowered:
         for instruction in self.instructions:
             for feed in instruction.feeds:
                 if feed.tensor in parameters and feed.back is not None:
-                    steps = (*feed.there.steps, *feed.back.steps)
+                    onward = () if feed.onward is None else feed.onward.steps
+                    steps = (*feed.there.steps, *feed.back.steps, *onward)
                     found.update(s.axes for s in steps if s.kind != "slice")
         return found
 
@@ -120,7 +122,7 @@ class Lowered:
         found: set[Axes] = set()
         for instruction in self.instructions:
             for feed in (*instruction.feeds, *instruction.kept):
-                for moves in (feed.there, feed.back) if feed is not None else ():
+                for moves in (feed.there, feed.back, feed.onward) if feed is not None else ():
                     found.update(s.axes for s in moves.steps if s.kind != "slice") if moves else ()
             site = instruction.site
             found.update(site.axes(e.factor) for e in site.rule.rule.exchanges)
@@ -235,7 +237,7 @@ class _Lowering:
             gradients = [self.graph.tensors[t].requires_grad for t in inputs]
             needed_again = self.atoms.rules[reader].rule.needs_again(operand, gradients)
             regathers = tensor in self.decisions.regathers and bool(found.there) and needed_again
-            return replace(found, regathers=regathers)
+            return replace(found, regathers=regathers, onward=self._onward(tensor, reader, operand))
         if role != "activation" or tensor in self.constant:
             return Feed(tensor, self._moves(tensor, self.whole, values(needed)), None)
         is_only = tensor not in self.decisions.kept and len(self.readers[tensor]) == 1
@@ -244,6 +246,22 @@ class _Lowering:
             owns_value=is_only and self.made[tensor],
             owns_gradient=self._makes_gradient(reader, operand),
         )
+
+    def _onward(self, tensor: int, reader: int, operand: int) -> Moves | None:
+        """The reduction of a summed gradient, at the reader that backward meets last."""
+        stored = self.decisions.stored[tensor]
+        if SHARED not in stored or (reader, operand) != self._last_gradient(tensor):
+            return None
+        return self._moves(tensor, gradients(stored), values(stored))
+
+    def _last_gradient(self, tensor: int) -> tuple[int, int] | None:
+        tensors, ops = self.graph.tensors, self.graph.ops
+        flowing = (
+            (op, operand)
+            for op, operand in self.readers[tensor]
+            if any(tensors[t].requires_grad for t in ops[op].results)
+        )
+        return next(flowing, None) if tensors[tensor].requires_grad else None
 
     def _keep(self, tensor: int, left: Row) -> Feed | None:
         """From where an operator leaves its result to where it is kept, if that was decided."""

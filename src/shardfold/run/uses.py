@@ -3,11 +3,14 @@
 Every use is a leaf of autograd, beside the DTensor that the user sees and on the same memory. So
 nothing of DTensor runs between forward and backward, and a gradient is caught where it appears.
 When backward ends, the reduced gradients of all uses are added to the parameter's `grad`.
+
+Where a plan sums the gradients of several uses up before it reduces them (a tied weight), what
+comes is added up here, and the sum goes on as the gradient of the use that backward meets last.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -17,9 +20,10 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from shardfold.run.gathers import Gather, Gathered
-from shardfold.run.gradients import Reducer, Reduction
+from shardfold.run.gradients import Reducer, Reduction, is_free
 from shardfold.run.groups import Groups
 from shardfold.run.lower import Feed, Lowered
+from shardfold.run.moves import perform
 from shardfold.run.parameters import Keeping
 
 
@@ -31,6 +35,31 @@ class Use:
     instruction: int
     operand: int
     feed: Feed
+    has_gradient: bool = True  # one comes back from the reader
+
+
+@dataclass(slots=True)
+class Sum:
+    """The gradients of one parameter's uses, added up until all have come."""
+
+    wanted: int
+    count: int = 0
+    total: Tensor | None = None
+
+    def add(self, gradient: Tensor) -> bool:
+        """Take one of them; whether it is the last."""
+        if self.total is None:
+            self.total = gradient
+        else:
+            is_own = is_free(self.total)
+            self.total = self.total.add_(gradient) if is_own else self.total + gradient
+        self.count += 1
+        return self.count == self.wanted
+
+    def take(self) -> Tensor:
+        """The sum, and begin anew."""
+        total, self.total, self.count = self.total, None, 0
+        return total
 
 
 def uses_of(lowered: Lowered, parameters: Mapping[int, Any]) -> list[Use]:
@@ -39,7 +68,8 @@ def uses_of(lowered: Lowered, parameters: Mapping[int, Any]) -> list[Use]:
     for index, instruction in enumerate(lowered.instructions):
         for operand, feed in enumerate(instruction.feeds):
             if feed.tensor in parameters and feed.back is not None:
-                found.append(Use(len(found), index, operand, feed))
+                use = Use(len(found), index, operand, feed, instruction.has_gradient)
+                found.append(use)
     return found
 
 
@@ -57,7 +87,16 @@ class Uses:
         self.parts: dict[int, Tensor] = {}
         self.leaves: list[Tensor] = []
         self.found: dict[int, Tensor] = {}  # gradients of this backward, by parameter
+        self.last = {u.feed.tensor: u for u in uses if u.feed.onward is not None}
+        self.sums = {t: Sum(number) for t, number in self._summed_here()}
         self.reducer: Reducer | None = None
+
+    def _summed_here(self) -> Iterator[tuple[int, int]]:
+        """Parameters whose gradients only wait for one another, and how many come."""
+        for tensor in self.last:
+            uses = [use for use in self.uses if use.feed.tensor == tensor]
+            if not any(use.feed.back for use in uses):
+                yield tensor, sum(use.has_gradient for use in uses)
 
     def bind(self, parameters: Mapping[int, Any]) -> list[Tensor]:
         """The leaf of every use, for these parameters; the same ones as before where they are."""
@@ -76,6 +115,8 @@ class Uses:
                 leaf.requires_grad_(wanted)
         self.reducer.reset()
         self.found.clear()
+        for summed in self.sums.values():
+            summed.take()
         return self.leaves
 
     def _make(self) -> None:
@@ -89,20 +130,44 @@ class Uses:
                 leaf.register_post_accumulate_grad_hook(partial(self._taken, use.number))
             self.leaves.append(leaf)
         self.reducer = Reducer(
-            [self._reduction(use) for use in self.uses], self.groups, self._deliver, self._settle
+            [self._reduction(use) for use in self.uses],
+            self.groups,
+            self._deliver,
+            self._settle,
+            rest=self._rest,
         )
 
     def _reduction(self, use: Use) -> Reduction:
-        assert use.feed.back is not None
+        moves = use.feed.back
+        if use.feed.onward is not None and use.feed.tensor in self.sums:
+            moves = use.feed.onward
+        assert moves is not None
         dtype = self.parts[use.feed.tensor].dtype
-        items = torch.Size(use.feed.back.source).numel()
-        return Reduction(use.number, use.feed.back, dtype, items * dtype.itemsize)
+        items = torch.Size(moves.source).numel()
+        return Reduction(use.number, moves, dtype, items * dtype.itemsize)
+
+    def _arrived(self, number: int, gradient: Tensor) -> None:
+        assert self.reducer is not None
+        tensor = self.uses[number].feed.tensor
+        summed = self.sums.get(tensor)
+        if summed is None:
+            self.reducer.arrived(number, gradient)
+            return
+        self.reducer.activate()
+        if summed.add(gradient):
+            self.reducer.arrived(self.last[tensor].number, summed.take())
+
+    def _rest(self) -> None:
+        """Hand over sums for which not all have come: some use has no part in this loss."""
+        assert self.reducer is not None
+        for tensor, summed in self.sums.items():
+            if summed.count:
+                self.reducer.arrived(self.last[tensor].number, summed.take())
 
     def _taken(self, number: int, leaf: Tensor) -> None:
         gradient, leaf.grad = leaf.grad, None
         assert gradient is not None
-        assert self.reducer is not None
-        self.reducer.arrived(number, gradient)
+        self._arrived(number, gradient)
 
     def start(self, number: int, leaf: Tensor) -> None:
         """Begin to gather the parameter of a use."""
@@ -113,8 +178,7 @@ class Uses:
         gather = self.gathers[number]
         if not (leaf.requires_grad and torch.is_grad_enabled()):
             return gather.collect_ahead(leaf)
-        assert self.reducer is not None
-        found: Tensor = Gathered.apply(leaf, gather, partial(self.reducer.arrived, number))
+        found: Tensor = Gathered.apply(leaf, gather, partial(self._arrived, number))
         return found
 
     def _deliver(self, number: int, gradient: Tensor) -> None:
@@ -127,6 +191,10 @@ class Uses:
         """Give every parameter its gradient, and call what the user wants called then."""
         for tensor, gradient in self.found.items():
             parameter = self.parameters[tensor]
+            if tensor in self.last and tensor not in self.sums:
+                onward = self.last[tensor].feed.onward
+                assert onward is not None
+                gradient = perform(onward, gradient, self.groups)
             own = gradient.reshape(self.keepings[tensor].local)
             for hook in (parameter._backward_hooks or {}).values():
                 changed = hook(self._wrapped(parameter, own))

@@ -7,7 +7,14 @@ import pytest
 
 from shardfold.cluster import Mesh
 from shardfold.cluster.mesh import Axis
-from shardfold.costs.storage import OPTIMIZERS, Storage, optimizer_named, storages, update_steps
+from shardfold.costs.storage import (
+    OPTIMIZERS,
+    Storage,
+    optimizer_named,
+    storages,
+    summed_axes,
+    update_steps,
+)
 from shardfold.errors import InputError
 from shardfold.graph import TensorType
 from shardfold.spaces.layout import PENDING, REPLICATED, SHARED
@@ -52,6 +59,20 @@ def test_every_set_of_free_axes_is_offered() -> None:
     assert found == {(W, 1), (0, 1)}
     found = {row for row, _ in choices(stored([[SHARED, SHARED]], (8, 2), 2, 2))}
     assert found == {(W, W), (0, W), (W, 0), (0, 0)}
+
+
+def test_gradients_of_several_readers_may_be_summed_up_first() -> None:
+    by_batch, by_rows = np.array([[SHARED, SHARED]], np.int8), np.array([[SHARED, 0]], np.int8)
+    assert summed_axes([by_batch]) == ()
+    assert summed_axes([by_batch, by_rows]) == (0,)
+    assert summed_axes([by_batch, by_batch, by_rows]) == (0, 1)
+    found = storages([by_batch, by_rows], (8, 4), mesh(2, 2), (0,))
+    plain = storages([by_batch, by_rows], (8, 4), mesh(2, 2))
+    assert found.has_sums
+    assert not plain.has_sums
+    more = choices(found) - choices(plain)
+    assert choices(plain) <= choices(found)
+    assert {row for row, _ in more} == {(SHARED, W), (SHARED, 0)}
 
 
 def test_a_split_outside_one_in_use_would_need_two_gathers() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from shardfold.costs.steps import Collective
 from shardfold.graph import Graph
 from shardfold.spaces.layout import REPLICATED
 from virtual.choosing import Desk, collectives
@@ -140,6 +141,30 @@ def test_a_tied_weight_that_is_split_alike_moves_nothing() -> None:
     assembly = desk.choose(split)
     assert assembly.parameters()[0].layout == ("dim 0",)
     assert all(size < 64 * M * 4 // 2 for _, _, _, size in collectives(assembly))
+
+
+def test_a_tied_weights_gradient_is_reduced_once() -> None:
+    desk = Desk.of(tied(), "2xa100", "2")
+    problem = desk.tables.problem
+    by_batch = {"embedding_0": "i0", "linear_1": "i0", "cross_entropy_loss_2": "b"}
+    plain = desk.choose(by_batch)  # stored as used: each reader's gradient is reduced for itself
+    weight = next(v for v, x in enumerate(desk.tables.vertices) if x.what == "parameter")
+    size = 64 * M * 4
+    reduced = ("backward", "all_reduce", (0,), size)
+    assert collectives(plain).count(reduced) == 2
+
+    def total(row: int) -> float:
+        choice = [*plain.choice[:weight], row, *plain.choice[weight + 1 :]]
+        return problem.total(tuple(choice))
+
+    best = min(range(len(problem.costs[weight])), key=total)
+    found = desk.assembly((*plain.choice[:weight], best, *plain.choice[weight + 1 :]))
+    assert found.parameters()[0].layout == ("whole, gradient summed",)
+    assert collectives(found).count(reduced) == 1
+    # What is priced is what the steps say.
+    saved = total(plain.choice[weight]) - total(best)
+    step = next(s for s in found.steps[0] if isinstance(s, Collective) and s.kind == "all_reduce")
+    assert saved == pytest.approx(found.price(step))
 
 
 def test_a_fully_sharded_parameter_is_gathered_twice_and_its_gradient_scattered() -> None:
