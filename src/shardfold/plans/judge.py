@@ -39,7 +39,7 @@ from shardfold.simulate import Schedule, Simulation, simulate
 
 KNOWN = ("data-parallel", "zero-3")  # every plan is held against these
 ROUNDS = 3  # of searches with another limit
-LITTLE = 0.05  # of the limit: so near to it, the choices that were met there are enough
+LITTLE = 0.05  # of the limit: so little below it, the choices that were met on the way will do
 NEAR = 0.98  # of the limit: a peak below leaves room that the search did not see
 
 
@@ -209,7 +209,7 @@ class Judge:
             if not total or NEAR * limit <= peak <= limit:
                 break
             here, candidate, room = at.finalist.field, at.finalist.candidate, limit * total / peak
-            rounds = 0 if abs(room - limit) <= LITTLE * limit else None
+            rounds = 0 if room >= (1 - LITTLE) * limit else None
             again = [
                 within(here, candidate, room, rounds),
                 weighted(here, candidate, WEIGHTS[-1], room, rounds),

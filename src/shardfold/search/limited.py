@@ -77,6 +77,7 @@ class _Limited:
     cost: float
     bound: float = -math.inf
     weight: float = 0.0
+    pooled: float = -math.inf  # what bounds the choices that good answers take, and no others
 
     def offer(self, choice: Ints | None) -> None:
         """Keep a choice if it fits and is the cheapest so far."""
@@ -181,6 +182,7 @@ def _pooled(state: _Limited, good: list[Ints], rounds: int, watch: Watch) -> tup
         inner = _narrow(state, narrow)
         ends = _walked(inner)
         over, under = (pool.widened(end, kept) for end in ends)
+        state.pooled = inner.bound
         state.offer(pool.widened(inner.best, kept))
         left = state.deadline - time.perf_counter()
         if step == rounds or (step and (left <= 0 or _is_near(state, inner))):
@@ -280,7 +282,8 @@ def _repair(state: _Limited, over: Ints, under: Ints) -> None:
     """Cut the two ends of the hull together, then improve vertex by vertex."""
     problem, limit = state.problem, state.limit
     _splice(state, over, under)
-    if len(problem) <= 10 * _CLOSABLE and (state.is_small or state.gap > _NARROW / 10):
+    is_near = state.gap <= _NARROW / 10 or state.pooled >= (1 - _NARROW / 10) * state.cost
+    if len(problem) <= 10 * _CLOSABLE and (state.is_small or not is_near):
         state.offer(descend(problem, state.best, limit))
         if state.is_small:
             state.offer(descend(problem, under, limit))
