@@ -1,8 +1,8 @@
 """The best choice over all meshes of a cluster, within the memory of a device.
 
 Each mesh is first solved without the limit: that is fast, proven, and a lower bound for whatever
-the limit allows. Only meshes that could still win are then solved within the limit, once with all
-activations kept and once with repeated blocks recomputed. Pins are held against the best without
+the limit allows. Only meshes that could still win are then solved within the limit, first with all
+activations kept, then with repeated blocks recomputed. Pins are held against the best without
 them, found first.
 """
 

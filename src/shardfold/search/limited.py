@@ -10,6 +10,9 @@ solves. The best weight is found along the lower hull of (bytes, cost): from the
 two replaced, until the line is the hull. Choices that fit are repaired into cheaper ones. What
 gap remains is closed where that is affordable: choices of a vertex whose own bound exceeds the
 best known are struck out, and the rest is searched with Pareto fronts.
+
+In a large problem a solve takes long, so the hull is walked among the choices that good answers
+take, and all choices are searched only at the weight found there (see `pool`).
 """
 
 from __future__ import annotations
