@@ -40,6 +40,7 @@ from shardfold.simulate import Schedule, Simulation, simulate
 KNOWN = ("data-parallel", "zero-3")  # every plan is held against these
 ROUNDS = 3  # of searches with another limit
 LITTLE = 0.05  # of the limit: so little below it, the choices that were met on the way will do
+SHY = 0.997  # of the limit that a peak just above it asks for, or the next is above it, too
 NEAR = 0.98  # of the limit: a peak below leaves room that the search did not see
 
 
@@ -208,7 +209,8 @@ class Judge:
             peak, total = at.simulation.peak_bytes, at.finalist.candidate.solution.bytes or 0.0
             if not total or NEAR * limit <= peak <= limit:
                 break
-            here, candidate, room = at.finalist.field, at.finalist.candidate, limit * total / peak
+            here, candidate = at.finalist.field, at.finalist.candidate
+            room = limit * total / peak * (SHY if peak > limit else 1.0)
             rounds = 0 if room >= (1 - LITTLE) * limit else None
             again = [
                 within(here, candidate, room, rounds),
