@@ -15,6 +15,7 @@ from shardfold.graph import Graph
 from shardfold.plans.choose import Candidate, Chosen, Recompute
 from shardfold.plans.finalists import Field
 from shardfold.plans.judge import Judge, Verdict
+from shardfold.plans.polish import polish
 from shardfold.plans.settle import Request, Settled, settle
 from shardfold.plans.sparing import spare
 from shardfold.spaces import Atoms
@@ -43,6 +44,8 @@ def decide(graph: Graph, request: Request, watch: Callable[[int, int], None]) ->
     verdict, searched = _attempt(graph, request, watch, judge)
     if request.recompute == "auto" and not request.pins:
         verdict = spare(verdict, request, judge)
+    if not request.pins:
+        verdict = polish(verdict, judge)
     limit, needed = request.limit_bytes, verdict.chosen.smallest_bytes
     if needed is not None and limit is not None:
         verdict = _smallest(graph, request, watch, judge, verdict)
