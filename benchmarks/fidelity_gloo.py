@@ -1,11 +1,12 @@
 """Predicted against measured on gloo processes of one machine: whether the order of plans agrees.
 
 The machine is calibrated with as many processes side by side as the plans are for; then many plans
-of one model are run and timed, good ones and bad ones: the best under prices that are wrong at
-random. What must agree is the order: Kendall's rank correlation, and the predicted best beside the
-measured best.
+of one model are run and timed, good ones and bad ones: each is the best under prices that are wrong
+at random, and of many such those are taken that the datasheet's prices spread evenly (plans that
+take the same have no order). What must agree is the order: Kendall's rank correlation, and the
+predicted best beside the measured best.
 
-    python benchmarks/fidelity_gloo.py --processes 4
+    python benchmarks/fidelity_gloo.py --processes 4 --folder /tmp/gloo4
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ import math
 import statistics
 import time
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +29,13 @@ from torch import Tensor, nn
 
 from environment import environment
 from shardfold.calibrate.calibrate import calibrate
-from shardfold.calibrate.processes import _together
+from shardfold.calibrate.processes import together
 from shardfold.capture import capture
 from shardfold.cluster import Cluster, Mesh, mesh_from_text, parse
 from shardfold.costs import CostModel, Measured, Pricing, Profile, Roofline, optimizer_named
 from shardfold.costs.profile import load
 from shardfold.costs.steps import Collective, Compute, Values
+from shardfold.graph import Graph
 from shardfold.plans import Plan
 from shardfold.plans.decide import decide
 from shardfold.plans.describe import describe
@@ -39,7 +43,7 @@ from shardfold.plans.recall import restated
 from shardfold.plans.settle import Request
 from shardfold.run.launch import launch
 from shardfold.run.parallelize import parallelize
-from shardfold.spaces import atomise, rules_of
+from shardfold.spaces import Atoms, atomise, rules_of
 
 FAMILIES = (
     "matmul",
@@ -53,7 +57,8 @@ FAMILIES = (
     "update.adamw",
 )
 BATCH, WIDTH, DEPTH, CLASSES = 128, 768, 3, 1000
-WARM, STEPS = 2, 5
+WARM, STEPS, PASSES = 2, 5, 3
+TRIES = 4  # plans looked at for one that is run
 
 
 class Net(nn.Module):
@@ -99,79 +104,104 @@ class Wrong:
 
 
 def plans(processes: int, wanted: int) -> list[Plan]:
-    """Different plans of the model, the best under prices that are wrong in different ways."""
+    """Different plans of the model, spread evenly between the fastest and the slowest."""
     model, args = example()
     graph = capture(model, args)
     cluster = parse(f"{processes}xcpu")
     meshes = [str(processes)] + (["2x2"] if processes == 4 else [])
     found: dict[str, Plan] = {}
-    for seed in range(40 * wanted):
-        if len(found) == wanted:
-            break
+    for seed in range(TRIES * wanted):
         mesh = mesh_from_text(meshes[seed % len(meshes)], cluster)
-
-        def priced(c: Cluster, m: Mesh, seed: int = seed) -> CostModel:
-            return Wrong(Roofline(c, m), seed)
-
-        pricing = Pricing(priced, overlaps=False)
-        updates = optimizer_named("adamw")
-        request = Request(cluster, (mesh,), pricing, updates, None, (), "never", {})
-        settled = decide(graph, request, lambda done, total: None)
-        plan = describe(
-            settled.graph,
-            settled.atoms,
-            cluster,
-            settled.chosen,
-            updates,
-            cost="roofline",
-            dtype=None,
-            capture_seconds=0.0,
-            search_seconds=0.0,
-            verdict=settled.verdict,
-        )
+        plan = _best_under(Wrong, graph, cluster, mesh, seed)
         key = repr([(o.config) for o in plan.operators] + [p.layout for p in plan.parameters])
         found.setdefault(str(mesh) + key, plan)
-    return list(found.values())
+    return spread(
+        list(found.values()), [_priced(plan, Roofline) for plan in found.values()], wanted
+    )
+
+
+def _best_under(prices: Any, graph: Graph, cluster: Cluster, mesh: Mesh, seed: int) -> Plan:
+    def priced(c: Cluster, m: Mesh) -> CostModel:
+        return prices(Roofline(c, m), seed)
+
+    updates = optimizer_named("adamw")
+    pricing = Pricing(priced, overlaps=False)
+    request = Request(cluster, (mesh,), pricing, updates, None, (), "never", {})
+    settled = decide(graph, request, lambda done, total: None)
+    return describe(
+        settled.graph,
+        settled.atoms,
+        cluster,
+        settled.chosen,
+        updates,
+        cost="roofline",
+        dtype=None,
+        capture_seconds=0.0,
+        search_seconds=0.0,
+        verdict=settled.verdict,
+    )
+
+
+def spread(found: list[Plan], prices: list[float], wanted: int) -> list[Plan]:
+    """So many of the plans, at prices that are as evenly spread as can be in their logarithm."""
+    left = sorted(range(len(found)), key=prices.__getitem__)
+    low, high = math.log(prices[left[0]]), math.log(prices[left[-1]])
+    taken = []
+    for number in range(min(wanted, len(left))):
+        aim = low + (high - low) * number / max(1, wanted - 1)
+        nearest = min(left, key=lambda k: abs(math.log(prices[k]) - aim))
+        left.remove(nearest)
+        taken.append(nearest)
+    return [found[k] for k in sorted(taken, key=prices.__getitem__)]
 
 
 def predicted(plan: Plan, profile: Profile) -> float:
     """Seconds of a step: the sum of its steps by the profile."""
-    model, args = example()
-    graph = capture(model, args)
-    atoms = atomise(graph, rules_of(graph))
+    return _priced(plan, lambda cluster, mesh: Measured(cluster, mesh, profile))
+
+
+def _priced(plan: Plan, prices: Callable[[Cluster, Mesh], CostModel]) -> float:
+    graph, atoms = _graph()
     cluster = parse(plan.cluster)
     mesh = mesh_from_text("x".join(str(axis.size) for axis in plan.mesh), cluster)
-    priced = Measured(cluster, mesh, profile)
-    assembly = restated(plan, graph, atoms, mesh, priced, optimizer_named("adamw"))
+    assembly = restated(plan, graph, atoms, mesh, prices(cluster, mesh), optimizer_named("adamw"))
     return sum(assembly.totals().values())
+
+
+@cache
+def _graph() -> tuple[Graph, Atoms]:
+    model, args = example()
+    graph = capture(model, args)
+    return graph, atomise(graph, rules_of(graph))
 
 
 def calibrated(rank: int) -> Profile:
     """The machine's profile, with all processes busy."""
     torch.set_num_threads(1)
-    return _together(calibrate("cpu", families=FAMILIES))
+    return together(calibrate("cpu", families=FAMILIES))
 
 
 def timed(rank: int, files: list[str]) -> list[float]:
-    """The median seconds of a step under each plan."""
+    """The seconds of a step under each plan: the best of a few passes, the median in each."""
     torch.set_num_threads(1)
-    found = []
-    for file in files:
-        model, args = example()
-        module = parallelize(model, Plan.load(file), args)
-        optimizer = torch.optim.AdamW(module.parameters(), lr=1e-4)
-        times = []
-        for _ in range(WARM + STEPS):
-            torch.distributed.barrier()
-            began = time.perf_counter()
-            loss = module(*args)
-            optimizer.zero_grad(set_to_none=True)
-            loss.backward()
-            optimizer.step()
-            torch.distributed.barrier()
-            times.append(time.perf_counter() - began)
-        found.append(statistics.median(times[WARM:]))
-    return found
+    passes = [[_median_step(file) for file in files] for _ in range(PASSES)]
+    return [min(times) for times in zip(*passes, strict=True)]
+
+
+def _median_step(file: str) -> float:
+    model, args = example()
+    module = parallelize(model, Plan.load(file), args)
+    optimizer = torch.optim.AdamW(module.parameters(), lr=1e-4)
+    times = []
+    for _ in range(WARM + STEPS):
+        torch.distributed.barrier()
+        began = time.perf_counter()
+        module(*args).backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        torch.distributed.barrier()
+        times.append(time.perf_counter() - began)
+    return statistics.median(times[WARM:])
 
 
 def kendall(a: list[float], b: list[float]) -> float:

@@ -54,7 +54,8 @@ def calibrate(
     if families:
         kept = tuple(grid for grid in plan.grids if grid.family.startswith(tuple(families)))
         plan = replace(plan, grids=kept)
-    tables, probes = measure(plan, clock_of(kind), lambda n, k, of: watch(Stage(n, k, of)))
+    clock = clock_of(kind, machine_of(kind).processes)
+    tables, probes = measure(plan, clock, lambda n, k, of: watch(Stage(n, k, of)))
     dtype = dtype_of(plan.grids[0].dtype)
     host = host_entries(kind, dtype, lambda n, k, of: watch(Stage(f"launching {n}", k, of)))
     collectives = _collectives(kind, watch)

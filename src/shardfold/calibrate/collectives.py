@@ -23,7 +23,7 @@ from shardfold.run.steps import Lie, Moves
 from shardfold.spaces.layout import PENDING, REPLICATED
 
 SIZES = tuple(float(1 << e) for e in range(10, 27, 2))  # bytes of the larger side
-ROUNDS = 5
+ROUNDS = 9
 ITEM_BYTES = 4
 # from one state to another on the axes of the group: values of a tensor of two atoms
 STATES: dict[str, tuple[int, int]] = {

@@ -14,7 +14,7 @@ import msgspec
 import torch.distributed as dist
 
 from shardfold.calibrate.calibrate import calibrate
-from shardfold.costs.profile import Profile, Table, sealed
+from shardfold.costs.profile import HostEntry, Profile, Table, sealed
 from shardfold.run.launch import is_started, joined, launch
 from shardfold.stages import Stage
 
@@ -28,7 +28,7 @@ def calibrated(device: str, local: int | None, quick: bool, watch: Watch) -> Pro
         return found
     if is_started():
         with joined() as (rank, _):
-            shared = _together(calibrate(device, quick=quick, watch=watch if not rank else _quiet))
+            shared = together(calibrate(device, quick=quick, watch=watch if not rank else _quiet))
             return shared if rank == 0 else None
     return calibrate(device, quick=quick, watch=watch)
 
@@ -38,16 +38,25 @@ def _quiet(stage: Stage) -> None:
 
 
 def _on_rank(rank: int, device: str, quick: bool) -> Profile | None:
-    found = _together(calibrate(device, quick=quick))
+    found = together(calibrate(device, quick=quick))
     return found if rank == 0 else None
 
 
-def _together(profile: Profile) -> Profile:
+def together(profile: Profile) -> Profile:
     """The profile with the median of all processes in place of one's own times."""
     everyone: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(everyone, profile)
     tables = tuple(_median(group) for group in zip(*[p.tables for p in everyone], strict=True))
-    return sealed(msgspec.structs.replace(profile, tables=tables))
+    host = tuple(_median_host(group) for group in zip(*[p.host for p in everyone], strict=True))
+    return sealed(msgspec.structs.replace(profile, tables=tables, host=host))
+
+
+def _median_host(entries: Sequence[HostEntry]) -> HostEntry:
+    return HostEntry(
+        entries[0].kind,
+        statistics.median(entry.forward_seconds for entry in entries),
+        statistics.median(entry.backward_seconds for entry in entries),
+    )
 
 
 def _median(tables: Sequence[Table]) -> Table:

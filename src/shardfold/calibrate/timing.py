@@ -7,6 +7,7 @@ tell the time. On a CPU a call is done when it returns.
 
 from __future__ import annotations
 
+import os
 import statistics
 import time
 from collections.abc import Callable
@@ -89,6 +90,9 @@ class CpuClock:
         return statistics.median(rounds)
 
 
-def clock_of(device: str) -> Clock:
-    """The clock of a kind of device."""
-    return CudaClock() if device == "cuda" else CpuClock()
+def clock_of(device: str, processes: int = 1) -> Clock:
+    """The clock of a kind of device; where processes wait for cores, one that looks for longer."""
+    if device == "cuda":
+        return CudaClock()
+    waiting = processes * torch.get_num_threads() > (os.cpu_count() or 1)
+    return CpuClock(span_seconds=4e-2) if waiting else CpuClock()
