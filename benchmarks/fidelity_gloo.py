@@ -1,10 +1,10 @@
 """Predicted against measured on gloo processes of one machine: whether the order of plans agrees.
 
 The machine is calibrated with as many processes side by side as the plans are for; then many plans
-of one model are run and timed, good ones and bad ones: each is the best under prices that are wrong
-at random, and of many such those are taken that the datasheet's prices spread evenly (plans that
-take the same have no order). What must agree is the order: Kendall's rank correlation, and the
-predicted best beside the measured best.
+of one model are run and timed, good ones and bad ones: the best, data parallel and fully sharded,
+with some of their decisions drawn at random, and of many such those that the datasheet's prices
+spread evenly (plans that take the same have no order). What must agree is the order: Kendall's rank
+correlation, and the predicted best beside the measured best.
 
     python benchmarks/fidelity_gloo.py --processes 4 --folder /tmp/gloo4
 """
@@ -13,34 +13,33 @@ from __future__ import annotations
 
 import json
 import math
+import random
 import statistics
 import time
-import zlib
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import click
-import numpy as np
+import msgspec
 import torch
 from torch import Tensor, nn
 
+import shardfold as sf
 from environment import environment
 from shardfold.calibrate.calibrate import calibrate
 from shardfold.calibrate.processes import together
 from shardfold.capture import capture
 from shardfold.cluster import Cluster, Mesh, mesh_from_text, parse
-from shardfold.costs import CostModel, Measured, Pricing, Profile, Roofline, optimizer_named
+from shardfold.costs import CostModel, Measured, Profile, Roofline, optimizer_named, tabulate
 from shardfold.costs.profile import load
-from shardfold.costs.steps import Collective, Compute, Values
 from shardfold.graph import Graph
-from shardfold.plans import Plan
-from shardfold.plans.decide import decide
-from shardfold.plans.describe import describe
-from shardfold.plans.recall import restated
-from shardfold.plans.settle import Request
+from shardfold.plans import Assembly, Plan
+from shardfold.plans.baselines import batch_factors, data_parallel, fully_sharded
+from shardfold.plans.batch import inputs_of
+from shardfold.plans.recall import recalled, restated
 from shardfold.run.launch import launch
 from shardfold.run.parallelize import parallelize
 from shardfold.spaces import Atoms, atomise, rules_of
@@ -83,63 +82,49 @@ def example() -> tuple[nn.Module, tuple[Tensor, ...]]:
     return Net(), (torch.randn(BATCH, WIDTH), torch.randint(CLASSES, (BATCH,)))
 
 
-@dataclass(frozen=True)
-class Wrong:
-    """Prices that are off by a random factor for each kind of step."""
-
-    model: CostModel
-    seed: int
-
-    def compute_seconds(self, step: Compute) -> Values:
-        """Work, off by a factor."""
-        return self.model.compute_seconds(step) * self._factor("compute", step.engine, step.phase)
-
-    def collective_seconds(self, step: Collective) -> Values:
-        """A collective, off by a factor."""
-        return self.model.collective_seconds(step) * self._factor(step.kind, step.phase, step.axes)
-
-    def _factor(self, *key: object) -> float:
-        seed = zlib.crc32(repr((self.seed, *key)).encode())
-        return float(np.exp(2.5 * np.random.default_rng(seed).standard_normal()))
-
-
 def plans(processes: int, wanted: int) -> list[Plan]:
     """Different plans of the model, spread evenly between the fastest and the slowest."""
-    model, args = example()
-    graph = capture(model, args)
     cluster = parse(f"{processes}xcpu")
     meshes = [str(processes)] + (["2x2"] if processes == 4 else [])
-    found: dict[str, Plan] = {}
-    for seed in range(TRIES * wanted):
-        mesh = mesh_from_text(meshes[seed % len(meshes)], cluster)
-        plan = _best_under(Wrong, graph, cluster, mesh, seed)
-        key = repr([(o.config) for o in plan.operators] + [p.layout for p in plan.parameters])
-        found.setdefault(str(mesh) + key, plan)
-    return spread(
-        list(found.values()), [_priced(plan, Roofline) for plan in found.values()], wanted
-    )
+    found: dict[str, tuple[float, Plan]] = {}
+    for mesh in meshes:
+        for price, plan in _altered(cluster, mesh_from_text(mesh, cluster), TRIES * wanted):
+            key = repr([o.config for o in plan.operators] + [p.layout for p in plan.parameters])
+            found.setdefault(mesh + key, (price, plan))
+    prices, every = zip(*found.values(), strict=True)
+    return spread(list(every), list(prices), wanted)
 
 
-def _best_under(prices: Any, graph: Graph, cluster: Cluster, mesh: Mesh, seed: int) -> Plan:
-    def priced(c: Cluster, m: Mesh) -> CostModel:
-        return prices(Roofline(c, m), seed)
-
-    updates = optimizer_named("adamw")
-    pricing = Pricing(priced, overlaps=False)
-    request = Request(cluster, (mesh,), pricing, updates, None, (), "never", {})
-    settled = decide(graph, request, lambda done, total: None)
-    return describe(
-        settled.graph,
-        settled.atoms,
-        cluster,
-        settled.chosen,
-        updates,
-        cost="roofline",
-        dtype=None,
-        capture_seconds=0.0,
-        search_seconds=0.0,
-        verdict=settled.verdict,
-    )
+def _altered(cluster: Cluster, mesh: Mesh, count: int) -> Iterator[tuple[float, Plan]]:
+    """The best plan, data parallel and fully sharded, and all three with some decisions drawn."""
+    graph, atoms = _graph()
+    model, args = example()
+    best = sf.plan(model, args, cluster=cluster, mesh=mesh)
+    prices, updates = Roofline(cluster, mesh), optimizer_named("adamw")
+    tables = tabulate(graph, atoms, mesh, prices, updates)
+    blank = Assembly(graph, atoms, tables, (0,) * len(tables.vertices), prices, updates)
+    batch = batch_factors(graph, atoms)
+    origins = [recalled(best, blank), data_parallel(tables, batch), fully_sharded(tables, batch)]
+    draw = random.Random(0)
+    for number in range(count):
+        share = 0.0 if number < len(origins) else draw.random()
+        choice = tuple(
+            draw.randrange(len(costs)) if draw.random() < share else chosen
+            for chosen, costs in zip(
+                origins[number % len(origins)], tables.problem.costs, strict=True
+            )
+        )
+        assembly = replace(blank, choice=choice)
+        yield (
+            sum(assembly.totals().values()),
+            msgspec.structs.replace(
+                best,
+                operators=assembly.operators(),
+                tensors=assembly.tensors(),
+                parameters=assembly.parameters(),
+                inputs=inputs_of(assembly),
+            ),
+        )
 
 
 def spread(found: list[Plan], prices: list[float], wanted: int) -> list[Plan]:
