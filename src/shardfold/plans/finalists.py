@@ -28,6 +28,7 @@ FEW = 2  # candidates for which the search is repeated
 MOST_HIDDEN = 0.8  # of a sum: less than this no overlap is thought to leave
 BINDING = 0.95  # of the limit: a search whose bytes come closer is bound by it
 SEARCH = "search"
+OVERLAP = f"{SEARCH}, overlap"
 EVERYONE = tuple(STRATEGIES)
 
 
@@ -89,7 +90,7 @@ def weighted(
         found = solve(problem, memory_limit=limit, known=candidate.known, rounds=rounds)
     except InfeasibleError:
         return None
-    return proposed(f"{SEARCH}, overlap {1 - weight:.0%}", field, candidate, found.choice)
+    return proposed(f"{OVERLAP} {1 - weight:.0%}", field, candidate, found.choice)
 
 
 def within(

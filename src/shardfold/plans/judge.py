@@ -20,6 +20,7 @@ from shardfold.plans.assemble import Assembly
 from shardfold.plans.choose import Candidate, Chosen
 from shardfold.plans.finalists import (
     EVERYONE,
+    OVERLAP,
     WEIGHTS,
     Field,
     Finalist,
@@ -212,9 +213,14 @@ class Judge:
             here, candidate = at.finalist.field, at.finalist.candidate
             room = limit * total / peak * (SHY if peak > limit else 1.0)
             rounds = 0 if room >= (1 - LITTLE) * limit else None
+            was_weighted = any(
+                j.finalist.candidate.tabulated is candidate.tabulated
+                and j.finalist.name.startswith(OVERLAP)
+                for j in (*finalists, *found)
+            )
             again = [
                 within(here, candidate, room, rounds),
-                weighted(here, candidate, WEIGHTS[-1], room, rounds),
+                weighted(here, candidate, WEIGHTS[-1], room, rounds if was_weighted else None),
             ]
             judged = self.judged(f for f in again if f is not None)
             found += judged
