@@ -134,8 +134,8 @@ def page(rows: list[dict[str, Any]], figures: dict[str, Any]) -> str:
         "median of several steps, each waited for. Predictions are by the machine's "
         "[profile](../explanation/calibration.md), which is of kernels and was not fitted to any "
         'of these steps. "of 8" is one rank\'s share of a plan for eight devices: its compute and '
-        "memory are measured, its collectives do nothing. What earlier cases of the same process "
-        "had left allocated, up to 11 GiB, is subtracted from the measured peaks of shares.",
+        'memory are measured, its collectives do nothing. "recomputed": every block runs again '
+        "before its backward. Every case was measured in a process of its own.",
         "",
         f"- Step time: median error {total['time_median']:.1%}, worst {total['time_worst']:.1%}; "
         f"{total['time_within']} of {total['cases']} within 10%.",
@@ -165,6 +165,14 @@ def page(rows: list[dict[str, Any]], figures: dict[str, Any]) -> str:
         "with these networks in mind; and the host's calls for a gather (ten) and for a "
         "sum (three) were set knowing what the shares of zero-3 took. No time in the "
         "profile comes from a step.",
+        "",
+        "After a look at the errors of an earlier measurement of these cases (experts -16% of time, "
+        "batch norm of a split batch -40% of time and -49% of memory, a loss over split classes "
+        "+24% and -10% of memory) the runner was changed: experts' rows are sorted once a call, a "
+        "split batch norm keeps its input alone, a loss over split classes its logits alone, and "
+        "gradients go before the next forward, as the model of memory has it. What is priced was "
+        "changed with it, and the host's time for a DTensor's update and for a split norm is "
+        "measured by itself; no factor was fitted to a case.",
         "",
         "Made by `benchmarks/fidelity.py` from `benchmarks/results/fidelity-h200.json`; every "
         "figure is in [fidelity.json](fidelity.json).",
