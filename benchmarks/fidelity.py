@@ -166,7 +166,7 @@ def page(rows: list[dict[str, Any]], figures: dict[str, Any]) -> str:
         "sum (three) were set knowing what the shares of zero-3 took. No time in the "
         "profile comes from a step.",
         "",
-        "After a look at the errors of an earlier measurement of these cases (experts -16% of time, "
+        "After a look at the errors of an earlier measurement of the cases (experts -16% of time, "
         "batch norm of a split batch -40% of time and -49% of memory, a loss over split classes "
         "+24% and -10% of memory) the runner was changed: experts' rows are sorted once a call, a "
         "split batch norm keeps its input alone, a loss over split classes its logits alone, and "
