@@ -362,6 +362,7 @@ def page(results: Mapping[str, Any]) -> str:
         own=f"{own:.1e}",
         minutes=f"{results['seconds'] / 60:.0f}",
         load=f"{made['load_before']:.0f}",
+        note=results.get("note", ""),
         missing=missing({(r["model"], r["processes"]) for r in rows}),
         sensitivity=sensitivity(results.get("sensitivity")),
         steps=STEPS,
@@ -421,7 +422,7 @@ within {own} of the model's own.
 {sensitivity}{missing}Measured on {date} in {minutes} minutes of runs, several at once, on a
 machine busy with other work (load {load}): {processor}, {cores} cores, Python {python}, torch
 {torch}.
-Again: `python benchmarks/numerics.py --out benchmarks/results/numerics.json`.
+{note}Again: `python benchmarks/numerics.py --out benchmarks/results/numerics.json`.
 """
 
 
