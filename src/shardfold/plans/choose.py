@@ -24,7 +24,7 @@ from shardfold.plans.floors import least_seconds
 from shardfold.plans.pins import Pin, Refusal, held, refused
 from shardfold.plans.restrict import Restricted, restricted
 from shardfold.plans.splits import Splits
-from shardfold.search import Solution, Statistics
+from shardfold.search import Solution, unproven
 from shardfold.spaces import Atoms
 
 Recompute = Literal["auto", "never", "always"]
@@ -45,6 +45,11 @@ class Candidate:
     unfolded: Unfolded  # the problem with all periods of every run
     feasible: bool = True  # False: nothing on this mesh fits the memory limit
     known: list[Ints] = field(default_factory=list, compare=False)  # good choices, as they are met
+
+    @property
+    def own_choice(self) -> tuple[int, ...]:
+        """The choice for what is in the tables; the other periods of a run follow."""
+        return tuple(self.solution.choice[: len(self.tabulated.vertices)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,16 +143,7 @@ def _solved(every: Restricted, cutoff: float) -> Solution:
     floor = least_seconds(every.problem) if cutoff < inf else -inf
     if floor < cutoff:
         return every.solve()
-    choice = every.smallest().choice
-    problem = every.problem
-    return Solution(
-        choice,
-        problem.total(choice),
-        is_optimal=False,
-        lower_bound=floor,
-        bytes=problem.total_bytes(choice),
-        statistics=Statistics("smallest"),
-    )
+    return unproven(every.problem, every.smallest().choice, "smallest", floor)
 
 
 def _pinned(

@@ -26,12 +26,11 @@ from shardfold.plans.decide import Decision
 from shardfold.plans.finalists import Field, proposed
 from shardfold.plans.judge import Judge
 from shardfold.plans.strategies import STRATEGIES, Choice, Setting, Unfit, every
-from shardfold.search import Problem, Solution
+from shardfold.search import Problem, unproven
 from shardfold.search.draws import draws
 from shardfold.search.greedy import greedy
 from shardfold.search.ilp import ilp
 from shardfold.search.mcmc import mcmc
-from shardfold.search.solution import Statistics
 from shardfold.simulate import Simulation
 from shardfold.spaces import Atoms
 
@@ -252,14 +251,7 @@ class Contest:
             return self.chosen
         candidate, choice = self._priced_choices[name]
         problem = candidate.tabulated.problem
-        solution = Solution(
-            choice,
-            problem.total(choice),
-            is_optimal=False,
-            lower_bound=self.chosen.lower_bound,
-            bytes=problem.total_bytes(choice),
-            statistics=Statistics(name),
-        )
+        solution = unproven(problem, choice, name, self.chosen.lower_bound)
         return replace(self.chosen, best=replace(candidate, solution=solution))
 
     def sent_bytes(self, candidate: Candidate, choice: Choice) -> float:

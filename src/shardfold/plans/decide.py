@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from shardfold.errors import InfeasibleError
 from shardfold.graph import Graph
-from shardfold.plans.choose import Candidate, Chosen, Recompute
+from shardfold.plans.choose import HINT, Candidate, Chosen, Recompute
 from shardfold.plans.finalists import Field
 from shardfold.plans.judge import Judge, Verdict
 from shardfold.plans.polish import polish
@@ -21,7 +21,6 @@ from shardfold.plans.sparing import spare
 from shardfold.spaces import Atoms
 
 SHARES = (0.7, 0.9, 1.0, 1.0)  # of the smallest peak so far: limits that are tried before a refusal
-HINT = "Try more devices, a smaller batch, or a dtype with fewer bytes."
 
 
 @dataclass(frozen=True, slots=True)

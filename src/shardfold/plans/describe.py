@@ -56,8 +56,7 @@ def describe(
     With the simulator's verdict, the plan has its figures and the finalists', too.
     """
     best = chosen.best
-    own = tuple(best.solution.choice[: len(best.tabulated.vertices)])
-    assembly = Assembly(graph, atoms, best.tabulated, own, best.model, optimizer)
+    assembly = Assembly(graph, atoms, best.tabulated, best.own_choice, best.model, optimizer)
     whole = Whole(assembly, best.unfolded, np.array(best.solution.choice))
     operators, parameters = whole.operators(), whole.parameters()
     return Plan(

@@ -13,14 +13,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from shardfold.costs import Tabulated
 from shardfold.costs.steps import Values
 from shardfold.costs.unfold import Ints
 from shardfold.errors import InfeasibleError
 from shardfold.graph import Graph
 from shardfold.plans.choose import Candidate
 from shardfold.plans.strategies import STRATEGIES, Setting, every
-from shardfold.search import Problem, Solution, solve
-from shardfold.search.solution import Statistics
+from shardfold.search import Problem, solve, unproven
 from shardfold.spaces import Atoms
 
 WEIGHTS = (0.5, 0.1)  # of the communication of parameters, beside 1
@@ -85,7 +85,7 @@ def weighted(
     rounds: int | None = None,
 ) -> Finalist | None:
     """The best choice within the limit if so much of the parameters' communication counts."""
-    problem = at_weight(candidate, weight)
+    problem = at_weight(candidate.tabulated, candidate.unfolded.problem, weight)
     try:
         found = solve(problem, memory_limit=limit, known=candidate.known, rounds=rounds)
     except InfeasibleError:
@@ -136,24 +136,15 @@ def proposed(
     name: str, field: Field, candidate: Candidate, choice: Sequence[int] | Ints
 ) -> Finalist:
     """A choice in the shape of a solution, priced by the plain sum."""
-    problem = candidate.unfolded.problem
-    whole = tuple(np.asarray(choice).tolist())
-    cost = problem.total(whole)
-    candidate.known.append(np.asarray(whole))
-    solution = Solution(
-        whole,
-        cost,
-        is_optimal=False,
-        lower_bound=min(cost, candidate.solution.lower_bound),
-        bytes=problem.total_bytes(whole),
-        statistics=Statistics(name),
-    )
+    whole = np.array(choice)
+    candidate.known.append(whole)
+    bound = candidate.solution.lower_bound
+    solution = unproven(candidate.unfolded.problem, whole, name, bound)
     return Finalist(name, replace(candidate, solution=solution), field)
 
 
-def at_weight(candidate: Candidate, weight: float) -> Problem:
-    """The problem with the edges of parameters at a part of their cost."""
-    tables, problem = candidate.tabulated, candidate.unfolded.problem
+def at_weight(tables: Tabulated, problem: Problem, weight: float) -> Problem:
+    """A problem made of these tables, with the edges of parameters at a part of their cost."""
     scaled: dict[int, Values] = {
         id(costs): costs * weight
         for edge, costs in zip(tables.edges, tables.problem.edge_costs, strict=True)

@@ -109,7 +109,8 @@ class Judge:
         """No simulated step is shorter than this: all but the communication of parameters."""
         candidate = finalist.candidate
         if id(candidate.tabulated) not in self.floors:
-            self.floors[id(candidate.tabulated)] = at_weight(candidate, 0.0)
+            tables, whole = candidate.tabulated, candidate.unfolded.problem
+            self.floors[id(tables)] = at_weight(tables, whole, 0.0)
         return self.floors[id(candidate.tabulated)].total(candidate.solution.choice)
 
     def schedule(self, finalist: Finalist) -> Schedule:
@@ -117,8 +118,7 @@ class Judge:
         at, candidate = finalist.field, finalist.candidate
         if id(at.graph) not in self.schedulers:
             self.schedulers[id(at.graph)] = Scheduler(at.graph, at.atoms, self.cluster)
-        tables = candidate.tabulated
-        own = tuple(candidate.solution.choice[: len(tables.vertices)])
+        tables, own = candidate.tabulated, candidate.own_choice
         if id(tables) not in self.assemblies:
             self.assemblies[id(tables)] = Assembly(
                 at.graph, at.atoms, tables, own, candidate.model, self.optimizer

@@ -40,12 +40,8 @@ class Restricted:
         `fastest`, the solution without a limit, `cutoff`, a cost that another problem reaches,
         `known`, choices that may be good, and few `rounds` save time (see `search.solve`).
         """
-        if self.kept:
-            fastest, known, rounds = (
-                None,
-                None,
-                None,
-            )  # choices are numbered as in the whole problem
+        if self.kept:  # those choices are numbered as in the whole problem
+            fastest, known, rounds = None, None, None
         found = solve(
             self.problem,
             memory_limit=limit_bytes,

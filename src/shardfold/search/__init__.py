@@ -11,7 +11,7 @@
 from shardfold.search.files import read_problem, write_problem
 from shardfold.search.orders import ORDERS
 from shardfold.search.problem import Problem
-from shardfold.search.solution import Solution, Statistics
+from shardfold.search.solution import Solution, Statistics, unproven
 from shardfold.search.solver import METHODS, solve
 from shardfold.search.watch import Progress, Watch, ignore
 
@@ -26,5 +26,6 @@ __all__ = [
     "ignore",
     "read_problem",
     "solve",
+    "unproven",
     "write_problem",
 ]

@@ -25,6 +25,7 @@ import numpy as np
 
 from shardfold.errors import InfeasibleError, ProblemError
 from shardfold.search.bounded import SECONDS
+from shardfold.search.descent import descend
 from shardfold.search.dual import Dual
 from shardfold.search.exact import exact
 from shardfold.search.factors import factors_of
@@ -35,7 +36,7 @@ from shardfold.search.pairwise import Pairwise
 from shardfold.search.pareto import Bounds, pareto
 from shardfold.search.pool import Pool
 from shardfold.search.problem import Problem
-from shardfold.search.repair import descend, splice
+from shardfold.search.repair import splice
 from shardfold.search.solution import Answer, reaches
 from shardfold.search.watch import Progress, Watch, ignore
 

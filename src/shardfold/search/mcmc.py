@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from shardfold.search.descent import Near, around
 from shardfold.search.problem import Problem
 from shardfold.search.solution import Answer
 from shardfold.search.watch import Progress, Watch, ignore
@@ -40,7 +41,7 @@ def mcmc(
     cost = best_cost = problem.total(current)
     best, best_at = list(current), begin
     beta = _BETA / max(abs(cost), 1e-300)
-    near = _near(problem)
+    edges = around(problem)
     random = np.random.default_rng(seed)
     for move in range(moves if len(problem) else 0):
         if move % _CHECK == 0:
@@ -53,7 +54,7 @@ def mcmc(
             if move >= _LEAST and now - best_at > (now - begin) / 2:
                 break
         vertex, new = turn[move % _CHECK], drawn[move % _CHECK]
-        change = _change(problem, near[vertex], vertex, current, new)
+        change = _change(problem, edges[vertex], vertex, current, new)
         if change <= 0 or luck[move % _CHECK] < -beta * change:
             current[vertex] = new
             cost += change
@@ -62,17 +63,9 @@ def mcmc(
     return Answer(np.array(best, dtype=np.int64), -math.inf)
 
 
-def _near(problem: Problem) -> list[list[tuple[int, int, bool]]]:
-    near: list[list[tuple[int, int, bool]]] = [[] for _ in range(len(problem))]
-    for number, (u, v) in enumerate(problem.ends.tolist()):
-        near[u].append((number, v, True))
-        near[v].append((number, u, False))
-    return near
-
-
 def _change(
     problem: Problem,
-    near: list[tuple[int, int, bool]],
+    near: list[Near],
     vertex: int,
     current: list[int],
     new: int,

@@ -1,4 +1,4 @@
-"""Primal repair: better choices within the limit, made from one that fits and one that does not."""
+"""Primal repair: a better choice within the limit, from one that fits and one that does not."""
 
 from __future__ import annotations
 
@@ -44,46 +44,3 @@ def _along(
         np.add.at(change, low + 1, across - both_second)
         np.add.at(change, high + 1, both_first - across)
     return np.cumsum(change)
-
-
-def descend(problem: Problem, choice: Ints, limit: float, passes: int = 3) -> Ints:
-    """Move single vertices to cheaper choices that still fit, while that helps."""
-    choice = choice.copy()
-    near: list[list[tuple[int, int, bool]]] = [[] for _ in range(len(problem))]
-    for number, (u, v) in enumerate(problem.ends.tolist()):
-        near[u].append((number, v, False))
-        near[v].append((number, u, True))
-    free = limit - problem.total_bytes(choice)
-    for _ in range(passes):
-        moved = False
-        for vertex, around in enumerate(near):
-            here = int(choice[vertex])
-            cost = _row(problem.vertex_kinds, problem.edge_kinds, vertex, around, choice)
-            size = _row(problem.byte_kinds, problem.edge_byte_kinds, vertex, around, choice)
-            fits = np.where(size - size[here] <= free, cost, np.inf)
-            fits[here] = cost[here]
-            best = int(np.argmin(fits))
-            if fits[best] < cost[here]:
-                free -= float(size[best] - size[here])
-                choice[vertex], moved = best, True
-        if not moved:
-            break
-    return choice
-
-
-def _row(
-    vertex_kinds: Kinds | None,
-    edge_kinds: Kinds | None,
-    vertex: int,
-    around: list[tuple[int, int, bool]],
-    choice: Ints,
-) -> Array:
-    """What each choice of a vertex adds, the others staying."""
-    row: Array = np.zeros(1)
-    if vertex_kinds is not None:
-        row = vertex_kinds.tables[vertex_kinds.of[vertex]]
-    if edge_kinds is not None:
-        for number, other, is_target in around:
-            table = edge_kinds.tables[edge_kinds.of[number]]
-            row = row + (table[choice[other]] if is_target else table[:, choice[other]])
-    return row

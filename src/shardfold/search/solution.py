@@ -10,6 +10,7 @@ from typing import Any, overload
 import numpy as np
 
 from shardfold.search.kinds import Ints
+from shardfold.search.problem import Problem
 
 TOLERANCE = 1e-9
 """Relative difference between cost and bound that rounding can explain."""
@@ -111,6 +112,15 @@ class Solution:
         if self.is_optimal or self.cost == self.lower_bound:
             return 0.0
         return (self.cost - self.lower_bound) / max(abs(self.cost), math.ulp(0.0))
+
+
+def unproven(
+    problem: Problem, choice: Sequence[int] | Ints, method: str, lower_bound: float = -math.inf
+) -> Solution:
+    """A choice that nobody has proven best, with what it costs."""
+    found = choice if isinstance(choice, Choice) else Choice(np.array(choice, dtype=np.int64))
+    cost, size = problem.total(found), problem.total_bytes(found)
+    return Solution(found, cost, False, min(cost, lower_bound), size, Statistics(method))
 
 
 def reaches(cost: float, bound: float) -> bool:

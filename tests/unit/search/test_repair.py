@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from shardfold.search import Problem
-from shardfold.search.repair import descend, splice
+from shardfold.search.repair import splice
 
 
 def some_problem(seed: int) -> Problem:
@@ -32,13 +32,3 @@ def test_splice_is_the_cheapest_cut_that_fits(seed: int) -> None:
 def test_splice_finds_nothing_where_nothing_fits() -> None:
     problem = some_problem(0)
     assert splice(problem, np.zeros(9, np.int64), np.ones(9, np.int64), 0.0) is None
-
-
-@pytest.mark.parametrize("seed", range(10))
-def test_descending_stays_within_the_limit_and_never_costs_more(seed: int) -> None:
-    problem = some_problem(seed)
-    start = np.random.default_rng(seed).integers(0, 3, 9)
-    limit = problem.total_bytes(start) + 0.2
-    found = descend(problem, start, limit)
-    assert problem.total_bytes(found) <= limit + 1e-9
-    assert problem.total(found) <= problem.total(start)
