@@ -1,8 +1,8 @@
 """The two papers' tables and figures beside ours: JSON, figures and a page in docs/results.
 
-PaSE's Table I (search time), Table II (strategies) and Figure 6 (speed-up over data parallelism),
-TAPAS's search time against depth. Every part can be made alone; the page is written from what the
-JSON files hold.
+PaSE's Table I (search time, also with moves that are simulated, as FlexFlow's), Table II
+(strategies) and Figure 6 (speed-up over data parallelism), TAPAS's search time against depth. Every
+part can be made alone; the page is written from what the JSON files hold.
 
     python benchmarks/papers.py                 # everything, about half an hour on 2 cores
     python benchmarks/papers.py search depth    # two parts
@@ -21,6 +21,7 @@ import click
 from rich.console import Console
 
 import papers_depth
+import papers_flexflow
 import papers_page
 import papers_search
 import papers_speed
@@ -30,10 +31,11 @@ from environment import environment
 FOLDER = Path(__file__).resolve().parent.parent / "docs" / "results"
 ROWS: dict[str, Callable[[], Iterator[dict[str, Any]]]] = {
     "search": papers_search.rows,
+    "moves": papers_flexflow.rows,
     "speed": papers_speed.rows,
     "depth": papers_depth.rows,
 }
-PARTS = ("search", "strategies", "speed", "depth", "page")
+PARTS = ("search", "moves", "strategies", "speed", "depth", "page")
 
 
 def measure(part: str, console: Console) -> None:

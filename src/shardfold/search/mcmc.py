@@ -2,8 +2,9 @@
 
 From a current choice of cost c, one vertex drawn at random gets a choice drawn at random; the new
 cost d is accepted with probability min(1, exp(beta (c - d))). The best choice met is the answer.
-The search ends after 250,000 moves, or when half of the time spent so far has brought nothing.
-It proves nothing. Work per move: one entry for each edge of the vertex.
+The search ends after 250,000 moves, or when half of the time spent so far has brought nothing,
+unless it is told to be patient. It proves nothing. Work per move: one entry for each edge of the
+vertex.
 """
 
 from __future__ import annotations
@@ -33,9 +34,13 @@ def mcmc(
     start: Sequence[int] | None = None,
     seed: int = 0,
     moves: int = MOVES,
+    patient: bool = False,
     watch: Watch = ignore,
 ) -> Answer:
-    """Improve `start` (by default every vertex's first choice) by random moves."""
+    """Improve `start` (by default every vertex's first choice) by random moves.
+
+    Where it is `patient`, all moves are made.
+    """
     begin = time.perf_counter()
     current = list(start) if start is not None else [0] * len(problem)
     cost = best_cost = problem.total(current)
@@ -51,7 +56,7 @@ def mcmc(
             turn = vertices.tolist()
             now = time.perf_counter()
             watch(Progress("mcmc", move, moves, best_cost=best_cost))
-            if move >= _LEAST and now - best_at > (now - begin) / 2:
+            if not patient and move >= _LEAST and now - best_at > (now - begin) / 2:
                 break
         vertex, new = turn[move % _CHECK], drawn[move % _CHECK]
         change = _change(problem, edges[vertex], vertex, current, new)
