@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,11 +15,14 @@ from shardfold.costs import Profile, measured_by, optimizer_named, pricing_named
 from shardfold.costs.measured import check_profile
 from shardfold.costs.profile import load as load_profile
 from shardfold.errors import InputError, nearest
+from shardfold.passes import MicroBatches, check_wish, decided
 from shardfold.plans import Plan
 from shardfold.plans.choose import RECOMPUTE, Recompute
-from shardfold.plans.decide import decide
+from shardfold.plans.cutting import first
+from shardfold.plans.decide import Decision, decide
 from shardfold.plans.describe import describe
 from shardfold.plans.pins import parse_pins
+from shardfold.plans.samples import Samples, samples_of
 from shardfold.plans.settle import Request
 from shardfold.search.files import write_problem
 from shardfold.spaces import Maker
@@ -44,6 +49,7 @@ def plan(
     profile: str | Path | Profile | None = None,
     memory_limit: float | None = None,
     recompute: Recompute = "auto",
+    micro_batches: MicroBatches = "auto",
     pins: Pins = None,
     loss: Callable[[Any], Any] | None = None,
     rules: Mapping[str, Maker] | None = None,
@@ -59,13 +65,15 @@ def plan(
     calibrate` wrote, prices by what a machine was measured to take. `memory_limit` is in bytes per
     device; by default it is the device's memory less a tenth. `recompute` says whether repeated
     blocks drop their activations and make them again in backward: `auto` where that fits what would
-    not, or not as fast; `never`; `always`. `pins` fixes splits, such as
+    not, or not as fast; `never`; `always`. `micro_batches` are the equal parts in which a step
+    takes its batch, adding gradients up: `auto`, more than one only where nothing fits otherwise;
+    `search`, the fastest number where the limit binds; or a number. `pins` fixes splits, such as
     `{"layers.*.mlp.up": "out/8"}`; the plan says what they cost. `loss` turns the model's output
     into a scalar where the model does not. `rules` adds rules for operators that shardfold does
     not know. Without `fold`, repeated blocks are traced one by one: slower, with the same result.
     `save_problem` writes the winning mesh's search problem to a file, for `shardfold solve`.
     """
-    from shardfold.capture import capture, capture_short
+    from shardfold.capture import Program, capture_program, places_of
 
     target = parse(cluster) if isinstance(cluster, str) else cluster
     meshes = _meshes(target, mesh)
@@ -76,21 +84,46 @@ def plan(
     if recompute not in RECOMPUTE:
         raise InputError(f"Unknown recompute {recompute!r}. {nearest(recompute, RECOMPUTE)}")
 
-    started = time.perf_counter()
-    watch(Stage("capture", 0, 1))
-    if fold and not fixed:  # a pin may tell apart what a short graph takes together
-        graph = capture_short(model, args, kwargs, dtype=dtype, loss=loss)
-    else:
-        graph = capture(model, args, kwargs, dtype=dtype, loss=loss, fold=fold)
-    captured = time.perf_counter()
-    if measured is not None:
-        check_profile(measured, target, graph)
+    check_wish(micro_batches)
+    seconds = {"capture": 0.0, "search": 0.0}
+
+    @cache
+    def captured(passes: int) -> Program:
+        started = time.perf_counter()
+        watch(Stage("capture", 0, 1))
+        short = fold and not fixed  # a pin may tell apart what a short graph takes together
+        part = first(args, kwargs or {}, cuts() if passes > 1 else {}, passes)
+        found = capture_program(model, *part, dtype=dtype, loss=loss, fold=fold, short=short)
+        seconds["capture"] += time.perf_counter() - started
+        if measured is not None:
+            check_profile(measured, target, found.graph)
+        return found
+
+    @cache
+    def samples() -> Samples:
+        graph = captured(1).graph
+        return samples_of(graph, request.atomised(graph))
+
+    def cuts() -> dict[str, int]:
+        places = places_of(captured(1), args, kwargs)
+        return {places[tensor]: dim for tensor, dim in samples().dims}
+
+    def attempt(passes: int) -> Decision:
+        graph = captured(passes).graph
+        started = time.perf_counter()
+        stage = "search" if passes == 1 else f"searching with {passes} micro-batches"
+        found = decide(
+            graph,
+            replace(request, passes=passes),
+            lambda done, total: watch(Stage(stage, done, total)),
+        )
+        seconds["search"] += time.perf_counter() - started
+        return found
 
     request = Request(target, meshes, pricing, updates, memory_limit, fixed, recompute, rules or {})
-    settled = decide(graph, request, lambda done, total: watch(Stage("search", done, total)))
-    searched = time.perf_counter()
+    settled = decided(micro_batches, attempt, samples)
+    won = settled.chosen.best
     if save_problem is not None:
-        won = settled.chosen.best
         meta = {"cluster": target.name, "mesh": str(won.mesh), "unit": "seconds"}
         write_problem(won.unfolded.problem, save_problem, meta=meta)
 
@@ -103,9 +136,10 @@ def plan(
         updates,
         cost=cost,
         dtype=dtype,
-        capture_seconds=captured - started,
-        search_seconds=searched - captured,
+        capture_seconds=seconds["capture"],
+        search_seconds=seconds["search"],
         verdict=settled.verdict,
+        cuts=cuts() if won.tabulated.passes > 1 else {},
     ).noted(*sorted(notes))
 
 

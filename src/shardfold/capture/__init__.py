@@ -1,6 +1,16 @@
 """From an unmodified `nn.Module` and an example batch to a `Graph`, without allocating weights."""
 
 from shardfold.capture.capture import capture, capture_program, capture_short
+from shardfold.capture.places import places_of
 from shardfold.capture.program import Invocation, Program, Slot, Source
 
-__all__ = ["Invocation", "Program", "Slot", "Source", "capture", "capture_program", "capture_short"]
+__all__ = [
+    "Invocation",
+    "Program",
+    "Slot",
+    "Source",
+    "capture",
+    "capture_program",
+    "capture_short",
+    "places_of",
+]

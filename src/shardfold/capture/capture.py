@@ -63,9 +63,14 @@ def capture_program(
     dtype: str | None = None,
     loss: Callable[[Any], Any] | None = None,
     fold: bool = True,
+    short: bool = False,
 ) -> Program:
-    """As `capture`, with what is needed to run the graph's operators."""
-    return _trace(model, args, kwargs, dtype, loss, _fold_all if fold else None)
+    """As `capture`, with what is needed to run the graph's operators; `short` as `capture_short`.
+
+    What a short graph leaves out cannot be run.
+    """
+    folding = fold_short if short else _fold_all if fold else None
+    return _trace(model, args, kwargs, dtype, loss, folding)
 
 
 def _trace(

@@ -57,6 +57,7 @@ class Tabulated:
     edges: tuple[Edge, ...]
     problem: Problem
     regions: Regions = KEEP_ALL
+    passes: int = 1  # over parts of the batch, in a step
 
 
 def constant_tensors(graph: Graph) -> set[int]:

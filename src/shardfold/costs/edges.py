@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -11,7 +9,17 @@ from shardfold.cluster import Mesh
 from shardfold.costs.decisions import Edge
 from shardfold.costs.model import CostModel, price
 from shardfold.costs.reshard import reshard, reshard_all
-from shardfold.costs.steps import Collective, Phase, Step, Steps, Values, joined, recomputed
+from shardfold.costs.steps import (
+    Collective,
+    Phase,
+    Step,
+    Steps,
+    Values,
+    held,
+    joined,
+    only,
+    recomputed,
+)
 from shardfold.graph import Tensor
 from shardfold.spaces.layout import (
     Layouts,
@@ -32,12 +40,14 @@ def edge_steps(
     requires_grad: bool,
     again: bool = False,
     sums: bool = False,
+    holds: bool = False,
 ) -> Steps:
     """The reshards of an edge, row by row: values forward, gradients backward.
 
     A parameter that is regathered is gathered once more, before its use in backward. `again`: the
     operator that moves the tensor is recomputed; what it gathers then serves backward, too. `sums`:
     this gradient is the last of several, and what was summed up of them is reduced with it.
+    `holds`: it is a parameter's in a step of several passes, and may be held back until the last.
     """
     values = (forward_states(left), forward_states(needed))
     parts = [reshard(*values, mesh.shape, atoms, item_bytes, "forward")]
@@ -48,7 +58,8 @@ def edge_steps(
         parts.append(_only(second, regathers))
     if requires_grad:
         gradients = (gradient_states(needed), gradient_states(left))
-        parts.append(reshard(*gradients, mesh.shape, atoms, item_bytes, "backward"))
+        back = reshard(*gradients, mesh.shape, atoms, item_bytes, "backward")
+        parts.append(held(back) if holds else back)
         if sums:
             parts.append(sum_steps(left, mesh, atoms, item_bytes))
     return joined(parts)
@@ -57,7 +68,7 @@ def edge_steps(
 def sum_steps(stored: Layouts, mesh: Mesh, atoms: tuple[int, ...], item_bytes: int) -> Steps:
     """The reduction of a gradient that was summed up, to the layout in which it is stored."""
     whole = (gradient_states(stored), forward_states(stored))
-    return reshard(*whole, mesh.shape, atoms, item_bytes, "backward")
+    return held(reshard(*whole, mesh.shape, atoms, item_bytes, "backward"))
 
 
 def _only(steps: Steps, keep: NDArray[np.bool_]) -> Steps:
@@ -67,25 +78,18 @@ def _only(steps: Steps, keep: NDArray[np.bool_]) -> Steps:
         assert isinstance(step, Collective)
         at = keep[step.rows]
         if at.any():
-            assert step.before is not None
-            assert step.after is not None
-            found.append(
-                replace(
-                    step,
-                    rows=step.rows[at],
-                    bytes=step.bytes[at],
-                    before=step.before[at],
-                    after=step.after[at],
-                )
-            )
+            found.append(only(step, at))
     return Steps(steps.cases, tuple(found))
 
 
 class EdgePrices:
-    """Tables of seconds and bytes for edges; each pair of distinct layouts is priced once."""
+    """Tables of seconds and bytes for edges; each pair of distinct layouts is priced once.
 
-    def __init__(self, mesh: Mesh, model: CostModel) -> None:
-        self.mesh, self.model = mesh, model
+    Seconds are those of a training step of so many passes.
+    """
+
+    def __init__(self, mesh: Mesh, model: CostModel, passes: int = 1) -> None:
+        self.mesh, self.model, self.passes = mesh, model, passes
         self.tables: dict[object, Values] = {}
         self.zeros: dict[tuple[int, ...], Values] = {}
 
@@ -101,10 +105,11 @@ class EdgePrices:
             total = total + second * edge.regathers[:, None]
         if tensor.requires_grad and edge.flows:
             gradients = (gradient_states(edge.needed), gradient_states(edge.left))
-            total = total + self._table(*gradients, atoms, item_bytes, "backward").T
+            waits = edge.regathers is not None and self.passes > 1
+            total = total + self._table(*gradients, atoms, item_bytes, "backward", waits).T
             if edge.sums:
                 steps = sum_steps(edge.left, self.mesh, atoms, item_bytes)
-                total = total + price(steps, self.model)[:, None]
+                total = total + price(steps, self.model, self.passes)[:, None]
         return np.ascontiguousarray(total)
 
     def bytes(self, edge: Edge, tensor: Tensor, atoms: tuple[int, ...]) -> Values:
@@ -124,11 +129,13 @@ class EdgePrices:
         atoms: tuple[int, ...],
         item_bytes: int,
         phase: Phase,
+        waits: bool = False,
     ) -> Values:
         rows, of_row = distinct(sources)
         columns, of_column = distinct(targets)
-        key = (atoms, item_bytes, phase, rows.tobytes(), columns.tobytes())
+        key = (atoms, item_bytes, phase, waits, rows.tobytes(), columns.tobytes())
         if key not in self.tables:
             steps = reshard_all(rows, columns, self.mesh.shape, atoms, item_bytes, phase)
-            self.tables[key] = price(steps, self.model).reshape(len(rows), len(columns))
+            costs = price(held(steps) if waits else steps, self.model, self.passes)
+            self.tables[key] = costs.reshape(len(rows), len(columns))
         return self.tables[key][of_row][:, of_column]

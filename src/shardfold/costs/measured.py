@@ -108,6 +108,8 @@ class Measured:
         """Seconds of the device alone."""
         if step.phase == "update":
             return self._update(step)
+        if step.turn == "later":  # gradients of passes are added up
+            return self.kernel_seconds(Kernel("vector", step.dtype, (step.bytes,)))
         if step.work is None:
             return self._unknown(step, "work without an operator")
         total = np.zeros(len(step.flops))
@@ -162,6 +164,8 @@ class Measured:
             # The parameters of several devices are DTensors, which take longer to ask for.
             kinds = ["update.parts"] if self.mesh.axes else []
             return self.host_of([*kinds, "update"], step.phase)
+        if step.turn == "later":
+            return self.host_of([OTHERS], "forward")
         if step.work is None or step.work.tensors.habit.is_idle:
             return 0.0
         kind = step.work.tensors.habit.kind

@@ -8,7 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
-from shardfold.costs.steps import Collective, Compute, Steps, Values
+from shardfold.costs.steps import Collective, Compute, Steps, Values, times
 
 
 class CostModel(Protocol):
@@ -31,14 +31,15 @@ def sums_gradients(model: CostModel) -> bool:
     return bool(getattr(model, "sums_gradients", True))
 
 
-def price(steps: Steps, model: CostModel) -> Values:
-    """Seconds of each case: the sum over its steps."""
+def price(steps: Steps, model: CostModel, passes: int = 1) -> Values:
+    """Seconds of each case: the sum over its steps, each as often as so many passes do it."""
     total = np.zeros(steps.cases)
     for step in steps.steps:
+        often = times(step, passes)
         if isinstance(step, Compute):
-            total += model.compute_seconds(step)
+            total += model.compute_seconds(step) * often
         elif step.kind != "slice":
-            total[step.rows] += model.collective_seconds(step) * step.repeats
+            total[step.rows] += model.collective_seconds(step) * (step.repeats * often)
     return total
 
 

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 Kind = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "halo", "slice"]
 Phase = Literal["forward", "recompute", "backward", "update"]
+# In which passes of a step it is done: in every one, in all but the first, in the last only.
+Turn = Literal["every", "later", "last"]
 Rows = NDArray[np.intp]
 Values = NDArray[np.float64]
 
@@ -39,6 +41,7 @@ class Compute:
     work: Work | None = None  # the operator in full, for models that look closer
     optimizer: str = ""  # of an update: whose, and of how many elements
     items: Values | None = None
+    turn: Turn = "every"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +60,7 @@ class Collective:
     repeats: int = 1
     before: Layouts | None = None
     after: Layouts | None = None
+    turn: Turn = "every"
 
 
 Step: TypeAlias = Compute | Collective
@@ -104,6 +108,52 @@ def by_axes(masks: NDArray[np.int64], axes: int) -> list[tuple[tuple[int, ...], 
             members = tuple(a for a in range(axes) if mask >> a & 1)
             groups.append((members, np.flatnonzero(masks == mask)))
     return groups
+
+
+def times(step: Step, passes: int) -> int:
+    """How often a step is done where a training step takes so many passes over parts of a batch.
+
+    An optimizer's update is done once, whatever it says.
+    """
+    turn = "last" if step.phase == "update" else step.turn
+    return {"every": passes, "later": passes - 1, "last": 1}[turn]
+
+
+def is_held(kinds: Sequence[Kind]) -> bool:
+    """Whether a parameter's gradient that goes this way is added up over passes before it does.
+
+    Where nothing but all-reduces follow, the sum is as large as each of its terms: it is reduced
+    in the last pass alone. Where gradients are scattered, holding them back would keep them whole.
+    """
+    return bool(kinds) and all(kind == "all_reduce" for kind in kinds)
+
+
+def held(steps: Steps) -> Steps:
+    """The steps of a parameter's gradient, with those marked that wait for the last pass."""
+    others = np.zeros(steps.cases, dtype=bool)
+    for step in steps.steps:
+        if isinstance(step, Collective) and not is_held((step.kind,)):
+            others[step.rows] = True
+    found: list[Step] = []
+    for step in steps.steps:
+        assert isinstance(step, Collective)
+        waits = ~others[step.rows]
+        if waits.any():
+            found.append(replace(only(step, waits), turn="last"))
+        if not waits.all():
+            found.append(only(step, ~waits))
+    return Steps(steps.cases, tuple(found))
+
+
+def only(step: Collective, at: NDArray[np.bool_]) -> Collective:
+    """The collective in some of its cases."""
+    return replace(
+        step,
+        rows=step.rows[at],
+        bytes=step.bytes[at],
+        before=None if step.before is None else step.before[at],
+        after=None if step.after is None else step.after[at],
+    )
 
 
 def recomputed(steps: Steps) -> Steps:

@@ -132,11 +132,19 @@ def _sharded(
 def update_steps(
     storage: Storage, atoms: Sequence[int], kind: TensorType, optimizer: Optimizer, mesh: Mesh
 ) -> Steps:
-    """The optimizer's pass over the part of the parameter that a device keeps."""
+    """The optimizer's run over the part of the parameter that a device keeps."""
     items = local_items(storage.layouts, atoms, mesh.shape)
     moved = items * kind.item_bytes * optimizer.passes
     flops = items * optimizer.flops
     step = Compute(
         "update", "vector", kind.dtype, flops, moved, optimizer=optimizer.name, items=items
     )
+    return Steps(len(items), (step,))
+
+
+def sum_up_steps(storage: Storage, atoms: Sequence[int], kind: TensorType, mesh: Mesh) -> Steps:
+    """The gradient of a pass, added to that of the passes before: two are read, one is written."""
+    items = local_items(storage.layouts, atoms, mesh.shape)
+    moved = items * kind.item_bytes * 3.0
+    step = Compute("backward", "vector", kind.dtype, items, moved, turn="later")
     return Steps(len(items), (step,))

@@ -21,7 +21,7 @@ from shardfold.costs.model import CostModel, price, sums_gradients
 from shardfold.costs.recompute import KEEP_ALL, Regions
 from shardfold.costs.saved import Saved, saved_bytes
 from shardfold.costs.steps import Values
-from shardfold.costs.storage import Optimizer, storages, summed_axes, update_steps
+from shardfold.costs.storage import Optimizer, storages, sum_up_steps, summed_axes, update_steps
 from shardfold.costs.work import Tensors, operator_steps
 from shardfold.graph import Graph
 from shardfold.search import Problem
@@ -48,12 +48,15 @@ def tabulate(
     optimizer: Optimizer,
     regions: Regions = KEEP_ALL,
     prices: EdgePrices | None = None,
+    passes: int = 1,
 ) -> Tabulated:
     """Price every choice of every decision of `graph` on `mesh`; `regions` are recomputed.
 
-    `prices` of the same mesh and model, where there are any, are used and added to.
+    `prices` of the same mesh, model and number of passes, where there are any, are used and added
+    to. The graph is that of one pass; seconds are of a step, which takes so many.
     """
-    prices = EdgePrices(mesh, model) if prices is None else prices
+    prices = EdgePrices(mesh, model, passes) if prices is None else prices
+    assert prices.passes == passes
     return _Tabulator(graph, atoms, mesh, model, optimizer, regions, prices).run()
 
 
@@ -73,7 +76,7 @@ class _Tabulator:
         self.graph, self.atoms, self.mesh = graph, atoms, mesh
         self.model, self.optimizer, self.regions = model, optimizer, regions
         self.saved = Saved(graph, atoms, regions)
-        self.prices = prices
+        self.prices, self.passes = prices, prices.passes
         self.constant = constant_tensors(graph)
         self.sums = sums_gradients(model)
         self.vertices: list[Vertex] = []
@@ -105,7 +108,8 @@ class _Tabulator:
             tuple(self.edge_bytes),
             tuple(self._name(v) for v in self.vertices),
         )
-        return Tabulated(self.mesh, tuple(self.vertices), tuple(self.edges), problem, self.regions)
+        decided = (tuple(self.vertices), tuple(self.edges))
+        return Tabulated(self.mesh, *decided, problem, self.regions, self.passes)
 
     def _name(self, vertex: Vertex) -> str:
         named = self.graph.ops if vertex.what == "op" else self.graph.tensors
@@ -149,7 +153,8 @@ class _Tabulator:
             space = space_of(rule, self.mesh)
             if constant:
                 space = Space(rule, np.full((1, len(self.mesh.axes)), -1, dtype=np.int8))
-            costs = price(operator_steps(space, tensors, self.mesh, again), self.model)
+            steps = operator_steps(space, tensors, self.mesh, again)
+            costs = price(steps, self.model, self.passes)
             memory = saved_bytes(space, tensors, kept, self.mesh)
             memory = memory + sum(tensors.results[k].bytes for k in later)
             self.cache[key] = (space, costs, memory)
@@ -232,7 +237,10 @@ class _Tabulator:
             costs = np.zeros(len(storage.layouts))
             if trained:
                 steps = update_steps(storage, atoms, kind, self.optimizer, self.mesh)
-                costs = price(steps, self.model)
+                costs = price(steps, self.model, self.passes)
+                if self.passes > 1:
+                    added = sum_up_steps(storage, atoms, kind, self.mesh)
+                    costs = costs + price(added, self.model, self.passes)
                 # The parameter, its gradient, and the optimizer's state.
                 memory = memory * (2 + self.optimizer.states)
             self.cache[key] = (storage, costs, memory)

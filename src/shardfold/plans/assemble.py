@@ -13,8 +13,8 @@ import numpy as np
 from shardfold.costs import CostModel, Tabulated
 from shardfold.costs.decisions import Edge
 from shardfold.costs.edges import edge_steps
-from shardfold.costs.steps import Collective, Compute, Step
-from shardfold.costs.storage import Optimizer, update_steps
+from shardfold.costs.steps import Collective, Compute, Step, times
+from shardfold.costs.storage import Optimizer, sum_up_steps, update_steps
 from shardfold.costs.work import Tensors, operator_steps
 from shardfold.graph import Graph
 from shardfold.plans.plan import (
@@ -63,7 +63,8 @@ class Assembly:
         """The steps of every operator vertex: its own, and those of the edges charged to it.
 
         An edge is charged to the operator that reads; the edge into a shared tensor to the
-        operator that writes; a parameter's update to its first reader.
+        operator that writes; a parameter's update to its first reader. Of a step of several passes,
+        these are the steps of one: `times` says how often each is done.
         """
         found: dict[int, list[Step]] = defaultdict(list)
         for v, vertex in enumerate(self.tabulated.vertices):
@@ -77,7 +78,7 @@ class Assembly:
             found[at].extend(self.moved(number))
             if edge.regathers is not None and edge.source not in updated:
                 updated.add(edge.source)
-                found[at].extend(self.update(edge.source))
+                found[at].extend((*self.summed_up(edge.source), *self.update(edge.source)))
         return found
 
     def work(self, v: int) -> list[Step]:
@@ -95,6 +96,24 @@ class Assembly:
         if key not in self.known:
             self.known[key] = self._update(v)
         return self.known[key]
+
+    def summed_up(self, v: int) -> list[Step]:
+        """What a pass adds to the gradient of the parameter at vertex `v`, where there are more."""
+        vertex = self.tabulated.vertices[v]
+        tensor = self.graph.tensors[vertex.index]
+        if self.passes == 1 or vertex.storage is None or not tensor.requires_grad:
+            return []
+        key = ("summed", id(self.tabulated.problem.costs[v]), self.choice[v])
+        if key not in self.known:
+            kept, mesh = self.atoms.tensors[vertex.index], self.tabulated.mesh
+            steps = sum_up_steps(vertex.storage, kept, tensor.type, mesh)
+            self.known[key] = steps.case(self.choice[v])
+        return self.known[key]
+
+    @property
+    def passes(self) -> int:
+        """Over parts of the batch, in a step."""
+        return self.tabulated.passes
 
     def own(self, index: int, space: Space, choice: int) -> list[Step]:
         """The steps of one operator under one of its configurations, without its reshards."""
@@ -136,6 +155,7 @@ class Assembly:
             tensor.requires_grad and edge.flows and not values_only,
             edge.again,
             edge.sums,
+            edge.regathers is not None and self.passes > 1,
         ).case(0)
 
     def _update(self, v: int) -> list[Step]:
@@ -157,6 +177,10 @@ class Assembly:
         if found is None:
             found = self.prices[id(step)] = self.price(step)
         return found
+
+    def total(self, step: Step) -> float:
+        """The seconds of a step in all passes that do it."""
+        return self.seconds(step) * times(step, self.passes)
 
     def price(self, step: Step) -> float:
         """What one step of one case costs."""
@@ -184,8 +208,8 @@ class Assembly:
                     op.origin.source,
                     tuple(factor_name(vertex.space, int(f)) for f in row),
                     self.splits.of(vertex.index, vertex.space, row.tolist()),
-                    sum(self.seconds(step) for step in steps),
-                    _collectives(steps, names, self.seconds),
+                    sum(self.total(step) for step in steps),
+                    _collectives(steps, names, self),
                 )
             )
         return tuple(entries)
@@ -256,7 +280,7 @@ class Assembly:
             for step in self.steps.get(v, ()):
                 kind = "communication" if isinstance(step, Collective) else "compute"
                 kind = "update" if step.phase == "update" else kind
-                totals[kind] += self.seconds(step)
+                totals[kind] += self.total(step)
         return totals
 
 
@@ -265,15 +289,16 @@ def factor_name(space: Space, factor: int) -> str:
     return {NONE: "-", PASS: "+"}.get(factor) or space.rule.factors[factor]
 
 
-def _collectives(  # type: ignore[no-untyped-def]
-    steps: list[Step], names: tuple[str, ...], seconds
+def _collectives(
+    steps: list[Step], names: tuple[str, ...], at: Assembly
 ) -> tuple[CollectiveEntry, ...]:
     entries: dict[tuple[str, str, tuple[str, ...], float], list[float]] = defaultdict(list)
     for step in steps:
         if isinstance(step, Collective) and step.kind != "slice":
             axes = tuple(names[a] for a in step.axes)
             key = (step.phase, step.kind, axes, float(step.bytes[0]))
-            entries[key].extend([seconds(step) / step.repeats] * step.repeats)
+            count = step.repeats * times(step, at.passes)
+            entries[key].extend([at.seconds(step) / step.repeats] * count)
     return tuple(
         CollectiveEntry(phase, kind, axes, size, len(each), math.fsum(each))
         for (phase, kind, axes, size), each in entries.items()

@@ -99,6 +99,7 @@ def choose(
     watch: Callable[[int, int], None],
     pins: Sequence[Pin] = (),
     recompute: Recompute = "auto",
+    passes: int = 1,
 ) -> Chosen:
     """Solve on every mesh, and keep the fastest choice that fits.
 
@@ -112,7 +113,7 @@ def choose(
         for number, mesh in enumerate(meshes):
             watch(number, 2 * len(meshes))
             model, prices = priced[number]
-            tables = tabulate(graph, atoms, mesh, model, optimizer, regions, prices)
+            tables = tabulate(graph, atoms, mesh, model, optimizer, regions, prices, passes)
             unfolded = unfold(tables, graph)
             every = Restricted(unfolded.problem, {})
             solution = _solved(every, cutoff)
@@ -129,7 +130,8 @@ def choose(
 
     count = len(meshes)
     models = [pricing.model(cluster, mesh) for mesh in meshes]
-    priced = [(model, EdgePrices(mesh, model)) for mesh, model in zip(meshes, models, strict=True)]
+    pairs = zip(meshes, models, strict=True)
+    priced = [(model, EdgePrices(mesh, model, passes)) for mesh, model in pairs]
     kept = candidates(block_regions(graph, atoms) if recompute == "always" else KEEP_ALL)
     free = best(lambda found: found)
     if not pins:

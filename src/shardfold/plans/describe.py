@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 
 import numpy as np
@@ -50,6 +50,7 @@ def describe(
     capture_seconds: float,
     search_seconds: float,
     verdict: Verdict | None = None,
+    cuts: Mapping[str, int] | None = None,
 ) -> Plan:
     """Put the decisions, their estimate and where they came from into a plan.
 
@@ -102,6 +103,8 @@ def describe(
         simulation=None if verdict is None else verdict.winner.simulation,
         finalists=() if verdict is None else _finalists(verdict),
         schedule=Scheduler(graph, atoms, cluster).schedule(whole),
+        micro_batches=best.tabulated.passes,
+        cuts=dict(cuts or {}),
     )
 
 

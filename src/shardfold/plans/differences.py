@@ -50,7 +50,7 @@ def _own(assembly: Assembly, v: int, choice: int) -> dict[str, float]:
     for sign, at in ((1, choice), (-1, assembly.choice[v])):
         for step in assembly.own(vertex.index, vertex.space, at):
             what = "its own arithmetic" if isinstance(step, Compute) else "its own collectives"
-            found[what] += sign * assembly.price(step)
+            found[what] += sign * assembly.price(step) * assembly.passes
     return found
 
 

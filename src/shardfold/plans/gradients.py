@@ -83,8 +83,9 @@ class Gradients:
         self.stored.add(tensor)
         if found.gradient:
             add(turn.takes, "buffers", found.gradient)
-        else:
-            add(turn.takes, "gradients", found.reduced)
+        else:  # with several passes, it lives until it is added to those before
+            alone = self.at.assembly.passes == 1
+            add(turn.takes, "gradients" if alone else "buffers", found.reduced)
 
     def _new(self, turn: Turn, size: float) -> _Gradient:
         add(turn.takes, "buffers", size)

@@ -219,7 +219,11 @@ class Provenance(Value, frozen=True):
 
 
 class Plan(Value, frozen=True, omit_defaults=True):
-    """How to split the training of one model over one cluster."""
+    """How to split the training of one model over one cluster.
+
+    With several micro-batches, operators and inputs are those of one pass; seconds and counts of
+    collectives are those of a whole step.
+    """
 
     format: str
     version: int
@@ -239,6 +243,8 @@ class Plan(Value, frozen=True, omit_defaults=True):
     simulation: Simulation | None = None  # of the step, with overlap and memory over time
     finalists: tuple[FinalistEntry, ...] = ()  # all that were simulated, the fastest first
     schedule: Schedule | None = None  # what `shardfold simulate` reads
+    micro_batches: int = 1  # passes of a step, each over an equal part of the batch
+    cuts: dict[str, int] = msgspec.field(default_factory=dict)  # of each input that is cut: the dim
 
     @property
     def fits(self) -> bool:

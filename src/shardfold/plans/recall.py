@@ -22,7 +22,8 @@ def restated(
 ) -> Assembly:
     """The plan's choice on tables made anew, on a mesh with as many axes as its own."""
     again = stated_regions(plan.recompute, graph, atoms)
-    tables = tabulate(graph, atoms, mesh, model, optimizer, again)
+    passes = plan.micro_batches
+    tables = tabulate(graph, atoms, mesh, model, optimizer, again, passes=passes)
     blank = Assembly(graph, atoms, tables, (0,) * len(tables.vertices), model, optimizer)
     return replace(blank, choice=recalled(plan, blank))
 

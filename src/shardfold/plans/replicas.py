@@ -116,7 +116,7 @@ class Whole:
                 work = [s for s in assembly.steps[v] if isinstance(s, Compute)]
                 group = groups[op.kind, assembly.reason(space)]
                 group[0] += times
-                group[1] += times * sum(assembly.seconds(s) for s in work)
+                group[1] += times * sum(assembly.total(s) for s in work)
         entries = [
             UnsplitEntry(kind, int(count), seconds, seconds / step_seconds, reason)
             for (kind, reason), (count, seconds) in groups.items()

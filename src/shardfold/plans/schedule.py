@@ -8,6 +8,7 @@ that are described alike are one segment with a count.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -15,7 +16,7 @@ from itertools import groupby
 import numpy as np
 
 from shardfold.cluster import Cluster
-from shardfold.costs.steps import Collective, Compute, Step
+from shardfold.costs.steps import Collective, Compute, Step, is_held
 from shardfold.costs.unfold import Unfolded
 from shardfold.graph import Graph
 from shardfold.plans.assemble import Assembly
@@ -106,6 +107,7 @@ class _Builder:
             segments=tuple(s for s in segments if s.operators),
             resident={kind: size for kind, size in self.resident.items() if size},
             peak_flops=cluster.device.peak(self._dtype()),
+            passes=self.whole.assembly.passes,
         )
 
     def _of(self, assembly: Assembly) -> _Described:
@@ -134,7 +136,9 @@ class _Builder:
         read = {t for op in graph.ops for t in op.inputs}
         for index, tensor in enumerate(graph.tensors):
             if tensor.role in ("input", "buffer"):
-                self.resident["buffers"] = self.resident.get("buffers", 0.0) + tensor.type.bytes
+                times = self.whole.assembly.passes if tensor.role == "input" else 1
+                size = times * tensor.type.bytes
+                self.resident["buffers"] = self.resident.get("buffers", 0.0) + size
             elif tensor.role == "parameter" and index not in read:
                 self.resident["parameters"] += tensor.type.bytes
 
@@ -163,9 +167,13 @@ class _Described:
         for index, op in enumerate(self.graph.ops):
             for tensor in op.inputs:
                 self.first.setdefault(tensor, index)
+        self.leaving: dict[int, list[int]] = defaultdict(list)  # edges from each vertex
+        if assembly.passes > 1:
+            for number, edge in enumerate(assembly.tabulated.edges):
+                self.leaving[edge.source].append(number)
 
     def resident(self, op: int) -> Bytes:
-        """Parameters and optimizer state that an operator answers for."""
+        """Parameters, optimizer state and sums of gradients that an operator answers for."""
         found: Bytes = {}
         for tensor, vertex in self._answers_for(op):
             size = self.footprint.lying.stored_bytes(vertex)
@@ -173,7 +181,23 @@ class _Described:
             if self.graph.tensors[tensor].requires_grad:
                 state = size * self.assembly.optimizer.states
                 found["optimizer"] = found.get("optimizer", 0.0) + state
+                if self.assembly.passes > 1:
+                    sums = self._gradient_bytes(vertex)
+                    found["gradients"] = found.get("gradients", 0.0) + sums
         return found
+
+    def _gradient_bytes(self, vertex: int) -> float:
+        """Bytes of a parameter's gradient; of several passes, each that is held back has a sum."""
+        size = self.footprint.lying.stored_bytes(vertex)
+        if self.assembly.passes == 1:
+            return size
+        edges = self.assembly.tabulated.edges
+        waiting = [
+            is_held([s.kind for s in self.assembly.moves(k)[1] if isinstance(s, Collective)])
+            and not edges[k].sums
+            for k in self.leaving[vertex]
+        ]
+        return size * (sum(waiting) + (not all(waiting)))
 
     def _answers_for(self, op: int) -> Iterable[tuple[int, int]]:
         """The parameters that an operator reads first, with their vertices."""
@@ -237,7 +261,7 @@ class _Described:
     def _update(self, op: int) -> list[Task]:
         found = []
         for tensor, vertex in self._answers_for(op):
-            gradient = self.footprint.lying.stored_bytes(vertex)
+            gradient = self._gradient_bytes(vertex)
             gives = {"gradients": gradient} if self.graph.tensors[tensor].requires_grad else {}
             for step in self.assembly.update(vertex):
                 found.append(Task("update", self.assembly.seconds(step), gives=gives))
@@ -307,6 +331,7 @@ class _Described:
             float(step.bytes[0]),
             _sum(buffers, takes or {}),
             buffers,
+            step.turn,
         )
 
     def _gather(self, op: int, position: int, step: Step) -> Task:
@@ -321,6 +346,8 @@ class _Described:
 
     def _reductions(self, op: int) -> list[Task]:
         """Gradients of parameters: the part that stays comes, what was reduced goes."""
+        if self.assembly.passes > 1:
+            return self._summed(op)
         tasks: list[Task] = []
         for position, edge in self._edges(op, parameters=True):
             steps = [s for s in self.assembly.moves(edge)[1] if _is_sent(s)]
@@ -338,6 +365,35 @@ class _Described:
             tasks += each
         return tasks
 
+    def _summed(self, op: int) -> list[Task]:
+        """Gradients of one of several passes: each goes when it is added to those before.
+
+        What is held back is added first, and reduced in the last pass; else it is the other way
+        round.
+        """
+        tasks = [
+            Task("backward", self.assembly.seconds(step), turn=step.turn)
+            for _, vertex in self._answers_for(op)
+            for step in self.assembly.summed_up(vertex)
+        ]
+        for position, edge in self._edges(op, parameters=True):
+            found = self.footprint.gathered[op][position]
+            if found is None:
+                continue
+            steps = [s for s in self.assembly.moves(edge)[1] if _is_sent(s)]
+            each = [self._sent(s, "behind") for s in steps if isinstance(s, Collective)]
+            fresh = found.gradient or found.reduced
+            if not each or each[0].turn == "last":
+                gone = [Task("backward", 0.0, gives={"buffers": fresh})] if fresh else []
+                tasks += [*gone, *each]
+                continue
+            part: Bytes = {"buffers": found.reduced} if found.reduced else {}
+            each[0] = _with(each[0], takes=part)
+            end = max(k for k, task in enumerate(each) if task.turn == "every")
+            each[end] = _with(each[end], gives=_sum(part, {"buffers": fresh}))
+            tasks += each
+        return tasks
+
 
 def _is_sent(step: Step) -> bool:
     return isinstance(step, Collective) and step.kind != "slice"
@@ -352,6 +408,7 @@ def _with(task: Task, takes: Bytes | None = None, gives: Bytes | None = None) ->
         task.bytes,
         _sum(task.takes, takes or {}),
         _sum(task.gives, gives or {}),
+        task.turn,
     )
 
 

@@ -25,6 +25,7 @@ class Request:
     pins: Sequence[Pin] = ()
     recompute: Recompute = "auto"
     rules: Mapping[str, Maker] = field(default_factory=dict)
+    passes: int = 1  # the graph's batch is a part of a step's, which takes so many
 
     def atomised(self, graph: Graph) -> Atoms:
         """The graph's dims in pieces, by the rules of the cost model and of the user."""
@@ -44,4 +45,4 @@ def settle(graph: Graph, request: Request, watch: Callable[[int, int], None]) ->
     """The best choice for a graph by the sum of its costs."""
     r, atoms = request, request.atomised(graph)
     asked = (r.cluster, r.meshes, r.pricing, r.optimizer, r.limit_bytes)
-    return Settled(graph, atoms, choose(graph, atoms, *asked, watch, r.pins, r.recompute))
+    return Settled(graph, atoms, choose(graph, atoms, *asked, watch, r.pins, r.recompute, r.passes))

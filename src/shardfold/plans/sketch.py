@@ -163,9 +163,9 @@ class _Views:
         return tuple(Move(*key, sum(sizes)) for key, sizes in found.items())
 
     def work(self, op: int) -> tuple[tuple[str, float], ...]:
-        """Seconds of the operator's local work, phase by phase."""
+        """Seconds of the operator's local work in all passes, phase by phase."""
         found: dict[str, float] = defaultdict(float)
         for step in self.assembly.steps[self.vertex[op]]:
             if isinstance(step, Compute):
-                found[step.phase] += self.assembly.seconds(step)
+                found[step.phase] += self.assembly.total(step)
         return tuple(found.items())

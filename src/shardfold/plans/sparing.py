@@ -68,7 +68,8 @@ def _keeping(verdict: Verdict, whole: Judged, request: Request) -> Candidate:
     for tried in verdict.chosen.tried:
         if tried.mesh == old.mesh and not tried.tabulated.regions:
             return tried
-    tables = tabulate(at.graph, at.atoms, old.mesh, old.model, request.optimizer)
+    passes = request.passes
+    tables = tabulate(at.graph, at.atoms, old.mesh, old.model, request.optimizer, passes=passes)
     return replace(old, tabulated=tables, unfolded=unfold(tables, at.graph))
 
 
@@ -96,7 +97,8 @@ def _proposed(whole: Judged, request: Request, count: int, limit: float) -> Iter
     graph, border = _parted(at.graph, at.atoms, count)
     atoms = request.atomised(graph)
     regions = _leading(graph, atoms, border)
-    tables = tabulate(graph, atoms, old.mesh, old.model, request.optimizer, regions)
+    given = (old.mesh, old.model, request.optimizer, regions)
+    tables = tabulate(graph, atoms, *given, passes=request.passes)
     unfolded = unfold(tables, graph)
     every = Restricted(unfolded.problem, {})
     new = replace(old, tabulated=tables, left=every, unfolded=unfolded, known=[])

@@ -73,7 +73,8 @@ class Setting:
         optimizer = optimizer_named(self.plan.provenance.optimizer)
         model = pricing.model(self.cluster, self.mesh)
         again = stated_regions(self.plan.recompute, self.graph, self.atoms)
-        tables = tabulate(self.graph, self.atoms, self.mesh, model, optimizer, again)
+        passes = self.plan.micro_batches
+        tables = tabulate(self.graph, self.atoms, self.mesh, model, optimizer, again, passes=passes)
         assembly = Assembly(self.graph, self.atoms, tables, (), model, optimizer)
         fixed = () if self.plan.pinned is None else self.plan.pinned.pins
         pins = [Pin.parse(pin.pattern, pin.split) for pin in fixed]

@@ -17,6 +17,8 @@ import msgspec
 #   ahead    a gather of parameters, which may run before it is needed;
 #   behind   a reduction of gradients, which only the update waits for.
 Mode = Literal["work", "wait", "ahead", "behind"]
+# In which passes of a step a task is done: in every one, in all but the first, in the last only.
+Turn = Literal["every", "later", "last"]
 CLASSES = ("parameters", "gradients", "optimizer", "activations", "buffers")
 """Of memory. Activations: what is kept for backward, or still to be read. Buffers: all that lives
 shortly: gathered parameters, tensors on their way between layouts, gradients of activations."""
@@ -38,6 +40,7 @@ class Task(Value, frozen=True):
     bytes: float = 0.0  # of a collective's larger side
     takes: dict[str, float] = msgspec.field(default_factory=dict)
     gives: dict[str, float] = msgspec.field(default_factory=dict)
+    turn: Turn = "every"
 
 
 class Again(Value, frozen=True):
@@ -72,7 +75,11 @@ class Segment(Value, frozen=True):
 
 
 class Schedule(Value, frozen=True):
-    """A whole step: segments forward, then backward in reverse, then the update."""
+    """A whole step: segments forward, then backward in reverse, then the update.
+
+    With several `passes`, forward and backward are done so often, each time on a part of the batch,
+    before the one update.
+    """
 
     levels: tuple[str, ...]  # outermost first
     segments: tuple[Segment, ...]
@@ -80,3 +87,4 @@ class Schedule(Value, frozen=True):
     peak_flops: float  # of a device, in the dtype of most products
     ahead: int = 8  # operators whose parameters may be gathered before their turn
     behind: int = 16  # operators whose gradients may wait to be reduced
+    passes: int = 1

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
+from shardfold.simulate.passes import combined, in_a_row, parted
 from shardfold.simulate.record import Record, Sums
 from shardfold.simulate.schedule import COMPUTE, Schedule, Segment, Task
 from shardfold.simulate.streams import Pending, Place, Streams
@@ -27,12 +28,17 @@ SAME = 1e-9  # of a block's time: standing that close is standing alike
 
 def simulate(schedule: Schedule) -> Simulation:
     """The figures of a step."""
-    return _Simulator(schedule, detailed=False).run()[0]
+    found = [(_Simulator(each, detailed=False).run()[0], n) for each, n in parted(schedule)]
+    return found[0][0] if schedule.passes == 1 else combined(found)
 
 
 def timeline(schedule: Schedule) -> tuple[Simulation, Timeline]:
     """The figures of a step, and every task of every block in time."""
-    return _Simulator(schedule, detailed=True).run()
+    found = [(_Simulator(each, detailed=True).run(), n) for each, n in parted(schedule)]
+    if schedule.passes == 1:
+        return found[0][0]
+    lines = [(line, one.step_seconds, n) for (one, line), n in found]
+    return combined([(one, n) for (one, _), n in found]), in_a_row(lines)
 
 
 @dataclass(frozen=True, slots=True)
