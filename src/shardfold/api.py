@@ -18,11 +18,11 @@ from shardfold.errors import InputError, nearest
 from shardfold.passes import MicroBatches, check_wish, decided
 from shardfold.plans import Plan
 from shardfold.plans.choose import RECOMPUTE, Recompute
-from shardfold.plans.cutting import first
+from shardfold.plans.cutting import first_part
 from shardfold.plans.decide import Decision, decide
 from shardfold.plans.describe import describe
 from shardfold.plans.pins import parse_pins
-from shardfold.plans.samples import Samples, samples_of
+from shardfold.plans.samples import Samples, samples_in
 from shardfold.plans.settle import Request
 from shardfold.search.files import write_problem
 from shardfold.spaces import Maker
@@ -92,7 +92,7 @@ def plan(
         started = time.perf_counter()
         watch(Stage("capture", 0, 1))
         short = fold and not fixed  # a pin may tell apart what a short graph takes together
-        part = first(args, kwargs or {}, cuts() if passes > 1 else {}, passes)
+        part = first_part(args, kwargs or {}, dict(cut().values()) if passes > 1 else {}, passes)
         found = capture_program(model, *part, dtype=dtype, loss=loss, fold=fold, short=short)
         seconds["capture"] += time.perf_counter() - started
         if measured is not None:
@@ -102,11 +102,12 @@ def plan(
     @cache
     def samples() -> Samples:
         graph = captured(1).graph
-        return samples_of(graph, request.atomised(graph))
+        return samples_in(graph, request.atomised(graph))
 
-    def cuts() -> dict[str, int]:
-        places = places_of(captured(1), args, kwargs)
-        return {places[tensor]: dim for tensor, dim in samples().dims}
+    @cache
+    def cut() -> dict[str, tuple[str, int]]:
+        places, tensors = places_of(captured(1), args, kwargs), captured(1).graph.tensors
+        return {tensors[t].name: (places[t], dim) for t, dim in samples().dims}
 
     def attempt(passes: int) -> Decision:
         graph = captured(passes).graph
@@ -139,7 +140,7 @@ def plan(
         capture_seconds=seconds["capture"],
         search_seconds=seconds["search"],
         verdict=settled.verdict,
-        cuts=cuts() if won.tabulated.passes > 1 else {},
+        cuts=cut() if won.tabulated.passes > 1 else {},
     ).noted(*sorted(notes))
 
 

@@ -11,6 +11,7 @@ import math
 import os
 import sys
 from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -23,8 +24,10 @@ from shardfold.spaces.layout import Bounds, chunk
 WHOLE, SAMPLES = "whole", "dim 0"
 
 
-def inputs_of(assembly: Assembly) -> tuple[InputEntry, ...]:
-    """Every tensor of the batch, and how it is cut into parts."""
+def inputs_of(
+    assembly: Assembly, cuts: Mapping[str, tuple[str, int]] = MappingProxyType({})
+) -> tuple[InputEntry, ...]:
+    """Every tensor of the batch, and how it is cut into parts: of devices, and of passes."""
     graph, atoms = assembly.graph, assembly.atoms
     votes, leading = _votes(assembly)
     entries = []
@@ -33,7 +36,8 @@ def inputs_of(assembly: Assembly) -> tuple[InputEntry, ...]:
             continue
         is_batch = _has_samples(assembly, index) and atoms.classes[index][0] == leading
         layout = tuple(SAMPLES if vote and is_batch else WHOLE for vote in votes)
-        entries.append(InputEntry(tensor.name, tensor.type.shape, layout))
+        place, dim = cuts.get(tensor.name, ("", None))
+        entries.append(InputEntry(tensor.name, tensor.type.shape, layout, dim, place))
     return tuple(entries)
 
 
@@ -67,17 +71,29 @@ def _votes(assembly: Assembly) -> tuple[list[bool], int]:
 
 def samples_of(plan: Plan) -> int:
     """The samples of the whole batch."""
-    split = [entry.shape[0] for entry in plan.inputs if SAMPLES in entry.layout]
-    whole = [entry.shape[0] for entry in plan.inputs if entry.shape]
+    shapes = [(entry, entry.whole(plan.micro_batches)) for entry in plan.inputs]
+    split = [shape[0] for entry, shape in shapes if SAMPLES in entry.layout]
+    cut = [shape[entry.cut] for entry, shape in shapes if entry.cut is not None]
+    whole = cut or [shape[0] for _, shape in shapes if shape]
     if not plan.inputs:
         raise RunError("The plan does not say what its batch is: plan again.")
     return (split or whole or [1])[0]
 
 
+def parts_of(plan: Plan, rank: int | None = None) -> tuple[Bounds, ...]:
+    """The ranges of samples that a process reads, one in each pass."""
+    low, high = part_of(plan, rank)
+    entry = next((e for e in plan.inputs if SAMPLES in e.layout), None)
+    passes = plan.micro_batches if entry is None or entry.cut == 0 else 1
+    size = samples_of(plan) // passes
+    return tuple((low + k * size, high + k * size) for k in range(passes))
+
+
 def part_of(plan: Plan, rank: int | None = None) -> Bounds:
-    """The range of samples that a process reads."""
-    bounds = (0, samples_of(plan))
-    layout = next((e.layout for e in plan.inputs if SAMPLES in e.layout), ())
+    """The range of samples that a process reads, of those of a pass."""
+    entry = next((e for e in plan.inputs if SAMPLES in e.layout), None)
+    layout = () if entry is None else entry.layout
+    bounds = (0, samples_of(plan) // plan.micro_batches if entry is None else entry.shape[0])
     place = _rank(plan) if rank is None else rank
     strides = [math.prod(axis.size for axis in plan.mesh[k + 1 :]) for k in range(len(plan.mesh))]
     for axis, stride, state in zip(plan.mesh, strides, layout, strict=False):
@@ -88,9 +104,14 @@ def part_of(plan: Plan, rank: int | None = None) -> Bounds:
 
 def local_batch(plan: Plan, batch: Any, rank: int | None) -> Any:
     """The samples of one process, of every tensor that has samples."""
-    low, high = part_of(plan, rank)
-    split = {entry.shape for entry in plan.inputs if SAMPLES in entry.layout}
-    known = {entry.shape for entry in plan.inputs}
+    parts, passes = parts_of(plan, rank), plan.micro_batches
+    split = {entry.whole(passes) for entry in plan.inputs if SAMPLES in entry.layout}
+    known = {entry.whole(passes) for entry in plan.inputs}
+
+    def taken(value: Any) -> Any:
+        if len(parts) == 1:
+            return value[slice(*parts[0])]
+        return value[[row for bounds in parts for row in range(*bounds)]]
 
     def cut(value: Any) -> Any:
         if isinstance(value, Mapping):
@@ -111,7 +132,7 @@ def local_batch(plan: Plan, batch: Any, rank: int | None) -> Any:
                 f"The batch has a tensor of shape {tuple(shape)}, the plan is for {shapes}. "
                 "Pad or drop the last batch, or plan again."
             )
-        return value[low:high] if tuple(shape) in split else value
+        return taken(value) if tuple(shape) in split else value
 
     return cut(batch)
 
@@ -142,7 +163,7 @@ class Sampler:
         if count < self.samples:
             raise RunError(f"The data has {count} samples, one batch of the plan {self.samples}.")
         self.count, self.shuffle, self.seed, self.epoch = count, shuffle, seed, 0
-        self.part = part_of(plan, rank)
+        self.parts = parts_of(plan, rank)
 
     def __len__(self) -> int:
         return self.count // self.samples
@@ -158,9 +179,9 @@ class Sampler:
         """The samples of one step that are this process's; steps count over all epochs."""
         epoch, number = divmod(step, len(self))
         first = number * self.samples
-        low, high = (first + bound for bound in self.part)
+        rows = [first + row for bounds in self.parts for row in range(*bounds)]
         if not self.shuffle:
-            return list(range(low, high))
+            return rows
         order = np.random.default_rng((self.seed, epoch)).permutation(self.count)
-        found: list[int] = order[low:high].tolist()
+        found: list[int] = order[rows].tolist()
         return found

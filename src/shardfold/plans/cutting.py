@@ -21,7 +21,7 @@ def cut(args: Sequence[Any], kwargs: Mapping[str, Any], cuts: Cuts, parts: int) 
     return [_part(args, kwargs, cuts, parts, number) for number in range(parts)]
 
 
-def first(args: Sequence[Any], kwargs: Mapping[str, Any], cuts: Cuts, parts: int) -> Batch:
+def first_part(args: Sequence[Any], kwargs: Mapping[str, Any], cuts: Cuts, parts: int) -> Batch:
     """The first of the parts: an example of all."""
     return _part(args, kwargs, cuts, parts, 0)
 

@@ -50,11 +50,12 @@ def describe(
     capture_seconds: float,
     search_seconds: float,
     verdict: Verdict | None = None,
-    cuts: Mapping[str, int] | None = None,
+    cuts: Mapping[str, tuple[str, int]] | None = None,
 ) -> Plan:
     """Put the decisions, their estimate and where they came from into a plan.
 
-    With the simulator's verdict, the plan has its figures and the finalists', too.
+    With the simulator's verdict, the plan has its figures and the finalists', too. `cuts` are the
+    inputs that are cut into micro-batches, by name: their places, and the dims.
     """
     best = chosen.best
     assembly = Assembly(graph, atoms, best.tabulated, best.own_choice, best.model, optimizer)
@@ -96,7 +97,7 @@ def describe(
             search_seconds=search_seconds,
             notes=graph.notes,
         ),
-        inputs=inputs_of(assembly),
+        inputs=inputs_of(assembly, cuts or {}),
         pinned=_pinned(graph, operators, chosen),
         recompute=tuple((r.start, r.stop) for r in in_model(best.tabulated.regions, graph).ranges),
         sketch=sketch(whole),
@@ -104,7 +105,6 @@ def describe(
         finalists=() if verdict is None else _finalists(verdict),
         schedule=Scheduler(graph, atoms, cluster).schedule(whole),
         micro_batches=best.tabulated.passes,
-        cuts=dict(cuts or {}),
     )
 
 

@@ -77,12 +77,22 @@ class ParameterEntry(Value, frozen=True):
     regather: bool
 
 
-class InputEntry(Value, frozen=True):
-    """A tensor of the batch, and the part of it that a device reads: a state per axis."""
+class InputEntry(Value, frozen=True, omit_defaults=True):
+    """A tensor of the batch, and the part of it that a device reads: a state per axis.
+
+    Where a step takes several micro-batches, `shape` is what one of them has, `cut` the dim along
+    which the whole is cut, and `place` where it lies in the batch: `0`, `input_ids`, `batch.image`.
+    """
 
     name: str
     shape: tuple[int, ...]
     layout: tuple[str, ...]
+    cut: int | None = None
+    place: str = ""
+
+    def whole(self, passes: int) -> tuple[int, ...]:
+        """The shape that the whole batch has."""
+        return tuple(n * passes if dim == self.cut else n for dim, n in enumerate(self.shape))
 
 
 class UnsplitEntry(Value, frozen=True):
@@ -244,12 +254,16 @@ class Plan(Value, frozen=True, omit_defaults=True):
     finalists: tuple[FinalistEntry, ...] = ()  # all that were simulated, the fastest first
     schedule: Schedule | None = None  # what `shardfold simulate` reads
     micro_batches: int = 1  # passes of a step, each over an equal part of the batch
-    cuts: dict[str, int] = msgspec.field(default_factory=dict)  # of each input that is cut: the dim
 
     @property
     def fits(self) -> bool:
         """Whether the predicted peak is within the memory limit."""
         return self.estimate.peak_bytes <= self.estimate.limit_bytes
+
+    @property
+    def cuts(self) -> dict[str, int]:
+        """The place of each input that is cut into micro-batches, and the dim along which it is."""
+        return {entry.place: entry.cut for entry in self.inputs if entry.cut is not None}
 
     def noted(self, *notes: str) -> Plan:
         """The plan with further notes on how it was made."""

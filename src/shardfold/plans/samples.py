@@ -71,7 +71,7 @@ class Samples:
         return [2**n for n in range(1, self.count.bit_length()) if self.count % 2**n == 0]
 
 
-def samples_of(graph: Graph, atoms: Atoms) -> Samples:
+def samples_in(graph: Graph, atoms: Atoms) -> Samples:
     """The first dim of the inputs along which the batch may be cut, leading dims first."""
     reasons = []
     for identity in _candidates(graph, atoms):

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from shardfold.capture import Program
 from shardfold.plans import Plan
+from shardfold.plans.cutting import cut
 from shardfold.run.agreement import agreed
 from shardfold.run.alone import alone
 from shardfold.run.lower import Instruction
@@ -111,7 +112,13 @@ def compare(
 ) -> Comparison:
     """Run one step both ways; on every rank of the plan's process group."""
     captured = agreed(lambda: prepared(model, plan, args, kwargs, loss, rules))
-    settings = Settings(seed=seed, double=True, prefix="" if loss is None else LOSS_PREFIX)
+    settings = Settings(
+        seed=seed,
+        double=True,
+        prefix="" if loss is None else LOSS_PREFIX,
+        passes=plan.micro_batches,
+        cuts=plan.cuts,
+    )
     return compare_captured(model, plan, captured, args, kwargs, rules, settings)
 
 
@@ -137,10 +144,15 @@ def compare_captured(
 
 
 def _step(module: Parallel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[_Watch, float]:
-    watch = _Watch()
-    loss = module.observed(watch, *args, **kwargs)
-    loss.backward()
-    return watch, float(loss.detach())
+    """What the last pass leaves, and the loss of all."""
+    run, total = module._run, 0.0
+    for number, (part, named) in enumerate(cut(args, kwargs, run.cuts, run.passes)):
+        watch = _Watch()
+        with run.in_pass(number):
+            loss = module.observed(watch, *part, **named) / run.passes
+            loss.backward()
+        total += float(loss.detach())
+    return watch, total
 
 
 def _first_operator(

@@ -56,8 +56,8 @@ def figures(plan: Plan, graph: Graph, reports: Sequence[StepReport], example: Ba
         step_seconds=seconds,
         samples_per_second=samples / seconds,
         tokens_per_second=None if tokens is None else tokens / seconds,
-        model_flops=model_flops(graph, atoms),
-        mfu=ideal / (devices * seconds),
+        model_flops=model_flops(graph, atoms) * plan.micro_batches,
+        mfu=plan.micro_batches * ideal / (devices * seconds),
         devices=devices,
     )
 

@@ -5,10 +5,15 @@ reductions are of one kind, on the same axes and in one dtype share a collective
 is full; a gradient that fills one alone is reduced where it is, without a copy. Buckets are fixed
 beforehand, in the reverse order of the uses, and start in that order on every device: one is
 started when all its gradients have come and those before it have started.
+
+In a step of several passes, what is to be all-reduced is added up first, and reduced in the last
+pass; so is what is not sent at all. What is scattered is reduced in every pass, and handed over
+while backward goes on, so that only sums are kept.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -23,6 +28,7 @@ from shardfold.run.steps import Moves
 
 BUCKET_BYTES = 4 << 20
 JOINED = ("all_reduce", "reduce_scatter")
+LAG = 2  # buckets that may be under way in one of several passes before the oldest is awaited
 
 Deliver = Callable[[int, Tensor], None]  # the number of a use, and its gradient as it is stored
 Finished = Callable[[], Tensor]  # what a bucket holds for a use, once its work is done
@@ -36,6 +42,11 @@ class Reduction:
     moves: Moves
     dtype: torch.dtype
     gradient_bytes: int
+
+    @property
+    def waits(self) -> bool:
+        """Whether it is added up over the passes of a step before anything is done with it."""
+        return not self.moves or self.moves.is_held
 
     @property
     def key(self) -> tuple[Any, ...] | None:
@@ -88,16 +99,28 @@ class Reducer:
         rest: Callable[[], None] = lambda: None,
     ) -> None:
         self.groups, self.deliver, self.settle, self.rest = groups, deliver, settle, rest
+        self.waiting = {r.number for r in reductions if r.waits}
+        self.sums: dict[int, Tensor] = {}  # of what waits, over the passes so far
+        self.under_way: deque[Bucket] = deque()
+        self.is_first = self.is_last = True
         sent = [r for r in reductions if r.moves]
         self.buckets = list(buckets_of(sent, limit))
         self.bucket_of = {m.number: b for b in self.buckets for m in b.members}
         self.launched: list[Launched] = []
         self.reset()
 
+    def begin(self, number: int, passes: int) -> None:
+        """Be ready for the backward of one of the passes of a step."""
+        self.is_first, self.is_last = number == 0, number == passes - 1
+        self.reset()
+        if self.is_first:
+            self.sums.clear()
+
     def reset(self) -> None:
         """Be ready for a backward, whatever became of the last one."""
         for bucket in self.buckets:
             bucket.clear()
+        self.under_way.clear()
         self.next = 0
         self.is_active = False
         self.ready: list[tuple[int, Tensor]] = []
@@ -107,12 +130,27 @@ class Reducer:
         """A gradient has come, here or to whoever adds several up: see to the end of backward."""
         if not self.is_active:
             self.is_active = True
-            self.launched.clear()
+            if self.is_first:
+                self.launched.clear()
             torch.autograd.Variable._execution_engine.queue_callback(self.finish)
 
     def arrived(self, number: int, gradient: Tensor) -> None:
         """Take the gradient of a use."""
         self.activate()
+        if number in self.waiting and not (self.is_first and self.is_last):
+            self._add(number, gradient)
+            if self.is_last:
+                self._send(number, self.sums.pop(number))
+            return
+        self._send(number, gradient)
+
+    def _add(self, number: int, gradient: Tensor) -> None:
+        if number in self.sums:
+            self.sums[number].add_(gradient)
+        else:
+            self.sums[number] = gradient if is_free(gradient) else gradient.clone()
+
+    def _send(self, number: int, gradient: Tensor) -> None:
         bucket = self.bucket_of.get(number)
         if bucket is None:
             self.ready.append((number, gradient))
@@ -129,6 +167,8 @@ class Reducer:
     def finish(self) -> None:
         """Start what is left, wait for everything, and deliver."""
         self.rest()
+        for number in list(self.sums) if self.is_last else ():  # without a part in this pass
+            self._send(number, self.sums.pop(number))
         for bucket in self.buckets[self.next :]:
             self._start(bucket)
         late = [self._bucket_for(number, g) for number, g in self.late]
@@ -137,12 +177,18 @@ class Reducer:
         for number, gradient in self.ready:
             self.deliver(number, gradient)
         for bucket in (*self.buckets, *late):
-            if bucket.work is not None:
-                bucket.work.wait()
-            for number, finished in bucket.results:
-                self.deliver(number, finished())
+            self._end(bucket)
         self.reset()
-        self.settle()
+        if self.is_last:
+            self.settle()
+
+    def _end(self, bucket: Bucket) -> None:
+        """Wait for a bucket, and deliver what it holds."""
+        if bucket.work is not None:
+            bucket.work.wait()
+        for number, finished in bucket.results:
+            self.deliver(number, finished())
+        bucket.work, bucket.results = None, []
 
     def _bucket_for(self, number: int, gradient: Tensor) -> Bucket:
         member = next(m for m in self.bucket_of[number].members if m.number == number)
@@ -161,11 +207,21 @@ class Reducer:
             (member,), (gradient,) = present, taken
             result = perform(member.moves, gradient, self.groups, owned=is_free(gradient))
             bucket.results = [(member.number, lambda: result)]
+            self._follow(bucket)
             return
         start = self._reduce if step.kind == "all_reduce" else self._scatter
         sizes = start(bucket, present, taken)
         if len(present) > 1:
             self.launched.append(Launched(step.kind, step.axes, sizes))
+        self._follow(bucket)
+
+    def _follow(self, bucket: Bucket) -> None:
+        """In one of several passes, deliver what was started some buckets ago."""
+        if self.is_first and self.is_last:
+            return
+        self.under_way.append(bucket)
+        while len(self.under_way) > LAG:
+            self._end(self.under_way.popleft())
 
     def _reduce(
         self, bucket: Bucket, members: list[Reduction], taken: list[Tensor]

@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 
 from shardfold.capture import Program
 from shardfold.errors import RunError
+from shardfold.plans.cutting import cut
 from shardfold.run.advice import kept
 from shardfold.run.code import Step, Style, write
 from shardfold.run.lower import Instruction, Lowered
@@ -32,7 +33,8 @@ class Parallel(nn.Module):
 
     Parameters are DTensors under the model's own names, so that optimizers, gradient clipping
     and state dicts see global tensors. Every rank is given the whole batch, or its own part of it
-    (`plan.local_batch`), and returns the same loss.
+    (`plan.local_batch`), and returns the same loss. Under a plan of several micro-batches,
+    `forward` takes one of them, and `accumulate` the batch of a step.
     """
 
     def __init__(self, run: Run, tree: Mapping[str, Tensor], volatile: frozenset[str]) -> None:
@@ -74,6 +76,28 @@ class Parallel(nn.Module):
         if torch.compiler.is_compiling() and self.training:
             return self._counted(self._run.traced(self, args, kwargs))
         return self.observed(None, *args, **kwargs)
+
+    def accumulate(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Forward and backward of a whole step: the mean loss, and gradients to update with.
+
+        Takes the whole batch, or this rank's part of it, and cuts it into the plan's micro-batches.
+        What the plan holds back is reduced once, in the last pass. In eval mode, or where no
+        gradients are wanted, there is no backward.
+        """
+        run = self._run
+        if run.passes > 1 and self._compiled_call_impl is not None:
+            raise RunError(
+                f"The plan takes {run.passes} micro-batches, which a compiled module cannot add "
+                "up: leave the module as it is, or plan with micro_batches=1."
+            )
+        losses = []
+        for number, (part, named) in enumerate(cut(args, kwargs, run.cuts, run.passes)):
+            with run.in_pass(number):
+                loss = self(*part, **named)
+                if self.training and torch.is_grad_enabled():
+                    (loss / run.passes).backward()  # type: ignore[no-untyped-call]
+            losses.append(loss.detach())
+        return torch.stack(losses).mean() if run.passes > 1 else losses[0]
 
     def observed(self, observe: Observer | None, *args: Any, **kwargs: Any) -> Tensor:
         """As `forward`; `observe` sees the local results of every operator."""
@@ -119,6 +143,7 @@ class Run:
         self.program, self.lowered, self.context = program, lowered, context
         self.keepings, self.mesh, self.prefix = keepings, mesh, prefix
         self.counters: tuple[str, ...] = ()
+        self.passes, self.cuts = 1, dict[str, int]()  # of a step: micro-batches, and how it is cut
         self.wanted: Outputs | None = None  # what a call is to leave behind
         self.make_evaluation: Callable[[], tuple[Program, Lowered]] | None = None
         self.evaluation: Run | None = None
@@ -133,6 +158,18 @@ class Run:
         self.owners: list[tuple[str, int, Any, str]] = []  # where parameters and buffers are held
         self._eager = cache(self._written)
         self._in_graph = torch._dynamo.allow_in_graph(self._recorded)
+
+    @contextmanager
+    def in_pass(self, number: int) -> Iterator[None]:
+        """While it lasts, gradients are those of one of the passes of a step."""
+        if self.uses is None:
+            yield
+            return
+        self.uses.turn = (number, self.passes)
+        try:
+            yield
+        finally:
+            self.uses.turn = (0, 1)
 
     def prepare(self, module: Parallel) -> None:
         """Find out where the module holds its tensors, and have the constants ready."""
@@ -242,7 +279,19 @@ class Run:
         kwargs: dict[str, Any],
     ) -> list[Tensor]:
         """The tensors that no operator makes, in the order of their sources."""
-        leaves = self._leaves(args, kwargs)
+        try:
+            return self._given(module, parameters, self._leaves(args, kwargs))
+        except RunError as error:
+            if self.passes == 1:
+                raise
+            raise RunError(
+                f"{error} The plan takes {self.passes} micro-batches: call accumulate() with the "
+                "whole batch."
+            ) from error
+
+    def _given(
+        self, module: Parallel, parameters: Mapping[int, Tensor], leaves: list[Any]
+    ) -> list[Tensor]:
         buffers = self._named(module, "buffer")
         found: list[Tensor] = []
         for tensor, source in self.program.sources.items():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from shardfold.capture.skeleton import DTYPES
 from shardfold.costs import pricing_named
 from shardfold.errors import RunError
 from shardfold.plans import Plan
+from shardfold.plans.cutting import first_part
 from shardfold.plans.store import check
 from shardfold.run.agreement import agreed
 from shardfold.run.batch import with_parts
@@ -51,7 +52,8 @@ def parallelize(
     Call it on every rank of an initialised process group (one rank needs none), with the example
     batch, loss and rules that the plan was made with. Weights of a real model are sliced; those
     of a meta-device model are drawn module by module from `seed`, which also seeds dropout.
-    `double` runs everything in float64, whatever the plan's dtype: for checking numbers.
+    `double` runs everything in float64, whatever the plan's dtype: for checking numbers. Under a
+    plan of several micro-batches, the example is still the whole batch.
     """
 
     def lowering() -> tuple[Program, Atoms, Lowered]:
@@ -60,9 +62,11 @@ def parallelize(
         return program, atoms, lowered_here(plan, program, atoms, rules)
 
     program, atoms, lowered = agreed(lowering)
-    settings = Settings(_dtype(plan), seed, double, "" if loss is None else LOSS_PREFIX)
+    prefix = "" if loss is None else LOSS_PREFIX
+    settings = Settings(_dtype(plan), seed, double, prefix, plan.micro_batches, plan.cuts)
     module = assemble(model, program, lowered, settings)
-    original = Original.of(model, args, kwargs, _dtype(plan), loss)
+    example = first_part(args, kwargs or {}, plan.cuts, plan.micro_batches)
+    original = Original.of(model, *example, _dtype(plan), loss)
 
     def evaluation() -> tuple[Program, Lowered]:
         evaluated = evaluating(program, original)
@@ -81,7 +85,8 @@ def prepared(
     rules: Mapping[str, Maker] | None,
 ) -> tuple[Program, Atoms]:
     """The model captured as it was for the plan, which must be for it."""
-    program = capture_program(model, args, kwargs, dtype=_dtype(plan), loss=loss)
+    example = first_part(args, kwargs or {}, plan.cuts, plan.micro_batches)
+    program = capture_program(model, *example, dtype=_dtype(plan), loss=loss)
     check(plan, program.graph)
     makers = {**pricing_named(plan.provenance.cost).rules, **(rules or {})}
     return program, atomise(program.graph, rules_of(program.graph, makers))
@@ -107,6 +112,8 @@ class Settings:
     seed: int = 0
     double: bool = False
     prefix: str = ""
+    passes: int = 1
+    cuts: Mapping[str, int] = field(default_factory=dict)
 
 
 def assemble(model: nn.Module, program: Program, lowered: Lowered, settings: Settings) -> Parallel:
@@ -126,6 +133,7 @@ def assemble(model: nn.Module, program: Program, lowered: Lowered, settings: Set
     keepings = {tensors[s.tensor].name: keeping(s) for s in lowered.parameters}
     context = Context(groups, device, seed=settings.seed, double=settings.double)
     run = Run(program, lowered, keepings, context, mesh, settings.prefix)
+    run.passes, run.cuts = settings.passes, dict(settings.cuts)
     shorter = DTYPES[settings.dtype] if settings.dtype else None
     tree = _tree(model, run, torch.float64 if settings.double else shorter)
     run.counters = tuple(name for name in tree if name.endswith("num_batches_tracked"))

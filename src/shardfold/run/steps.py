@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from shardfold.costs.reshard import reshard
-from shardfold.costs.steps import Collective, Kind, Phase
+from shardfold.costs.steps import Collective, Kind, Phase, is_held
 from shardfold.graph import TensorType
 from shardfold.run.parts import Extent, Place, Row, bounds_of, extent, lengths
 from shardfold.spaces.layout import PENDING, REPLICATED, SHARED
@@ -48,6 +48,11 @@ class Moves:
 
     def __bool__(self) -> bool:
         return bool(self.steps)
+
+    @property
+    def is_held(self) -> bool:
+        """Whether a gradient that goes this way waits for the last pass of a step."""
+        return is_held([step.kind for step in self.steps])
 
 
 @dataclass(frozen=True, slots=True)

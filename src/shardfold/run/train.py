@@ -83,15 +83,14 @@ def begin(
 def advance(state: State, batch: Batch, clip: float | None = None) -> float:
     """Take one step; the loss before it."""
     args, kwargs = batch
-    loss = state.module(*args, **kwargs)
-    loss.backward()
+    loss = state.module.accumulate(*args, **kwargs)
     if clip is not None:
         nn.utils.clip_grad_norm_(state.module.parameters(), clip)
     state.optimizer.step()
     state.optimizer.zero_grad(set_to_none=True)  # forward needs the memory, not the gradients
     state.schedule.step()
     state.step += 1
-    return float(loss.detach())
+    return float(loss)
 
 
 def train(

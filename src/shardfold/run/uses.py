@@ -2,7 +2,8 @@
 
 Every use is a leaf of autograd, beside the DTensor that the user sees and on the same memory. So
 nothing of DTensor runs between forward and backward, and a gradient is caught where it appears.
-When backward ends, the reduced gradients of all uses are added to the parameter's `grad`.
+When backward ends, the reduced gradients of all uses are added to the parameter's `grad`; in a step
+of several passes, when the last one ends.
 
 Where a plan sums the gradients of several uses up before it reduces them (a tied weight), what
 comes is added up here, and the sum goes on as the gradient of the use that backward meets last.
@@ -90,6 +91,7 @@ class Uses:
         self.last = {u.feed.tensor: u for u in uses if u.feed.onward is not None}
         self.sums = {t: Sum(number) for t, number in self._summed_here()}
         self.reducer: Reducer | None = None
+        self.turn = (0, 1)  # the number of this pass, and how many a step takes
 
     def _summed_here(self) -> Iterator[tuple[int, int]]:
         """Parameters whose gradients only wait for one another, and how many come."""
@@ -113,8 +115,9 @@ class Uses:
             wanted = self.parameters[use.feed.tensor].requires_grad
             if leaf.requires_grad != wanted:
                 leaf.requires_grad_(wanted)
-        self.reducer.reset()
-        self.found.clear()
+        self.reducer.begin(*self.turn)
+        if self.reducer.is_first:
+            self.found.clear()
         for summed in self.sums.values():
             summed.take()
         return self.leaves
@@ -185,6 +188,10 @@ class Uses:
         """Add up what comes for the uses of a parameter."""
         tensor = self.uses[number].feed.tensor
         found = self.found.get(tensor)
+        if found is None and self.turn[1] > 1 and not is_free(gradient):
+            gradient = (
+                gradient.clone()
+            )  # it is kept for longer than the bucket that it is a part of
         self.found[tensor] = gradient if found is None else found.add_(gradient)
 
     def _settle(self) -> None:

@@ -1,0 +1,141 @@
+"""Steps of several micro-batches: the numbers of the whole batch, the collectives of the plan."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import pytest
+from torch import nn
+
+from shardfold.api import plan as find_plan
+from shardfold.capture import capture_program
+from shardfold.cluster import mesh_from_text, parse
+from shardfold.costs import tabulate
+from shardfold.plans import Assembly, Plan
+from shardfold.plans.batch import inputs_of
+from shardfold.plans.cutting import first_part
+from shardfold.plans.store import dumps, loads
+from shardfold.run.alone import alone
+from shardfold.run.check import compare_captured, difference
+from shardfold.run.launch import launch
+from shardfold.run.parallelize import assemble, lowered_here, prepared
+from shardfold.spaces import atomise, rules_of
+
+from .choices import Chooser
+from .jobs import DOUBLE, build
+from .recorder import by_member, planned, recorded
+
+CLOSE = 1e-10
+Told = tuple[str, str, float]
+
+
+def without_dropout(name: str) -> tuple[nn.Module, Any, Any]:
+    """A model of the tests, whose masks would be others in every pass."""
+    model, args, kwargs = build(name)
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    return model, args, kwargs
+
+
+class Passes(Chooser):
+    """Plans of a step in several micro-batches, for any choice."""
+
+    def __init__(self, model: str, passes: int, cluster: str, mesh: str) -> None:
+        module, args, kwargs = without_dropout(model)
+        target = parse(cluster)
+        given = {"cluster": target, "mesh": mesh_from_text(mesh, target), "micro_batches": passes}
+        best = find_plan(module, args, kwargs, **given)
+        super().__init__(module, *first_part(args, kwargs, best.cuts, passes), cluster, mesh)
+        self._best = best
+        self.cuts = {e.name: (e.place, e.cut) for e in best.inputs if e.cut is not None}
+        self.tables = tabulate(
+            self.graph, self.atoms, self.mesh, self.prices, self.optimizer, passes=passes
+        )
+
+    def plan(self, choice: tuple[int, ...]) -> Plan:
+        at = Assembly(self.graph, self.atoms, self.tables, choice, self.prices, self.optimizer)
+        return msgspec.structs.replace(super().plan(choice), inputs=inputs_of(at, self.cuts))
+
+
+def stepped(rank: int, cases: list[tuple[str, list[bytes]]]) -> list[tuple[str, Told]]:
+    """Of each plan: what differs from one device that takes as many passes, what is sent and not
+    planned, and how far loss and gradients are from those of the whole batch at once."""
+    told = []
+    for name, plans in cases:
+        model, args, kwargs = without_dropout(name)
+        program = capture_program(model, args, kwargs)
+        atoms = atomise(program.graph, rules_of(program.graph))
+        single = assemble(model, program, alone(program, atoms), DOUBLE)
+        expected = single(*args, **kwargs)
+        expected.backward()
+        captured = prepared(model, loads(plans[0]), args, kwargs, None, None)
+        for data in plans:
+            plan = loads(data)
+            settings = replace(DOUBLE, passes=plan.micro_batches, cuts=plan.cuts)
+            given = (captured, args, kwargs, None, settings)
+            outcome = compare_captured(model, plan, *given)
+            split = assemble(model, captured[0], lowered_here(plan, *captured, None), settings)
+            sent, apart = _taken(rank, plan, split, (args, kwargs), (single, expected))
+            told.append((name, ("" if outcome.is_equal else str(outcome), sent, apart)))
+    return told
+
+
+def _taken(rank: int, plan: Plan, split: Any, batch: Any, whole: Any) -> tuple[str, float]:
+    """A step with the whole batch, whose collectives are noted; and one with this rank's part."""
+    args, kwargs = batch
+    names = tuple(axis.name for axis in plan.mesh)
+    with recorded(split._run.context.groups, names, widened=True) as ran:
+        loss = split.accumulate(*args, **kwargs)
+    uses = split._run.uses
+    sent = by_member(ran, uses.reducer.launched, names, widened=True)
+    wanted = planned(plan)
+    # Rank 0 has the fullest part of everything, which is what a plan counts.
+    differs = "" if sent == wanted or rank else f"planned {wanted - sent}, ran {sent - wanted}"
+    assert not uses.found
+    assert not uses.reducer.sums
+    apart = _apart(split, loss, *whole)
+    split.zero_grad(set_to_none=True)
+    parts = plan.local_batch((args, kwargs))
+    again = _apart(split, split.accumulate(*parts[0], **parts[1]), *whole)
+    return differs, max(apart, again)
+
+
+def _apart(split: Any, loss: Any, single: nn.Module, expected: Any) -> float:
+    amounts = [difference(loss, expected.detach())]
+    largest = max(float(p.grad.abs().max()) for p in single.parameters() if p.grad is not None)
+    named, keepings = dict(single.named_parameters()), split._run.named()
+    for name, parameter in split.named_parameters():
+        found = keepings[name].whole(parameter.grad)
+        amounts.append(difference(found, named[name].grad, 1e-4 * largest))
+    return max(amounts)
+
+
+@pytest.mark.parametrize(
+    ("cases", "cluster", "mesh"),
+    [
+        (
+            {"mlp": (5, 6), "tied": (4, 10), "gpt2-tiny": (2, 3), "llama3-8b-tiny": (4, 2)},
+            "2xcpu",
+            "2",
+        ),
+        ({"tied": (2, 8)}, "4xcpu", "2x2"),
+    ],
+    ids=["2", "2x2"],
+)
+def test_micro_batches_give_the_numbers_of_the_whole_batch_and_send_what_the_plan_says(
+    cases: dict[str, tuple[int, int]], cluster: str, mesh: str
+) -> None:
+    given = []
+    for model, (passes, count) in cases.items():
+        chooser = Passes(model, passes, cluster, mesh)
+        plans = [chooser.best(), *chooser.baselines(), *(chooser.random(k) for k in range(count))]
+        given.append((model, [dumps(plan).encode() for plan in plans]))
+    for told in launch(stepped, int(cluster.partition("x")[0]), given):
+        assert len(told) == sum(len(plans) for _, plans in given)
+        for model, (said, sent, apart) in told:
+            assert said == "", model
+            assert sent == "", model
+            assert apart < CLOSE, model
