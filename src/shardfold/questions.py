@@ -11,10 +11,11 @@ from shardfold.api import plan as find_plan
 from shardfold.cluster import Cluster, mesh_from_text, parse
 from shardfold.cluster.files import from_plain
 from shardfold.costs import optimizer_named, pricing_named
-from shardfold.errors import ClusterError, PlanError
+from shardfold.errors import ClusterError, InputError, PlanError
 from shardfold.graph import Graph
 from shardfold.plans import Plan, check
 from shardfold.plans.choose import RESERVE
+from shardfold.plans.cutting import first_part
 from shardfold.plans.explain import case_of, mesh_of
 from shardfold.plans.explain import explain as reasons
 from shardfold.plans.explanation import Explanation
@@ -61,7 +62,8 @@ def explain(
     pricing = pricing_named(plan.provenance.cost)
 
     def captured(factor: float) -> tuple[Graph, Atoms]:
-        batch = _scaled((args, dict(kwargs or {})), factor)
+        part = first_part(args, kwargs or {}, plan.cuts, plan.micro_batches)
+        batch = _scaled(part, factor)
         graph = capture(model, *batch, dtype=_dtype(plan), loss=loss)
         return graph, atomise(graph, rules_of(graph, {**pricing.rules, **(rules or {})}))
 
@@ -154,7 +156,11 @@ def what_if(
         rules=rules,
         watch=watch,
     )
-    graph = capture(model, args, kwargs, dtype=dtype, loss=loss)
+    try:
+        part = first_part(args, kwargs or {}, plan.cuts, plan.micro_batches)
+    except InputError as error:  # a batch that the plan's micro-batches do not divide
+        return WhatIf(plan, after, Kept(None, None, str(error)))
+    graph = capture(model, *part, dtype=dtype, loss=loss)
     return WhatIf(plan, after, _kept(plan, graph, target, cost, optimizer, rules))
 
 

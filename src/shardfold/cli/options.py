@@ -46,6 +46,17 @@ def output_options(command: Function) -> Function:
     return click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")(command)
 
 
+def micro_batches(context: Any, option: Any, text: str) -> int | str:
+    """A number of micro-batches, or a word for how it is found."""
+    if text in ("auto", "search"):
+        return text
+    if not text.isdecimal() or int(text) < 1:
+        raise click.BadParameter(
+            f"{text!r} is no number of micro-batches; write auto, search or 4."
+        )
+    return int(text)
+
+
 def size_in_bytes(text: str) -> float:
     """A size as the user writes it.
 

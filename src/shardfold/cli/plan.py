@@ -8,10 +8,18 @@ from typing import TYPE_CHECKING
 
 import click
 
-from shardfold.cli.options import DTYPES, output_options, pin_option, size_in_bytes, size_options
+from shardfold.cli.options import (
+    DTYPES,
+    micro_batches,
+    output_options,
+    pin_option,
+    size_in_bytes,
+    size_options,
+)
 from shardfold.errors import PlanError
 
 if TYPE_CHECKING:
+    from shardfold.passes import MicroBatches
     from shardfold.plans.choose import Recompute
 
 
@@ -42,6 +50,15 @@ if TYPE_CHECKING:
     show_default=True,
     help="Make activations of repeated blocks again in backward: where it pays, never, always.",
 )
+@click.option(
+    "--micro-batches",
+    default="auto",
+    show_default=True,
+    metavar="auto|search|N",
+    callback=micro_batches,
+    help="Equal parts in which a step takes its batch: more than one only where nothing fits "
+    "otherwise (auto), the fastest number where memory binds (search), or N.",
+)
 @pin_option
 @click.option("--fold/--no-fold", default=True, help="Trace repeated blocks once, or each.")
 @click.option("--save", type=click.Path(dir_okay=False), help="Write the plan to this file.")
@@ -62,6 +79,7 @@ def plan(
     profile: str | None,
     memory_limit: float | None,
     recompute: Recompute,
+    micro_batches: MicroBatches,
     pins: tuple[str, ...],
     fold: bool,
     save: str | None,
@@ -79,6 +97,7 @@ def plan(
     \b
     shardfold plan gpt2 --cluster 8xa100 --dtype bf16 --save plan.json
     shardfold plan train.py:make --cluster 4x8xh100 --batch 512
+    shardfold plan gpt2 --cluster 2xa100 --batch 256 --micro-batches search
     """
     from shardfold.api import plan as find_plan
     from shardfold.cli.model import load_model
@@ -114,6 +133,7 @@ def plan(
                 profile=measured,
                 memory_limit=memory_limit,
                 recompute=recompute,
+                micro_batches=micro_batches,
                 pins=pins,
                 rules=example.rules,
                 fold=fold,

@@ -77,6 +77,7 @@ def summary(plan: Plan, model: str | None, saved: str | None = None) -> dict[str
         ],
         "pins": [] if plan.pinned is None else _pins(plan.pinned),
         "free_step_seconds": None if plan.pinned is None else plan.pinned.free_seconds,
+        "micro_batches": plan.micro_batches,
         "operators": made.operators,
         "parameters": made.parameters,
         "cost": made.cost,

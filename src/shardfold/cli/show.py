@@ -49,6 +49,7 @@ def _check(plan: Plan, model: str, sizes: Mapping[str, int | None]) -> None:
     from shardfold.cli.model import load_model
     from shardfold.cli.quiet import quiet
     from shardfold.plans import check
+    from shardfold.plans.cutting import first_part
 
     with quiet():
         from shardfold.capture import capture
@@ -56,5 +57,6 @@ def _check(plan: Plan, model: str, sizes: Mapping[str, int | None]) -> None:
         example = load_model(model, sizes)
     dtype = None if plan.provenance.dtype == AS_IN_MODEL else plan.provenance.dtype
     with quiet(mute=True):
-        graph = capture(example.module, example.args, example.kwargs, dtype=dtype)
+        part = first_part(example.args, example.kwargs, plan.cuts, plan.micro_batches)
+        graph = capture(example.module, *part, dtype=dtype)
     check(plan, graph)

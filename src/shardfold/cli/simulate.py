@@ -55,7 +55,8 @@ def simulate(file: str, trace: str | None, as_json: bool) -> None:
 
     console = Console(highlight=False)
     shape = "x".join(str(axis.size) for axis in plan.mesh) or "1"
-    title = f"{Path(file).name} on {plan.cluster}, mesh {shape}"
+    parts = f", {plan.micro_batches} micro-batches" if plan.micro_batches > 1 else ""
+    title = f"{Path(file).name} on {plan.cluster}, mesh {shape}{parts}"
     view = simulation_view(found, title, plan.estimate.limit_bytes)
     console.print(view, width=min(console.width, WIDEST))
     if trace is not None:

@@ -138,6 +138,7 @@ def explain(
         reasons=tuple(reasons),
         left_out=left_out,
         is_simulated=plan.simulation is not None,
+        micro_batches=plan.micro_batches,
     )
 
 

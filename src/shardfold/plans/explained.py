@@ -30,6 +30,8 @@ def as_text(found: Explanation, everything: bool = False) -> str:
     axes = " x ".join(f"{axis.name}={axis.size}" for axis in found.mesh) or "one device"
     best = "the best there is" if found.optimal else "the best found"
     step = seconds(found.step_seconds)
+    if found.micro_batches > 1:
+        step += f" for {found.micro_batches} micro-batches"
     lines = [*_filled(f"On {found.cluster}, mesh {axes}: a step takes {step}, {best}.", "")]
     lines.extend(_filled(f"Alternatives are the best plans on this mesh {_limit(found)}.", ""))
     if found.is_simulated:

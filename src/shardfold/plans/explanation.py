@@ -101,6 +101,7 @@ class Explanation(Value, frozen=True):
     reasons: tuple[Reason, ...]
     left_out: int  # operators that match as well, but take next to no time
     is_simulated: bool = False  # whether the plan was chosen by its simulated step
+    micro_batches: int = 1  # passes of a step
 
     def __str__(self) -> str:
         from shardfold.plans.explained import as_text

@@ -83,16 +83,18 @@ def samples_in(graph: Graph, atoms: Atoms) -> Samples:
             continue
         count = graph.tensors[dims[0][0]].type.shape[dims[0][1]]
         return Samples(count, dims)
-    return Samples(reason=(reasons or ["The model has no input with a dim that can be cut."])[0])
+    return Samples(reason=(reasons or ["No dim is that of most of the input."])[0])
 
 
 def _candidates(graph: Graph, atoms: Atoms) -> list[int]:
-    """The identities of whole dims of inputs: leading ones first, then those of most bytes."""
+    """The identities of whole dims of most of the input: leading ones first, then by bytes."""
     weights: dict[int, tuple[int, float]] = {}
     for tensor, dim, identity in _dims(graph, atoms):
         depth, size = weights.get(identity, (dim, 0.0))
         weights[identity] = (min(depth, dim), size - graph.tensors[tensor].type.bytes)
-    return sorted(weights, key=lambda identity: weights[identity])
+    most = sum(tensor.type.bytes for tensor in graph.tensors if tensor.role == "input") / 2
+    found = [identity for identity, (_, size) in weights.items() if -size > most]
+    return sorted(found, key=lambda identity: weights[identity])
 
 
 def _dims(graph: Graph, atoms: Atoms) -> Iterator[tuple[int, int, int]]:

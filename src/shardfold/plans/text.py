@@ -21,6 +21,7 @@ def as_text(plan: Plan) -> str:
     wrapped = [
         *_filled(f"Step: {verdict.parts(plan)}; {verdict.proof(plan)}."),
         *(line for text in verdict.recomputed(plan) for line in _filled(text)),
+        *(line for text in verdict.accumulated(plan) for line in _filled(text)),
         *(line for text in verdict.simulated(plan) for line in _filled(text)),
         *(line for text in verdict.too_large(plan) for line in _filled(text)),
         *(line for text in verdict.pinned(plan) for line in _filled(text)),

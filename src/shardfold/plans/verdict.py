@@ -16,10 +16,11 @@ def heading(plan: Plan, model: str | None = None) -> list[str]:
     made = plan.provenance
     axes = " x ".join(f"{axis.name}={axis.size}" for axis in plan.mesh) or "one device"
     dtype = "" if made.dtype == "as in the model" else f", {made.dtype}"
+    parts = f", {plan.micro_batches} micro-batches" if plan.micro_batches > 1 else ""
     return [
         f"{model or 'Plan'} on {plan.cluster}, mesh {axes}",
         f"{number(made.parameters)} parameters, {made.operators:,} operators, "
-        f"{made.optimizer}{dtype}, {made.cost} costs",
+        f"{made.optimizer}{dtype}, {made.cost} costs{parts}",
     ]
 
 
@@ -119,6 +120,16 @@ def recomputed(plan: Plan) -> list[str]:
         return []
     blocks = len(plan.recompute)
     return [f"Recomputed in backward to save memory: {blocks} blocks."]
+
+
+def accumulated(plan: Plan) -> list[str]:
+    """In how many passes a step takes its batch."""
+    if plan.micro_batches == 1:
+        return []
+    return [
+        f"A step takes its batch in {plan.micro_batches} micro-batches to save memory, and adds "
+        "their gradients up. Operators are shown as one of them has them; times are of all."
+    ]
 
 
 def too_large(plan: Plan) -> list[str]:

@@ -112,6 +112,7 @@ def _rival(name: str, seconds: float, bytes_: float) -> Plain:
 def _sentences(plan: Plan) -> list[str]:
     return [
         *verdict.simulated(plan),
+        *verdict.accumulated(plan),
         *verdict.too_large(plan),
         *verdict.pinned(plan),
         verdict.meshes(plan),

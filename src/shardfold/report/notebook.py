@@ -18,6 +18,7 @@ def summary(plan: Plan) -> str:
     title, figures = verdict.heading(plan)
     says = [
         f"Step: {verdict.parts(plan)}; {verdict.proof(plan)}.",
+        *verdict.accumulated(plan),
         *verdict.too_large(plan),
         *verdict.pinned(plan),
         verdict.meshes(plan),

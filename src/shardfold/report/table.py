@@ -45,6 +45,7 @@ def plan_view(
         Text(f"Step: {verdict.parts(plan)}; {verdict.proof(plan)}."),
         *(Text(line) for line in verdict.simulated(plan)),
         *(Text(line) for line in verdict.recomputed(plan)),
+        *(Text(line) for line in verdict.accumulated(plan)),
         *(Text(line, style="red") for line in verdict.too_large(plan)),
         *(Text(line) for line in verdict.pinned(plan)),
         Text(verdict.meshes(plan)),

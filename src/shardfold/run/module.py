@@ -95,7 +95,7 @@ class Parallel(nn.Module):
             with run.in_pass(number):
                 loss = self(*part, **named)
                 if self.training and torch.is_grad_enabled():
-                    (loss / run.passes).backward()  # type: ignore[no-untyped-call]
+                    (loss / run.passes).backward()
             losses.append(loss.detach())
         return torch.stack(losses).mean() if run.passes > 1 else losses[0]
 

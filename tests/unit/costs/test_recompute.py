@@ -118,7 +118,7 @@ def test_it_is_chosen_where_nothing_else_fits_and_only_there() -> None:
     for share in (0.5, 0.3, 0.2, 0.1):
         limit = share * least.peak_bytes
         try:
-            planned(recompute="never", memory_limit=limit)
+            planned(recompute="never", memory_limit=limit, micro_batches=1)
         except sf.ShardfoldError:
             tight = limit
             break
