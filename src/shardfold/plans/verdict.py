@@ -128,7 +128,8 @@ def accumulated(plan: Plan) -> list[str]:
         return []
     return [
         f"A step takes its batch in {plan.micro_batches} micro-batches to save memory, and adds "
-        "their gradients up. Operators are shown as one of them has them; times are of all."
+        "their gradients up. Operators are as in one of them; times are of all, and the bound is "
+        "for that many."
     ]
 
 

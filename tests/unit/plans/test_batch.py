@@ -94,3 +94,20 @@ def test_what_does_not_fit_is_refused(plan: Plan) -> None:
         ten.sampler(9, rank=0)
     with pytest.raises(RunError, match="No process group is initialised"):
         ten.sampler(20)
+
+
+def test_micro_batches_are_shared_out_one_by_one(plan: Plan) -> None:
+    """Every rank has its part of each micro-batch, and all ranks together have all of it."""
+    four = of(plan, 10, ("dim 0", "dim 0"))
+    entry = msgspec.structs.replace(four.inputs[0], cut=0, place="0")
+    cut = msgspec.structs.replace(four, inputs=(entry,), micro_batches=3)
+    x = np.arange(30 * 6).reshape(30, 6)
+    samplers = [cut.sampler(60, shuffle=False, rank=rank) for rank in range(4)]
+    for rank, sampler in enumerate(samplers):
+        rows = sampler.batch(0)
+        assert (cut.local_batch(x, rank=rank) == x[rows]).all()
+        assert sampler.batch(1) == [30 + row for row in rows]
+    rows = [np.reshape(sampler.batch(0), (3, -1)) for sampler in samplers]
+    for number in range(3):
+        seen = [row for each in rows for row in each[number]]
+        assert seen == list(range(10 * number, 10 * number + 10))
