@@ -7,25 +7,21 @@ that are described alike are one segment with a count.
 
 from __future__ import annotations
 
-import math
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
 import numpy as np
 
 from shardfold.cluster import Cluster
-from shardfold.costs.steps import Collective, Compute, Step, is_held
 from shardfold.costs.unfold import Unfolded
 from shardfold.graph import Graph
 from shardfold.plans.assemble import Assembly
-from shardfold.plans.footprint import Footprint, scratch
+from shardfold.plans.described import Described
 from shardfold.plans.lying import Facts, Wiring
 from shardfold.plans.replicas import Whole
-from shardfold.plans.turns import Bytes, Turn
-from shardfold.simulate import Again, Operator, Schedule, Segment, Task
-from shardfold.simulate.schedule import Mode
+from shardfold.plans.turns import Bytes
+from shardfold.simulate import Operator, Schedule, Segment
 from shardfold.spaces import Atoms
 
 
@@ -79,7 +75,7 @@ class Scheduler:
 class _Builder:
     def __init__(self, scheduler: Scheduler, whole: Whole) -> None:
         self.scheduler, self.whole = scheduler, whole
-        self.described: dict[tuple[int, ...], _Described] = {}
+        self.described: dict[tuple[int, ...], Described] = {}
         self.resident: Bytes = {"parameters": 0.0, "optimizer": 0.0}
 
     def run(self) -> Schedule:
@@ -110,18 +106,23 @@ class _Builder:
             passes=self.whole.assembly.passes,
         )
 
-    def _of(self, assembly: Assembly) -> _Described:
+    def _of(self, assembly: Assembly) -> Described:
         if assembly.choice not in self.described:
-            self.described[assembly.choice] = _Described(self.scheduler, assembly)
+            self.described[assembly.choice] = Described(
+                assembly,
+                self.scheduler.facts,
+                self.scheduler.wiring(assembly),
+                self.scheduler.useful_flops,
+            )
         return self.described[assembly.choice]
 
-    def _plain(self, who: _Described, ops: range) -> list[Segment]:
+    def _plain(self, who: Described, ops: range) -> list[Segment]:
         """Operators outside a run, by the block that they are in."""
         blocks = groupby(ops, lambda i: _block_of(self.scheduler.graph.ops[i].origin.module))
         return [self._segment(who, list(each), 1, (name,)) for name, each in blocks]
 
     def _segment(
-        self, who: _Described, ops: Sequence[int], count: int, names: tuple[str, ...]
+        self, who: Described, ops: Sequence[int], count: int, names: tuple[str, ...]
     ) -> Segment:
         for op in ops:
             for kind, size in who.resident(op).items():
@@ -151,269 +152,6 @@ class _Builder:
                 dtype = graph.tensors[op.results[0]].type.dtype
                 flops[dtype] = flops.get(dtype, 0.0) + self.scheduler.useful_flops(index)
         return max(flops, key=flops.__getitem__, default="float32")
-
-
-class _Described:
-    """The tasks of every operator of a graph under one choice, made as they are asked for."""
-
-    def __init__(self, scheduler: Scheduler, assembly: Assembly) -> None:
-        self.scheduler, self.assembly = scheduler, assembly
-        self.graph, self.mesh = assembly.graph, assembly.tabulated.mesh
-        self.wiring = scheduler.wiring(assembly)
-        self.footprint = Footprint(assembly, scheduler.facts, self.wiring)
-        self.regions = assembly.tabulated.regions
-        self.ends = {region[-1]: region for region in self.regions.ranges}
-        self.first: dict[int, int] = {}  # parameter: the operator that answers for it
-        for index, op in enumerate(self.graph.ops):
-            for tensor in op.inputs:
-                self.first.setdefault(tensor, index)
-        self.leaving: dict[int, list[int]] = defaultdict(list)  # edges from each vertex
-        if assembly.passes > 1:
-            for number, edge in enumerate(assembly.tabulated.edges):
-                self.leaving[edge.source].append(number)
-
-    def resident(self, op: int) -> Bytes:
-        """Parameters, optimizer state and sums of gradients that an operator answers for."""
-        found: Bytes = {}
-        for tensor, vertex in self._answers_for(op):
-            size = self.footprint.lying.stored_bytes(vertex)
-            found["parameters"] = found.get("parameters", 0.0) + size
-            if self.graph.tensors[tensor].requires_grad:
-                state = size * self.assembly.optimizer.states
-                found["optimizer"] = found.get("optimizer", 0.0) + state
-                if self.assembly.passes > 1:
-                    sums = self._gradient_bytes(vertex)
-                    found["gradients"] = found.get("gradients", 0.0) + sums
-        return found
-
-    def _gradient_bytes(self, vertex: int) -> float:
-        """Bytes of a parameter's gradient; of several passes, each that is held back has a sum."""
-        size = self.footprint.lying.stored_bytes(vertex)
-        if self.assembly.passes == 1:
-            return size
-        edges = self.assembly.tabulated.edges
-        waiting = [
-            is_held([s.kind for s in self.assembly.moves(k)[1] if isinstance(s, Collective)])
-            and not edges[k].sums
-            for k in self.leaving[vertex]
-        ]
-        return size * (sum(waiting) + (not all(waiting)))
-
-    def _answers_for(self, op: int) -> Iterable[tuple[int, int]]:
-        """The parameters that an operator reads first, with their vertices."""
-        seen = set()
-        for position, tensor in enumerate(self.graph.ops[op].inputs):
-            edge = self.wiring.operands[op][position]
-            is_parameter = self.graph.tensors[tensor].role == "parameter"
-            if (
-                is_parameter
-                and edge is not None
-                and self.first[tensor] == op
-                and tensor not in seen
-            ):
-                seen.add(tensor)
-                yield tensor, self.assembly.tabulated.edges[edge].source
-
-    def operator(self, op: int) -> Operator:
-        """All tasks of one operator."""
-        region = self.ends.get(op)
-        again = () if region is None else tuple(filter(None, map(self._again, region)))
-        devices = math.prod(self.mesh.shape)
-        return Operator(
-            self.graph.ops[op].name,
-            tuple(self._values(op, "forward", self.footprint.forward[op])),
-            tuple(self._gradients(op)),
-            tuple(self._update(op)),
-            again,
-            self.scheduler.useful_flops(op) / devices,
-        )
-
-    def _again(self, op: int) -> Again | None:
-        tasks = tuple(self._values(op, "recompute", self.footprint.again[op]))
-        return Again(self.graph.ops[op].name, tasks) if tasks else None
-
-    def _values(self, op: int, phase: str, turn: Turn) -> list[Task]:
-        """Forward, or forward once more: gathers, operands moved, work, results moved."""
-        tasks = [
-            self._gather(op, position, step)
-            for position, step in self._parameter_steps(op)
-            if step.phase == phase
-        ]
-        moved = [s for s in self._moved(op, gradient=False) if s.phase == phase]
-        work = [s for s in self.assembly.work(self.wiring.vertex[op]) if s.phase == phase]
-        kept = [s for s in self._kept_steps(op, gradient=False) if s.phase == phase]
-        return tasks + self._in_order([*moved, *work, *kept], phase, turn)
-
-    def _gradients(self, op: int) -> list[Task]:
-        """Backward: results' gradients moved, parameters gathered again, work, operands'."""
-        tasks = [
-            self._gather(op, position, step)
-            for position, step in self._parameter_steps(op)
-            if step.phase == "backward"
-        ]
-        kept = self._kept_steps(op, gradient=True)
-        work = [s for s in self.assembly.work(self.wiring.vertex[op]) if s.phase == "backward"]
-        moved = self._moved(op, gradient=True)
-        turn = self.footprint.backward[op]
-        tasks += self._in_order([*kept, *work, *moved], "backward", turn)
-        return [*tasks, *self._reductions(op)]
-
-    def _update(self, op: int) -> list[Task]:
-        found = []
-        for tensor, vertex in self._answers_for(op):
-            gradient = self._gradient_bytes(vertex)
-            gives = {"gradients": gradient} if self.graph.tensors[tensor].requires_grad else {}
-            for step in self.assembly.update(vertex):
-                found.append(Task("update", self.assembly.seconds(step), gives=gives))
-        return found
-
-    # Steps
-
-    def _parameter_steps(self, op: int) -> list[tuple[int, Step]]:
-        """The gathers of parameters, with the operands' positions."""
-        return [
-            (position, step)
-            for position, edge in self._edges(op, parameters=True)
-            for step in self.assembly.moves(edge)[0]
-            if _is_sent(step)
-        ]
-
-    def _edges(self, op: int, *, parameters: bool) -> list[tuple[int, int]]:
-        tensors = self.graph.tensors
-        return [
-            (position, edge)
-            for position, edge in enumerate(self.wiring.operands[op])
-            if edge is not None
-            and (tensors[self.graph.ops[op].inputs[position]].role == "parameter") == parameters
-        ]
-
-    def _moved(self, op: int, *, gradient: bool) -> list[Step]:
-        return [
-            step
-            for _, edge in self._edges(op, parameters=False)
-            for step in self.assembly.moves(edge)[gradient]
-        ]
-
-    def _kept_steps(self, op: int, *, gradient: bool) -> list[Step]:
-        """Of results that are kept for several readers in a layout of their own."""
-        edges = (self.wiring.kept.get(tensor) for tensor in self.graph.ops[op].results)
-        return [s for e in edges if e is not None for s in self.assembly.moves(e)[gradient]]
-
-    # Tasks
-
-    def _in_order(self, steps: Sequence[Step], phase: str, turn: Turn) -> list[Task]:
-        """Work and collectives one after the other; the turn's memory at its first and last."""
-        tasks = [
-            self._sent(step, "wait")
-            if isinstance(step, Collective)
-            else Task(phase, self.assembly.seconds(step))
-            for step in steps
-            if isinstance(step, Compute) or _is_sent(step)
-        ]
-        if not tasks and not (turn.moved or turn.takes or turn.gives):
-            return []
-        if not any(task.mode == "work" for task in tasks):
-            tasks.append(Task(phase, 0.0))
-        at = next(k for k, task in enumerate(tasks) if task.mode == "work")
-        tasks[0] = _with(tasks[0], takes=turn.moved)
-        tasks[at] = _with(tasks[at], takes=turn.takes)
-        tasks[-1] = _with(tasks[-1], gives=turn.gives)
-        return tasks
-
-    def _sent(self, step: Collective, mode: Mode, takes: Bytes | None = None) -> Task:
-        extra = scratch(step)
-        buffers: Bytes = {"buffers": extra} if extra else {}
-        return Task(
-            step.kind,
-            self.assembly.seconds(step),
-            mode,
-            tuple(sorted({self.mesh.axes[a].level for a in step.axes})),
-            float(step.bytes[0]),
-            _sum(buffers, takes or {}),
-            buffers,
-            step.turn,
-        )
-
-    def _gather(self, op: int, position: int, step: Step) -> Task:
-        """The gathered parameter is there from its gather on; of several steps, from the first."""
-        assert isinstance(step, Collective)
-        found = self.footprint.gathered[op][position]
-        first = next(
-            s for p, s in self._parameter_steps(op) if p == position and s.phase == step.phase
-        )
-        used = found.used if found is not None and first is step else 0.0
-        return self._sent(step, "ahead", {"buffers": used} if used else None)
-
-    def _reductions(self, op: int) -> list[Task]:
-        """Gradients of parameters: the part that stays comes, what was reduced goes."""
-        if self.assembly.passes > 1:
-            return self._summed(op)
-        tasks: list[Task] = []
-        for position, edge in self._edges(op, parameters=True):
-            steps = [s for s in self.assembly.moves(edge)[1] if _is_sent(s)]
-            found = self.footprint.gathered[op][position]
-            if found is None or not found.gradient:
-                continue
-            stays: Bytes = {"gradients": found.reduced} if found.reduced else {}
-            goes: Bytes = {"buffers": found.gradient}
-            if not steps:  # each device takes its part
-                tasks.append(Task("backward", 0.0, takes=stays, gives=goes))
-                continue
-            each = [self._sent(s, "behind") for s in steps if isinstance(s, Collective)]
-            each[0] = _with(each[0], takes=stays)
-            each[-1] = _with(each[-1], gives=goes)
-            tasks += each
-        return tasks
-
-    def _summed(self, op: int) -> list[Task]:
-        """Gradients of one of several passes: each goes when it is added to those before.
-
-        What is held back is added first, and reduced in the last pass; else it is the other way
-        round.
-        """
-        tasks = [
-            Task("backward", self.assembly.seconds(step), turn=step.turn)
-            for _, vertex in self._answers_for(op)
-            for step in self.assembly.summed_up(vertex)
-        ]
-        for position, edge in self._edges(op, parameters=True):
-            found = self.footprint.gathered[op][position]
-            if found is None:
-                continue
-            steps = [s for s in self.assembly.moves(edge)[1] if _is_sent(s)]
-            each = [self._sent(s, "behind") for s in steps if isinstance(s, Collective)]
-            fresh = found.gradient or found.reduced
-            if not each or each[0].turn == "last":
-                gone = [Task("backward", 0.0, gives={"buffers": fresh})] if fresh else []
-                tasks += [*gone, *each]
-                continue
-            part: Bytes = {"buffers": found.reduced} if found.reduced else {}
-            each[0] = _with(each[0], takes=part)
-            end = max(k for k, task in enumerate(each) if task.turn == "every")
-            each[end] = _with(each[end], gives=_sum(part, {"buffers": fresh}))
-            tasks += each
-        return tasks
-
-
-def _is_sent(step: Step) -> bool:
-    return isinstance(step, Collective) and step.kind != "slice"
-
-
-def _with(task: Task, takes: Bytes | None = None, gives: Bytes | None = None) -> Task:
-    return Task(
-        task.kind,
-        task.seconds,
-        task.mode,
-        task.levels,
-        task.bytes,
-        _sum(task.takes, takes or {}),
-        _sum(task.gives, gives or {}),
-        task.turn,
-    )
-
-
-def _sum(first: Bytes, second: Bytes) -> Bytes:
-    return {k: first.get(k, 0.0) + second.get(k, 0.0) for k in {**first, **second}}
 
 
 def _matters(operator: Operator) -> bool:

@@ -14,7 +14,7 @@ def measured_bytes(module, args, kwargs):
     """The most that a forward and a backward held at once, beside what was there before."""
 
     def step():
-        module(*args, **kwargs).backward()
+        module.accumulate(*args, **kwargs)
         module.zero_grad(set_to_none=True)
 
     step()
@@ -37,6 +37,20 @@ def test_one_device_holds_what_is_predicted(name, recompute):
     plan = sf.plan(model, args, kwargs, cluster="1xcpu", recompute=recompute)
     assert bool(plan.recompute) == (recompute == "always")
     predicted = simulate(plan.schedule).peak_bytes - sum(plan.schedule.resident.values())
+    assert predicted == pytest.approx(
+        measured_bytes(parallelize(model, plan, args, kwargs), args, kwargs), rel=0.01
+    )
+
+
+@pytest.mark.parametrize("passes", [2, 4])
+def test_micro_batches_hold_what_is_predicted(passes):
+    """One pass's activations, beside the gradients of all."""
+    torch.set_num_threads(1)
+    model, args, kwargs = build("llama3-8b", batch=8, seq=64, layers=4, hidden=128, device="cpu")
+    plan = sf.plan(model, args, kwargs, cluster="1xcpu", micro_batches=passes)
+    resident = plan.schedule.resident
+    before = sum(resident.values()) - resident["gradients"]
+    predicted = simulate(plan.schedule).peak_bytes - before
     assert predicted == pytest.approx(
         measured_bytes(parallelize(model, plan, args, kwargs), args, kwargs), rel=0.01
     )
