@@ -61,9 +61,18 @@ def hybrid_sharded(tabulated: Tabulated, batch: BatchFactors) -> Choice:
 
 def stored_in_parts(tabulated: Tabulated, choice: Choice) -> Choice:
     """The same splits, with parameters split over all devices and gathered where they are used."""
+    return _stored(tabulated, choice, _most_sharded)
+
+
+def stored_whole(tabulated: Tabulated, choice: Choice) -> Choice:
+    """The same splits, with parameters replicated where their use is."""
+    return _stored(tabulated, choice, _as_used)
+
+
+def _stored(tabulated: Tabulated, choice: Choice, allowed: Allowed) -> Choice:
     vertices = enumerate(tabulated.vertices)
     fixed = {v: choice[v] for v, vertex in vertices if vertex.storage is None}
-    return complete(tabulated, fixed, _most_sharded)
+    return complete(tabulated, fixed, allowed)
 
 
 def _by_batch(tabulated: Tabulated, batch: BatchFactors, allowed: Allowed) -> Choice:

@@ -186,9 +186,9 @@ class Judge:
         return Verdict(settled, winner, tuple(finalists))
 
     def among(self, verdict: Verdict, judged: Sequence[Judged]) -> Verdict:
-        """The verdict after further finalists, of which one may win."""
+        """The verdict after further finalists, of which one may win; a tie changes nothing."""
         fitting = _fitting(judged, verdict.chosen.limit_bytes)
-        winner = min((*fitting, verdict.winner), key=lambda j: j.rank)
+        winner = min((verdict.winner, *fitting), key=lambda j: j.rank)
         chosen = replace(verdict.chosen, best=winner.finalist.candidate)
         return Verdict(chosen, winner, (*verdict.finalists, *judged))
 

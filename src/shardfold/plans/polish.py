@@ -4,15 +4,19 @@ What wins the simulation is not always the best sum, and what lies near to it wa
 From the winner's choice, every vertex in turn takes the choice that is best beside its neighbours'
 until none changes, with all of the communication of parameters counted and with less of it. From a
 strategy by hand, which no search has seen, the vertices that gain most also move alone, each move
-kept if the simulated step gets shorter. The simulator judges all of them.
+kept if the simulated step gets shorter. At last some of the parameters, spread evenly over the
+model, are stored in parts, or whole: a weight for all of them says nothing of the order in which
+they queue for a link, where a few gathers fewer or more can be what a step waits for. The
+simulator judges all of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from shardfold.plans import baselines
 from shardfold.plans.finalists import SEARCH, WEIGHTS, Finalist, at_weight, proposed
 from shardfold.plans.judge import Judge, Verdict
 from shardfold.search.descent import added_costs, around, descend
@@ -20,6 +24,9 @@ from shardfold.search.descent import added_costs, around, descend
 SWEEPS = 8
 ROUNDS = 3
 MOVES = 24  # of single vertices that are simulated
+SHARES = (1 / 6, 1 / 4, 1 / 2, 1.0)  # of the parameters that are stored another way
+WORTH = 0.02  # of a step: less waiting for links than this is not worth other storages
+GAIN = 0.001  # of a step: a plan with storages of several kinds must be shorter by as much
 
 
 def polish(verdict: Verdict, judge: Judge) -> Verdict:
@@ -32,7 +39,7 @@ def polish(verdict: Verdict, judge: Judge) -> Verdict:
             break
     if verdict.winner.finalist.is_by_hand:
         verdict = _moved(verdict, judge)
-    return verdict
+    return _stored(verdict, judge)
 
 
 def _with(verdict: Verdict, finalist: Finalist, judge: Judge) -> Verdict:
@@ -69,6 +76,34 @@ def _moved(verdict: Verdict, judge: Judge) -> Verdict:
             now[vertex] = best
             verdict = _with(verdict, _near(start, tuple(now)), judge)
     return verdict
+
+
+def _stored(verdict: Verdict, judge: Judge) -> Verdict:
+    """The verdict after storing some of the winner's parameters in parts, or whole."""
+    winner = verdict.winner
+    if winner.simulation.exposed_seconds < WORTH * winner.rank:
+        return verdict
+    start = winner.finalist
+    tables, own = start.candidate.tabulated, start.candidate.own_choice
+    others = (baselines.stored_in_parts(tables, own), baselines.stored_whole(tables, own))
+    choices = dict.fromkeys(mixed(own, other, share) for other in others for share in SHARES)
+    judged = judge.judged(_near(start, choice) for choice in choices if choice != own)
+    return judge.among(verdict, [j for j in judged if j.rank < (1 - GAIN) * winner.rank])
+
+
+def mixed(own: Sequence[int], other: Sequence[int], share: float) -> tuple[int, ...]:
+    """One choice with a share of what the other has different, spread evenly.
+
+    >>> mixed((0, 0, 0, 0, 0), (1, 1, 0, 1, 1), 1 / 2)
+    (0, 1, 0, 0, 1)
+    """
+    found, seen = list(own), 0
+    for vertex, choice in enumerate(other):
+        if choice != own[vertex]:
+            seen += 1
+            if int(seen * share) > int((seen - 1) * share):
+                found[vertex] = choice
+    return tuple(found)
 
 
 def _near(start: Finalist, choice: tuple[int, ...]) -> Finalist:
