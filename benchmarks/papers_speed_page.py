@@ -37,8 +37,8 @@ HEAD = (
 SPEED = """## Speed-up over data parallelism (PaSE's Figure 6)
 
 The paper measured; we simulate. Its figures are read off the plot to about 0.02. The experts are
-one-weird-trick for the convolutional networks, Mesh-TensorFlow's layout for the Transformer (on one
-node: Megatron's, which is the same there), and for RNNLM layers placed on two halves of the
+one-weird-trick for the convolutional networks, Mesh-TensorFlow's layout in its best degree for the
+Transformer (within a node that is Megatron's), and for RNNLM layers placed on two halves of the
 devices, data parallel within: priced, not run, since a plan splits operators and does not place
 them (`benchmarks/papers_placed.py` says how). Random moves are FlexFlow's 250,000, on sums, from
 the best strategy by hand; *exact sum* is the best sum of all, *plan* what `shardfold plan`
