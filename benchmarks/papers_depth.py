@@ -28,7 +28,7 @@ from shardfold.spaces import atomise, rules_of
 CLUSTER, MESH = "2x8xv100", "2x2x4"
 PROGRAMS = (("8xv100", "8"), ("2x8xv100", "2x8"))  # what an integer program is tried on
 ILP_SECONDS = 30.0
-REPEATS = 3  # of the exact search, which takes milliseconds; the least counts
+REPEATS = 7  # of the exact search, which takes milliseconds; the least counts
 
 
 @dataclass(frozen=True)

@@ -24,11 +24,13 @@ def table(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:
 def took(seconds: float | None) -> str:
     """A time in three figures.
 
-    >>> took(0.000451), took(12.0), took(7200.0), took(None)
-    ('0.451 ms', '12 s', '2 h', '-')
+    >>> took(0.000451), took(12.0), took(2237.0), took(7200.0), took(None)
+    ('0.451 ms', '12 s', '37.3 min', '2 h', '-')
     """
     if seconds is None:
         return "-"
     if seconds >= 3600:
         return f"{seconds / 3600:.3g} h"
+    if seconds >= 600:
+        return f"{seconds / 60:.3g} min"
     return f"{seconds * 1e3:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
