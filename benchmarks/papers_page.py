@@ -45,7 +45,8 @@ def made(whole: Mapping[str, Any], command: str) -> str:
     at = whole["environment"]
     return (
         f"Made by `{command}` on {at['date']}, {at['processor']}, one core, Python {at['python']}, "
-        f"numpy {at['numpy']}, in {whole['seconds']:.0f} s."
+        f"numpy {at['numpy']}, in {whole['seconds']:.0f} s; the load was "
+        f"{at['load_before']:.1f} on {at['cores']} cores as it began."
     )
 
 
