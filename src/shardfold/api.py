@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shardfold import collector
+from shardfold.captures import Captures
 from shardfold.cluster import Cluster, Mesh, mesh_from_text, parse
 from shardfold.costs import Profile, measured_by, optimizer_named, pricing_named
 from shardfold.costs.measured import check_profile
@@ -18,11 +18,9 @@ from shardfold.errors import InputError, nearest
 from shardfold.passes import MicroBatches, check_wish, decided
 from shardfold.plans import Plan
 from shardfold.plans.choose import RECOMPUTE, Recompute
-from shardfold.plans.cutting import first_part
 from shardfold.plans.decide import Decision, decide
 from shardfold.plans.describe import describe
 from shardfold.plans.pins import parse_pins
-from shardfold.plans.samples import Samples, samples_in
 from shardfold.plans.settle import Request
 from shardfold.search.files import write_problem
 from shardfold.spaces import Maker
@@ -73,8 +71,6 @@ def plan(
     not know. Without `fold`, repeated blocks are traced one by one: slower, with the same result.
     `save_problem` writes the winning mesh's search problem to a file, for `shardfold solve`.
     """
-    from shardfold.capture import Program, capture_program, places_of
-
     target = parse(cluster) if isinstance(cluster, str) else cluster
     meshes = _meshes(target, mesh)
     measured, notes = _profile(profile), set[str]()
@@ -83,46 +79,32 @@ def plan(
     updates, fixed = optimizer_named(optimizer), parse_pins(pins)
     if recompute not in RECOMPUTE:
         raise InputError(f"Unknown recompute {recompute!r}. {nearest(recompute, RECOMPUTE)}")
-
     check_wish(micro_batches)
-    seconds = {"capture": 0.0, "search": 0.0}
-
-    @cache
-    def captured(passes: int) -> Program:
-        started = time.perf_counter()
-        watch(Stage("capture", 0, 1))
-        short = fold and not fixed  # a pin may tell apart what a short graph takes together
-        part = first_part(args, kwargs or {}, dict(cut().values()) if passes > 1 else {}, passes)
-        found = capture_program(model, *part, dtype=dtype, loss=loss, fold=fold, short=short)
-        seconds["capture"] += time.perf_counter() - started
-        if measured is not None:
-            check_profile(measured, target, found.graph)
-        return found
-
-    @cache
-    def samples() -> Samples:
-        graph = captured(1).graph
-        return samples_in(graph, request.atomised(graph))
-
-    @cache
-    def cut() -> dict[str, tuple[str, int]]:
-        places, tensors = places_of(captured(1), args, kwargs), captured(1).graph.tensors
-        return {tensors[t].name: (places[t], dim) for t, dim in samples().dims}
-
-    def attempt(passes: int) -> Decision:
-        graph = captured(passes).graph
-        started = time.perf_counter()
-        stage = "search" if passes == 1 else f"searching with {passes} micro-batches"
-        found = decide(
-            graph,
-            replace(request, passes=passes),
-            lambda done, total: watch(Stage(stage, done, total)),
-        )
-        seconds["search"] += time.perf_counter() - started
-        return found
 
     request = Request(target, meshes, pricing, updates, memory_limit, fixed, recompute, rules or {})
-    settled = decided(micro_batches, attempt, samples)
+    captures = Captures(
+        model,
+        args,
+        kwargs,
+        request.atomised,
+        lambda: watch(Stage("capture", 0, 1)),
+        dtype=dtype,
+        loss=loss,
+        fold=fold,
+        short=fold and not fixed,  # a pin may tell apart what a short graph takes together
+    )
+
+    def attempt(passes: int) -> Decision:
+        graph = captures.graph(passes)
+        if measured is not None:
+            check_profile(measured, target, graph)
+        stage = "search" if passes == 1 else f"searching with {passes} micro-batches"
+        asked = replace(request, passes=passes)
+        return decide(graph, asked, lambda done, total: watch(Stage(stage, done, total)))
+
+    started = time.perf_counter()
+    settled = decided(micro_batches, attempt, lambda: captures.samples)
+    searched = time.perf_counter()
     won = settled.chosen.best
     if save_problem is not None:
         meta = {"cluster": target.name, "mesh": str(won.mesh), "unit": "seconds"}
@@ -137,10 +119,10 @@ def plan(
         updates,
         cost=cost,
         dtype=dtype,
-        capture_seconds=seconds["capture"],
-        search_seconds=seconds["search"],
+        capture_seconds=captures.seconds,
+        search_seconds=searched - started - captures.seconds,
         verdict=settled.verdict,
-        cuts=cut() if won.tabulated.passes > 1 else {},
+        cuts=captures.cuts(won.tabulated.passes),
     ).noted(*sorted(notes))
 
 

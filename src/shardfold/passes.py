@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
-from shardfold.errors import InfeasibleError, InputError, nearest
+from shardfold.errors import InfeasibleError, InputError, ModelError, nearest
 from shardfold.plans.decide import Decision
 from shardfold.plans.samples import Samples
 
@@ -41,6 +41,7 @@ def decided(wish: MicroBatches, attempt: Attempt, samples: Callable[[], Samples]
             _check_number(wish, samples())
         return attempt(wish)
     whole = _Tried.of(attempt, 1)
+    assert whole is not None
     if whole.fits if wish == "auto" else not whole.is_bound:
         return whole.only
     return (_first if wish == "auto" else _fastest)(whole, attempt, samples().divisors())
@@ -67,12 +68,16 @@ class _Tried:
     refusal: InfeasibleError | None = None
 
     @classmethod
-    def of(cls, attempt: Attempt, passes: int) -> _Tried:
-        """Try so many passes."""
+    def of(cls, attempt: Attempt, passes: int) -> _Tried | None:
+        """Try so many passes; none where the model does not take a part of its batch."""
         try:
             return cls(attempt(passes))
         except InfeasibleError as error:
             return cls(None, error)
+        except ModelError:
+            if passes == 1:
+                raise
+            return None  # a model for the whole batch alone: it is not cut
 
     @property
     def only(self) -> Decision:
@@ -129,9 +134,11 @@ def _first(whole: _Tried, attempt: Attempt, numbers: list[int]) -> Decision:
     tried = [whole]
     for passes in numbers:
         found = _Tried.of(attempt, passes)
+        if found is None:
+            break
         if found.fits:
-            more = [_Tried.of(attempt, 2 * passes)] if 2 * passes in numbers else []
-            return min((found, *more), key=lambda each: each.seconds).only
+            more = _Tried.of(attempt, 2 * passes) if 2 * passes in numbers else None
+            return min((found, more or found), key=lambda each: each.seconds).only
         tried.append(found)
         if len(tried) > 2 and found.needed_bytes > LITTLE * tried[-2].needed_bytes:
             break
@@ -143,6 +150,8 @@ def _fastest(whole: _Tried, attempt: Attempt, numbers: list[int]) -> Decision:
     tried = [whole]
     for passes in numbers:
         found = _Tried.of(attempt, passes)
+        if found is None:
+            break
         is_slower = found.seconds >= min(each.seconds for each in tried)
         tried.append(found)
         if found.fits and is_slower:

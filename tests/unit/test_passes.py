@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import shardfold as sf
-from shardfold.errors import InfeasibleError, InputError
+from shardfold.errors import InfeasibleError, InputError, ModelError
 from shardfold.passes import check_wish, decided
 from shardfold.plans.samples import Samples
 
@@ -200,3 +200,22 @@ def test_batch_norm_is_not_taken_in_parts():
             loss=lambda y: y.square().mean(),
             micro_batches=2,
         )
+
+
+class Sized(nn.Module):
+    """A model that does something else with a smaller batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(16, 16)
+
+    def forward(self, x):
+        return (self.layer(x) if len(x) == 8 else torch.tanh(self.layer(x))).square().mean()
+
+
+def test_a_model_that_does_something_else_with_a_part_is_not_cut():
+    x = (torch.zeros(8, 512, 16),)
+    with pytest.raises(ModelError, match=r"With 2 micro-batches .* something else from operator"):
+        sf.plan(Sized(), x, cluster="2xa100", micro_batches=2)
+    with pytest.raises(InfeasibleError):
+        sf.plan(Sized(), x, cluster="2xa100", memory_limit=1000.0)

@@ -18,7 +18,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 
+from shardfold.errors import ModelError
 from shardfold.graph import Graph, Op
 from shardfold.spaces import Atoms
 from shardfold.spaces.atoms import WHOLE
@@ -75,15 +77,30 @@ def samples_in(graph: Graph, atoms: Atoms) -> Samples:
     """The first dim of the inputs along which the batch may be cut, leading dims first."""
     reasons = []
     for identity in _candidates(graph, atoms):
-        dims = tuple(_carriers(graph, atoms, identity))
         try:
+            dims = tuple(_carriers(graph, atoms, identity))
             _Look(graph, atoms, identity).run()
         except _MixedError as error:
             reasons.append(str(error))
             continue
-        count = graph.tensors[dims[0][0]].type.shape[dims[0][1]]
-        return Samples(count, dims)
+        sizes = (
+            graph.tensors[t].type.shape[d]
+            for t, d, found in _dims(graph, atoms)
+            if found == identity
+        )
+        return Samples(min(sizes), dims)
     return Samples(reason=(reasons or ["No dim is that of most of the input."])[0])
+
+
+def check_alike(whole: Graph, part: Graph, passes: int) -> None:
+    """Refuse a model that computes something else of a part than it does of the whole batch."""
+    for op, other in zip_longest(whole.ops, part.ops):
+        if op is None or other is None or op.kind != other.kind:
+            at = op or other
+            raise ModelError(
+                f"With {passes} micro-batches the model computes something else from operator "
+                f"{at.name} ({at.kind}, {at.origin}) on: its batch cannot be cut."
+            )
 
 
 def _candidates(graph: Graph, atoms: Atoms) -> list[int]:
@@ -108,9 +125,16 @@ def _dims(graph: Graph, atoms: Atoms) -> Iterator[tuple[int, int, int]]:
 
 
 def _carriers(graph: Graph, atoms: Atoms, identity: int) -> Iterator[tuple[int, int]]:
-    for tensor, dim, found in _dims(graph, atoms):
-        if found == identity:
-            yield tensor, dim
+    """Every input with samples, and the dim: theirs alone, or one that runs over them first."""
+    for index, tensor in enumerate(graph.tensors):
+        classes, dims = atoms.classes[index], atoms.dims[index]
+        if tensor.role == "input" and identity in classes:
+            at = classes.index(identity)
+            if classes.count(identity) > 1 or dims.index(dims[at]) != at:
+                raise _MixedError(
+                    f"The input {tensor.name} has its samples in no dim of their own."
+                )
+            yield index, dims[at]
 
 
 class _Look:
@@ -187,6 +211,7 @@ class _Look:
         name = op.kind
         products = name == "aten.mul" and read.count("mean") == 1
         quotient = name == "aten.div" and read[0] == "mean" and "mean" not in read[1:]
+        quotient = quotient and op.attributes.get("rounding_mode") is None
         if not (name in LINEAR or products or quotient):
             raise _mixed(op, "is no sum of means over the samples")
         return "mean"

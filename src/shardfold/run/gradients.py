@@ -159,9 +159,17 @@ class Reducer:
             self.late.append((number, gradient))  # of a second forward in the same backward
             return
         bucket.gradients[number] = gradient
-        while self.next < len(self.buckets) and self.buckets[self.next].is_full:
-            self._start(self.buckets[self.next])
+        while self.next < len(self.buckets):
+            upcoming = self.buckets[self.next]
+            if upcoming.is_full:
+                self._start(upcoming)
+            elif not self._rests(upcoming):
+                break
             self.next += 1
+
+    def _rests(self, bucket: Bucket) -> bool:
+        """Whether a bucket has nothing to do in this pass; its members are all of one kind."""
+        return not self.is_last and bucket.members[0].number in self.waiting
 
     @torch.no_grad()
     def finish(self) -> None:

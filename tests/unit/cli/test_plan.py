@@ -170,3 +170,19 @@ def test_folding_does_not_change_the_cost(run) -> None:
     folded, full = (json.loads(run(*options, *flag).stdout) for flag in ((), ("--no-fold",)))
     assert folded["step_seconds"] == pytest.approx(full["step_seconds"], rel=1e-9)
     assert folded["operators"] == full["operators"]
+
+
+def test_micro_batches_are_planned_shown_and_simulated(run, tmp_path: Path) -> None:
+    saved = tmp_path / "plan.json"
+    options = ("plan", "gpt2-tiny", "--cluster", "2xa100", "--micro-batches", 4, "--save", saved)
+    assert json.loads(run(*options, "--json").stdout)["micro_batches"] == 4
+    assert "4 micro-batches" in run("show", saved, "--model", "gpt2-tiny").stdout
+    assert "4 micro-batches" in run("simulate", saved).stdout
+    assert "4 micro-batches" in run("explain", saved, "--model", "gpt2-tiny").stdout
+
+
+def test_micro_batches_that_cannot_be_are_refused(refused) -> None:
+    asked = ("--cluster", "2xa100", "--micro-batches")
+    assert "8 samples" in refused("plan", "gpt2-tiny", *asked, 3)
+    assert "statistics over the batch" in refused("plan", "resnet50-tiny", *asked, 2)
+    assert "auto, search or 4" in refused("plan", "gpt2-tiny", *asked, "many")

@@ -6,10 +6,11 @@ import pytest
 
 from shardfold.cluster import Mesh, parse
 from shardfold.cluster.mesh import Axis
-from shardfold.costs.kernels import kernels_of
+from shardfold.costs.kernels import Kernel, kernels_of
 from shardfold.costs.measured import Measured, check_profile
 from shardfold.costs.profile import CollectiveEntry, HostEntry, Profile, load, sealed
 from shardfold.costs.steps import Collective, Compute
+from shardfold.costs.storage import storages, sum_up_steps
 from shardfold.costs.work import Tensors, operator_steps
 from shardfold.errors import ProfileError
 from shardfold.graph import Graph, Op, Operand, Tensor, TensorType
@@ -241,3 +242,15 @@ def test_rows_and_columns_are_those_of_the_part() -> None:
     rows, columns = (size[by_rows] for size in kernel.sizes)
     assert rows == pytest.approx([512.0])
     assert columns == pytest.approx([1024.0])
+
+
+def test_gradients_of_passes_are_added_up_as_a_pass_over_memory(profile: Profile) -> None:
+    """As long as an addition of as many elements, and no note that anything is unknown."""
+    notes: set[str] = set()
+    kind, mesh = TensorType((4096, 4096), "bfloat16"), ALONE
+    storage = storages([np.zeros((1, 0), dtype=np.int8)], (4096, 4096), mesh)
+    (step,) = sum_up_steps(storage, (4096, 4096), kind, mesh).steps
+    model = Measured(parse("1xh200"), mesh, profile, notes)
+    added = Kernel("vector", "bfloat16", (np.array([3.0 * 2 * 4096**2]),))
+    assert model.device_seconds(step)[0] == pytest.approx(model.kernel_seconds(added)[0])
+    assert not notes

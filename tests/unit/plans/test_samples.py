@@ -77,6 +77,26 @@ def test_what_mixes_samples_is_not_cut_and_the_operator_is_named(name):
         raise AssertionError(samples.reason)
 
 
+def test_labels_may_come_in_one_row():
+    """Samples and positions in one dim, samples first: cut as the samples are."""
+    model, args = Flat(), (torch.randn(6, 3, 4), torch.randint(4, (18,)))
+    graph = capture(model, args)
+    samples = samples_in(graph, atomise(graph, rules_of(graph)))
+    assert (samples.reason, samples.count) == ("", 6)
+    assert sorted(samples.dims) == [
+        (k, 0) for k, t in enumerate(graph.tensors) if t.role == "input"
+    ]
+
+
+class Flat(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x, y):
+        return functional.cross_entropy(self.layer(x).flatten(0, 1), y)
+
+
 def test_half_of_the_input_is_not_a_batch():
     """Every row of one input is compared with all of the other: no dim is that of both."""
     _, samples = found(lambda x, y: torch.softmax(x @ y.T, -1).mean())

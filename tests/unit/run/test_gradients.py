@@ -111,3 +111,72 @@ def test_a_gradient_that_others_hold_is_not_written_to() -> None:
     backward.reducer.finish()
     assert backward.found == {0: [80.0]}
     assert float(alias.sum()) == 40.0
+
+
+def taken(backward: Backward, passes: int, *arriving: dict[int, Tensor]) -> None:
+    """All passes of a step, in each of which some gradients arrive."""
+    for number, gradients in enumerate(arriving):
+        backward.reducer.begin(number, passes)
+        backward.reducer.is_active = True
+        for use, gradient in gradients.items():
+            backward.reducer.arrived(use, gradient.clone())
+        assert backward.settled == 0
+        backward.reducer.finish()
+
+
+def test_sums_of_passes_are_reduced_in_the_last() -> None:
+    unsent = Reduction(1, Moves((), (10,), (10,)), torch.float32, 40)
+    backward = Backward(reduction(0, 30), unsent, reduction(2, 40, steps=2))
+    came = {0: torch.ones(30), 1: torch.ones(10), 2: torch.ones(40)}
+    taken(backward, 3, came, came, came)
+    assert sorted(items for _, items in backward.groups.started) == [30, 40, 40]
+    assert backward.found == {0: [180.0], 1: [30.0], 2: [480.0]}
+    assert backward.settled == 1
+    assert not backward.reducer.sums
+
+
+def test_what_comes_in_an_earlier_pass_alone_is_reduced_too() -> None:
+    backward = Backward(reduction(0, 30), reduction(1, 40))
+    taken(backward, 2, {0: torch.ones(30), 1: torch.ones(40)}, {1: torch.ones(40)})
+    assert backward.found == {0: [60.0], 1: [160.0]}
+
+
+def test_a_step_that_was_left_is_forgotten() -> None:
+    backward = Backward(reduction(0, 30))
+    backward.reducer.begin(0, 2)
+    backward.reducer.is_active = True
+    backward.reducer.arrived(0, torch.ones(30))
+    taken(backward, 1, {0: torch.ones(30)})
+    assert backward.found == {0: [60.0]}
+
+
+def test_what_rests_in_a_pass_does_not_hold_up_what_is_scattered() -> None:
+    class Scattering(Pair):
+        def start_scatter(self, tensor: Tensor, axes: Any) -> Any:
+            self.started.append((axes, tensor.numel()))
+            mine = tensor[0].clone()
+            return mine, Done(mine)
+
+    cut = ((0, 15), (15, 30))
+    step = Step("reduce_scatter", (0,), 0, (30,), (15,), joining=0, cut=cut)
+    scatter = [Reduction(k, Moves((step,), (30,), (15,)), torch.float32, 120) for k in (0, 2, 3, 4)]
+    backward = Backward(scatter[0], reduction(1, 40), *scatter[1:])
+    backward.reducer.groups = groups = Scattering()
+    came = {k: torch.ones(30) for k in (4, 3, 2)} | {1: torch.ones(40), 0: torch.ones(30)}
+    backward.reducer.begin(0, 2)
+    backward.reducer.is_active = True
+    for use, gradient in came.items():
+        backward.reducer.arrived(use, gradient)
+    assert [items for _, items in groups.started] == [30] * 4
+    assert sorted(backward.found) == [3, 4]  # handed over while others are under way
+    backward.reducer.finish()
+    assert backward.found == {k: [30.0] for k in (0, 2, 3, 4)}
+    assert backward.settled == 0
+    taken_last = {use: torch.ones(gradient.shape) for use, gradient in came.items()}
+    backward.reducer.begin(1, 2)
+    backward.reducer.is_active = True
+    for use, gradient in taken_last.items():
+        backward.reducer.arrived(use, gradient)
+    backward.reducer.finish()
+    assert backward.found == {**{k: [30.0, 30.0] for k in (0, 2, 3, 4)}, 1: [160.0]}
+    assert backward.settled == 1
