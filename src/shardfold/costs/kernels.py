@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardfold.costs.families import WINDOWS
+from shardfold.costs.families import PARITIES, WINDOWS
 from shardfold.costs.habits import EXPERTS, Habit
 from shardfold.costs.steps import Values
 
@@ -190,27 +190,35 @@ def _linear(work: Work, habit: Habit, phase: str) -> list[Kernel]:
     first = 0 if turned else len(work.inputs) - 2
     weight, bias = (1, 2) if turned else (first + 1, 0 if first else -1)
     k, n = work.factor("m"), work.factor("n")
-    rows = work.result_items(0) / n
-    dtype, parity = work.dtype, _parity(work.inputs[weight].shape)
+    rows, dtype = work.result_items(0) / n, work.dtype
     if phase != "backward":
-        layout = "nt" if turned else "nn"
-        return [Kernel(f"matmul.{layout}{parity}", dtype, (rows, n, k))]
+        return _products("nt" if turned else "nn", dtype, (rows, n, k), (n, k))
     found = []
     if first in work.trained:
-        layout = "nn" if turned else "nt"
-        found.append(Kernel(f"matmul.{layout}{parity}", dtype, (rows, k, n)))
+        found += _products("nn" if turned else "nt", dtype, (rows, k, n), (n, k))
     if weight in work.trained:
         sizes = (n, k, rows) if turned else (k, n, rows)
-        found.append(Kernel(f"matmul.tn{parity}", dtype, sizes))
+        found += _products("tn", dtype, sizes, (n, k))
     if bias in work.trained:
         found.append(Kernel("sum_columns", dtype, (rows, n)))
     return found
 
 
-def _parity(shape: tuple[int, ...]) -> str:
-    """Whether features fill the words that matrix units read: eight, two, or one at a time."""
-    common = math.gcd(*shape[-2:]) if len(shape) > 1 else shape[0]
-    return "" if common % 8 == 0 else ".even" if common % 2 == 0 else ".odd"
+def _products(
+    layout: str, dtype: str, sizes: tuple[Values, ...], features: tuple[Values, Values]
+) -> list[Kernel]:
+    """A product, by whether a device's own features fill the words that matrix units read.
+
+    Eight, two, or one at a time: 30,522 classes are even, half of them are odd.
+    """
+    n, k = (np.asarray(each).astype(np.int64) for each in features)
+    common = np.gcd(n, k)
+    parities = np.where(common % 8 == 0, "", np.where(common % 2 == 0, ".even", ".odd"))
+    return [
+        Kernel(f"matmul.{layout}{parity}", dtype, (sizes[0] * (parities == parity), *sizes[1:]))
+        for parity in PARITIES
+        if (parities == parity).any()
+    ]
 
 
 def _batched(work: Work, habit: Habit, phase: str) -> list[Kernel]:

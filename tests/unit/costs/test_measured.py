@@ -95,6 +95,16 @@ def kernels(graph: Graph, phase: str, mesh: Mesh, split: str):
 TWO = Mesh((Axis("a", 2, 0),))
 
 
+def test_a_device_s_own_features_say_how_a_product_reads_them() -> None:
+    graph = made("aten.linear", {"input": (512, 1024), "weight": (30522, 1024)}, (512, 30522))
+    whole = {k[0]: k[2][0] for k in kernels(graph, "forward", TWO, "")}
+    assert whole["matmul.nt.even"] == 512
+    assert whole["matmul.nt.odd"] == 0  # that of the other configurations
+    split = {k[0]: k[2][0] for k in kernels(graph, "forward", TWO, "n")}
+    assert split["matmul.nt.odd"] == 512  # 15,261 classes each
+    assert split["matmul.nt.even"] == 0
+
+
 def test_experts_sort_their_rows_and_take_a_product_each() -> None:
     shapes = {"x": (512, 64), "weight": (4, 96, 64), "expert": (512,)}
     graph = made("shardfold.expert_linear", shapes, (512, 96))
