@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 import torch
 
+from shardfold import collector
 from shardfold.calibrate.grids import cpu_plan, cuda_plan
 from shardfold.calibrate.host import added_entries, host_entries
 from shardfold.calibrate.measure import Point, dtype_of, measure
@@ -35,6 +36,7 @@ from shardfold.errors import ProfileError
 from shardfold.stages import Stage, Watch
 
 
+@collector.paused()
 def calibrate(
     device: str = "",
     *,
@@ -63,12 +65,18 @@ def calibrate(
     return assembled(machine, tables, probes, host, collectives)
 
 
+@collector.paused()
 def extended(
-    profile: Profile, *, quick: bool = False, watch: Watch = lambda stage: None
+    profile: Profile,
+    *,
+    quick: bool = False,
+    host_anew: bool = False,
+    watch: Watch = lambda stage: None,
 ) -> Profile:
     """The profile with what it lacks: what this version of the package measures beside.
 
-    The machine must be the profile's own, in every way that the profile knows of.
+    The machine must be the profile's own, in every way that the profile knows of. With `host_anew`
+    the host is measured again, too: the same device may be in another one, or share it otherwise.
     """
     kind = _device(profile.machine.kind)
     here = machine_of(kind)
@@ -82,8 +90,12 @@ def extended(
     plan = replace(plan, grids=lacking)
     tables, probes = measure(plan, clock_of(kind), lambda n, k, of: watch(Stage(n, k, of)))
     fits = (fitted(t, probes.get((t.family, t.dtype), []), profile.rates) for t in tables)
-    known = {entry.kind for entry in profile.host}
-    host = added_entries(kind, dtype_of(profile.dtypes[0]), known)
+    kept = () if host_anew else profile.host
+    dtype = dtype_of(profile.dtypes[0])
+    if host_anew:
+        host = host_entries(kind, dtype, lambda n, k, of: watch(Stage(f"launching {n}", k, of)))
+    else:
+        host = added_entries(kind, dtype, {entry.kind for entry in kept})
     now = environment_of(kind)
     note = {"extended": f"{now['date']}, torch {now['torch']}"} if tables or host else {}
     return sealed(
@@ -91,7 +103,7 @@ def extended(
             profile,
             environment={**profile.environment, **note},
             tables=(*profile.tables, *fits),
-            host=(*profile.host, *host),
+            host=(*kept, *host),
         )
     )
 
@@ -167,6 +179,7 @@ def machine_of(kind: str, workspace: int = 0) -> Machine:
     import torch.distributed as dist
 
     count = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+    count = min(count, int(os.environ.get("LOCAL_WORLD_SIZE", count)))  # torchrun's, of one machine
     if kind == "cuda":
         found = torch.cuda.get_device_properties(0)
         return Machine(

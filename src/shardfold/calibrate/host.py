@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -19,7 +19,10 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate
 from torch.nn import functional
 
+from shardfold.calibrate.sharing import SHARING, sharing_entries
 from shardfold.capture import capture_program
+from shardfold.costs.habits import EXPERTS
+from shardfold.costs.measured import EACH
 from shardfold.costs.profile import HostEntry
 from shardfold.run.alone import alone
 from shardfold.run.operators.batch_norm import BatchNorm, Shared, passes_for
@@ -28,6 +31,8 @@ from shardfold.spaces import atomise, rules_of
 
 SHORT, LONG, ROUNDS = 8, 40, 7
 SIDE = 8
+FEW_EXPERTS, MANY_EXPERTS = 2, 16
+Take = Callable[[str, torch.dtype], tuple[HostEntry, ...]]
 Link = Callable[["Chain", Tensor, int], Tensor]
 
 
@@ -142,32 +147,60 @@ def host_entries(
         watch(kind, number, len(LINKS))
         forward, backward = _slope(kind, device, dtype)
         found.append(HostEntry(kind, forward, backward))
-    found = _scaled(found, _slope("mixed", device, dtype))
+    slower = _slower(found, _slope("mixed", device, dtype))
     base = _times("aten.add", 1, device, dtype)
-    found.append(HostEntry("step", *base))
-    return (*found, *(HostEntry(kind, *take(device, dtype)) for kind, take in BESIDE.items()))
+    beside = added_entries(device, dtype, (), slower)
+    return (*_scaled(found, slower), HostEntry("step", *base), *beside)
 
 
-def added_entries(device: str, dtype: torch.dtype, known: Collection[str]) -> tuple[HostEntry, ...]:
-    """Those that can be measured by themselves and are not known yet."""
-    return tuple(
-        HostEntry(kind, *take(device, dtype)) for kind, take in BESIDE.items() if kind not in known
-    )
+def added_entries(
+    device: str,
+    dtype: torch.dtype,
+    known: Collection[str],
+    slower: tuple[float, float] | None = None,
+) -> tuple[HostEntry, ...]:
+    """Those that can be measured by themselves and are not known yet.
+
+    `slower` is how much longer than alone an operator takes among others; measured if not given.
+    """
+    found: list[HostEntry] = []
+    for kinds, take in BESIDE.items():
+        if set(kinds) <= set(known) or (device == "cpu" and kinds == SHARING):
+            continue
+        entries = take(device, dtype)
+        if kinds[0] not in UPDATES:
+            slower = slower or _slower_here(device, dtype)
+            entries = _scaled(entries, slower)
+        found += entries
+    return tuple(entry for entry in found if entry.kind not in known)
 
 
-def _scaled(entries: list[HostEntry], mixed: tuple[float, float]) -> list[HostEntry]:
-    """Chains of one kind are faster than blocks of many: all take as much longer as those."""
+def _slower_here(device: str, dtype: torch.dtype) -> tuple[float, float]:
+    alone = [HostEntry(kind, *_slope(kind, device, dtype)) for kind in IN_MIXED]
+    return _slower(alone, _slope("mixed", device, dtype))
+
+
+def _slower(entries: Sequence[HostEntry], mixed: tuple[float, float]) -> tuple[float, float]:
+    """How much longer a block of many kinds takes than the chains of each, forward and backward."""
     alone = {entry.kind: (entry.forward_seconds, entry.backward_seconds) for entry in entries}
-    sums = [sum(n * alone[kind][side] for kind, n in IN_MIXED.items()) for side in (0, 1)]
-    forward, backward = (max(1.0, m / s) if s else 1.0 for m, s in zip(mixed, sums, strict=True))
-    return [
+    forward, backward = (
+        max(1.0, mixed[side] / total) if total else 1.0
+        for side in (0, 1)
+        for total in [sum(n * alone[kind][side] for kind, n in IN_MIXED.items())]
+    )
+    return forward, backward
+
+
+def _scaled(entries: Sequence[HostEntry], slower: tuple[float, float]) -> tuple[HostEntry, ...]:
+    """Chains of one kind are faster than blocks of many: all take as much longer as those."""
+    return tuple(
         HostEntry(
             entry.kind,
-            float(f"{entry.forward_seconds * forward:.3g}"),
-            float(f"{entry.backward_seconds * backward:.3g}"),
+            float(f"{entry.forward_seconds * slower[0]:.3g}"),
+            float(f"{entry.backward_seconds * slower[1]:.3g}"),
         )
         for entry in entries
-    ]
+    )
 
 
 def _slope(kind: str, device: str, dtype: torch.dtype) -> tuple[float, float]:
@@ -266,11 +299,60 @@ def _split_norm(device: str, dtype: torch.dtype) -> tuple[float, float]:
     return tuple(float(f"{statistics.median(each):.3g}") for each in (forwards, backwards))  # type: ignore[return-value]
 
 
-# What is measured by itself: an update's parameter, whole or in parts, and a norm of a part.
-BESIDE: Mapping[str, Callable[[str, torch.dtype], tuple[float, float]]] = {
-    "update": _update,
-    "update.parts": _update_of_parts,
-    "split_norm": _split_norm,
+def _experts(device: str, dtype: torch.dtype) -> tuple[HostEntry, ...]:
+    """Seconds of one call without its products, and of one expert more.
+
+    Rows are sent to other experts at every call, as a router that learns sends them: no product
+    has the sizes of one before.
+    """
+    few, many = (_routed(count, device, dtype) for count in (FEW_EXPERTS, MANY_EXPERTS))
+    each = [(b - a) / (MANY_EXPERTS - FEW_EXPERTS) for a, b in zip(few, many, strict=True)]
+    once = [a - FEW_EXPERTS * e for a, e in zip(few, each, strict=True)]
+    return tuple(
+        HostEntry(kind, *(float(f"{max(0.0, seconds):.3g}") for seconds in found))
+        for kind, found in ((EXPERTS, once), (EXPERTS + EACH, each))
+    )
+
+
+def _routed(experts: int, device: str, dtype: torch.dtype) -> tuple[float, float]:
+    from shardfold.zoo.experts import expert_linear
+
+    with torch.device(device):
+        start = torch.randn(SIDE * MANY_EXPERTS, SIDE, dtype=dtype, requires_grad=True)
+        weights = [
+            torch.randn(experts, SIDE, SIDE, dtype=dtype, requires_grad=True) for _ in range(SHORT)
+        ]
+    forwards, backwards = [], []
+    for _ in range(ROUNDS):
+        routes = [torch.randint(experts, (len(start),), device=device) for _ in weights]
+        _wait(device)
+        began = time.perf_counter()
+        x = start
+        for weight, route in zip(weights, routes, strict=True):
+            x = expert_linear(x, weight, route)
+        forwards.append((time.perf_counter() - began) / SHORT)
+        loss = x.sum()
+        _wait(device)
+        began = time.perf_counter()
+        loss.backward()
+        _wait(device)
+        backwards.append((time.perf_counter() - began) / SHORT)
+    return statistics.median(forwards), statistics.median(backwards)
+
+
+def _one(kind: str, take: Callable[[str, torch.dtype], tuple[float, float]]) -> Take:
+    return lambda device, dtype: (HostEntry(kind, *take(device, dtype)),)
+
+
+UPDATES = ("update", "update.parts")  # of many tensors at once: not slower among others
+# What is measured by itself: an update's parameter, whole or in parts; a norm of a part; experts,
+# and one expert more; collectives, of which a CPU's are measured as they are performed.
+BESIDE: Mapping[tuple[str, ...], Take] = {
+    ("update",): _one("update", _update),
+    ("update.parts",): _one("update.parts", _update_of_parts),
+    ("split_norm",): _one("split_norm", _split_norm),
+    (EXPERTS, EXPERTS + EACH): _experts,
+    SHARING: sharing_entries,
 }
 
 

@@ -21,6 +21,7 @@ SHOWN = 8
     metavar="FILE.json",
     help="Measure only what this profile of the same machine lacks.",
 )
+@click.option("--host", is_flag=True, help="With --extend: measure the host anew, too.")
 @click.option("--quick", is_flag=True, help="Two sizes of each kernel: to try it, not to plan.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def calibrate(
@@ -28,6 +29,7 @@ def calibrate(
     output: str,
     local: int | None,
     extend: str | None,
+    host: bool,
     quick: bool,
     as_json: bool,
 ) -> None:
@@ -48,20 +50,22 @@ def calibrate(
     target = Path(output)
     if not target.parent.is_dir():
         raise ProfileError(f"Cannot write {target}: the folder {target.parent} does not exist.")
+    if host and extend is None:
+        raise ProfileError("--host goes with --extend: a calibration measures the host anyway.")
     with progress() as watch:
         from shardfold.calibrate.processes import calibrated
 
         if extend is None:
             profile = calibrated(device or "", local, quick, watch)
         else:
-            profile = _extended(extend, device, local, quick, watch)  # type: ignore[no-untyped-call]
+            profile = _extended(extend, device, local, quick, host, watch)  # type: ignore[no-untyped-call]
     if profile is None:  # another rank of torchrun
         return
     profile.save(target)
     _report(profile, output, as_json)
 
 
-def _extended(extend, device, local, quick, watch):  # type: ignore[no-untyped-def]
+def _extended(extend, device, local, quick, host, watch):  # type: ignore[no-untyped-def]
     from shardfold.calibrate.calibrate import extended
     from shardfold.costs.profile import load
 
@@ -70,7 +74,7 @@ def _extended(extend, device, local, quick, watch):  # type: ignore[no-untyped-d
         raise ProfileError("A profile of several processes cannot be extended: calibrate anew.")
     if device is not None and device != known.machine.kind:
         raise ProfileError(f"{extend} is of a {known.machine.kind} device, not of {device}.")
-    return extended(known, quick=quick, watch=watch)
+    return extended(known, quick=quick, host_anew=host, watch=watch)
 
 
 def _report(profile, output: str, as_json: bool) -> None:  # type: ignore[no-untyped-def]

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from shardfold.costs.kernels import kernels_of
-from shardfold.costs.measured import OTHERS, Measured
+from shardfold.costs.measured import Measured
 from shardfold.costs.queue import Asked
 from shardfold.costs.steps import Collective, Step
 
@@ -26,10 +26,9 @@ def asked_for(step: Step, model: Measured) -> Iterator[Asked]:
     if not any(kernel.is_awaited for kernel in kernels):
         yield Asked(float(model.host_seconds(step)[0]), float(model.device_seconds(step)[0]))
         return
-    for kernel in kernels:
+    for kernel, host in model.calls_of(step, kernels):
         device_seconds = float(model.kernel_seconds(kernel)[0])
         times = round(float(np.broadcast_to(kernel.times, (1,))[0]))
-        host = model.host_of([OTHERS], "forward")
         if kernel.is_awaited:
             yield Asked(times * host, 0.0)
             yield Asked(0.0, times * device_seconds, waits=True)

@@ -23,7 +23,7 @@ from shardfold.costs.interpolate import Interpolated
 from shardfold.costs.kernels import PIECES, VIEWS, Kernel, kernels_of
 from shardfold.costs.profile import CollectiveEntry, Profile
 from shardfold.costs.roofline import Roofline
-from shardfold.costs.steps import Collective, Compute, Values
+from shardfold.costs.steps import BUCKET_BYTES, Collective, Compute, Values
 from shardfold.errors import ProfileError
 from shardfold.graph import Graph
 
@@ -42,6 +42,10 @@ STANDS_FOR = {
 }
 OTHERS = "aten.mul"
 IN_CALLS = (EXPERTS, "aten.batch_norm")  # of many calls, always or in parts
+EACH = ".each"  # of an operator of many calls: one more of them
+REDUCED = ("all_reduce", "reduce_scatter")
+SHARED = ".shared"  # of a reduction: one more in a bucket
+MORE = ".more"  # of a gather or scatter: one more, of another dim of the same tensor
 
 
 @dataclass(frozen=True)
@@ -151,8 +155,8 @@ class Measured:
             return found
         kernels = kernels_of(step.work, step.phase)
         if any(kernel.is_awaited for kernel in kernels):  # each is asked for by itself
-            each = self.host_of([OTHERS], "forward")
-            return sum((each * k.times + 0.0 * found for k in kernels), 0.0 * found)
+            calls = self.calls_of(step, kernels)
+            return sum((each * k.times + 0.0 * found for k, each in calls), 0.0 * found)
         for kernel in kernels:
             if kernel.family.startswith("split_norm"):
                 parts = self.host_of(["split_norm", "aten.batch_norm"], step.phase)
@@ -179,6 +183,22 @@ class Measured:
                 found = entries[kind]
                 return found.backward_seconds if phase == "backward" else found.forward_seconds
         return 0.0
+
+    def calls_of(self, step: Compute, kernels: Sequence[Kernel]) -> list[tuple[Kernel, float]]:
+        """What the host takes for each call of kernels that are asked for one by one.
+
+        Where such an operator was measured, the first kernel bears all but its products.
+        """
+        kind = step.work.tensors.habit.kind if step.work is not None else ""
+        if not any(entry.kind == kind for entry in self.profile.host):
+            return [(kernel, self.host_of([OTHERS], "forward")) for kernel in kernels]
+        once, each = (self.host_of([name], step.phase) for name in (kind, kind + EACH))
+        found = []
+        for number, kernel in enumerate(kernels):
+            is_product = kernel.family.startswith("matmul")
+            times = float(np.max(kernel.times))
+            found.append((kernel, each if is_product else once / times if number == 0 else 0.0))
+        return found
 
     def _update(self, step: Compute) -> Values:
         """Parameters are updated many at once: one takes its share of a large update."""
@@ -208,17 +228,32 @@ class Measured:
             return Roofline(self.cluster, self.mesh).collective_seconds(step)
         return _by_bytes(measured, step.bytes)
 
+    def takes_processor(self, step: Collective) -> bool:
+        """Whether a collective takes the time of what computes: between processes of one CPU."""
+        machine, mesh = self.profile.machine, self.mesh
+        inner = len(self.cluster.levels) - 1
+        within = all(mesh.axes[axis].level == inner for axis in step.axes)
+        return machine.kind == "cpu" and machine.processes > 1 and within
+
     def packing(self, step: Collective) -> tuple[float, Values]:
         """What asking for a collective takes, and the copies around it, without the sending.
 
-        Its parts are copied together before, or apart after; the host makes about ten calls for a
-        gather or a scatter, with its views and its place in autograd, and about three for a sum.
+        Its parts are copied together before, or apart after. Where the host was not measured at it,
+        it makes about ten calls for a gather or a scatter, with its views and its place in
+        autograd, and about three for a sum.
         """
         if step.kind == "slice":
             return 0.0, np.zeros(len(step.rows))
-        calls = 3 if step.kind == "all_reduce" else 10
-        entry = next((e for e in self.profile.host if e.kind == OTHERS), None)
-        host = calls * entry.forward_seconds if entry is not None else 0.0
+        kinds: list[str] = [step.kind]
+        if step.kind in REDUCED and float(np.max(step.bytes)) < BUCKET_BYTES:
+            kinds = [step.kind + SHARED] * (step.phase == "backward") + kinds
+        # What is gathered but still in parts, or was in parts before it is scattered.
+        rest = step.before if step.kind == "reduce_scatter" else step.after
+        if rest is not None and bool((rest[0] >= 0).any()):
+            kinds = [step.kind + MORE, *kinds]
+        host = self.host_of(kinds, step.phase)
+        if not host:
+            host = (3 if step.kind == "all_reduce" else 10) * self.host_of([OTHERS], "forward")
         dtype = self.profile.dtypes[0]
         return host, self.kernel_seconds(Kernel("vector", dtype, (2.0 * step.bytes,)))
 

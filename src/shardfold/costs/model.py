@@ -31,6 +31,15 @@ def sums_gradients(model: CostModel) -> bool:
     return bool(getattr(model, "sums_gradients", True))
 
 
+def is_beside(model: CostModel, step: Collective) -> bool:
+    """Whether a collective that nobody waits for yet runs beside the device's own work.
+
+    It does, unless a model says that it takes the same processor.
+    """
+    takes: Callable[[Collective], bool] | None = getattr(model, "takes_processor", None)
+    return takes is None or not takes(step)
+
+
 def price(steps: Steps, model: CostModel, passes: int = 1) -> Values:
     """Seconds of each case: the sum over its steps, each as often as so many passes do it."""
     total = np.zeros(steps.cases)

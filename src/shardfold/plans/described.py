@@ -6,6 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 
+from shardfold.costs.model import is_beside
 from shardfold.costs.steps import Collective, Compute, Step, is_held
 from shardfold.plans.assemble import Assembly
 from shardfold.plans.footprint import Footprint, scratch
@@ -206,7 +207,17 @@ class Described:
             s for p, s in self._parameter_steps(op) if p == position and s.phase == step.phase
         )
         used = found.used if found is not None and first is step else 0.0
-        return self._sent(step, "ahead", {"buffers": used} if used else None)
+        return self._sent(
+            step, self._unless_waited(step, "ahead"), {"buffers": used} if used else None
+        )
+
+    def _unless_waited(self, step: Collective, mode: Mode) -> Mode:
+        """Ahead or behind, unless sending takes the very processor that computes."""
+        return mode if is_beside(self.assembly.model, step) else "wait"
+
+    def _behind(self, steps: Sequence[Step]) -> list[Task]:
+        sent = [step for step in steps if isinstance(step, Collective)]
+        return [self._sent(step, self._unless_waited(step, "behind")) for step in sent]
 
     def _reductions(self, op: int) -> list[Task]:
         """Gradients of parameters: the part that stays comes, what was reduced goes."""
@@ -223,7 +234,7 @@ class Described:
             if not steps:  # each device takes its part
                 tasks.append(Task("backward", 0.0, takes=stays, gives=goes))
                 continue
-            each = [self._sent(s, "behind") for s in steps if isinstance(s, Collective)]
+            each = self._behind(steps)
             each[0] = _with(each[0], takes=stays)
             each[-1] = _with(each[-1], gives=goes)
             tasks += each
@@ -245,7 +256,7 @@ class Described:
             if found is None:
                 continue
             steps = [s for s in self.assembly.moves(edge)[1] if _is_sent(s)]
-            each = [self._sent(s, "behind") for s in steps if isinstance(s, Collective)]
+            each = self._behind(steps)
             fresh = found.gradient or found.reduced
             if not each or each[0].turn == "last":
                 gone = [Task("backward", 0.0, gives={"buffers": fresh})] if fresh else []

@@ -22,11 +22,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from shardfold.costs.steps import BUCKET_BYTES
 from shardfold.run.groups import Axes, Groups
 from shardfold.run.moves import perform, scattered, stacked
 from shardfold.run.steps import Moves
 
-BUCKET_BYTES = 4 << 20
 JOINED = ("all_reduce", "reduce_scatter")
 LAG = 2  # buckets that may be under way in one of several passes before the oldest is awaited
 

@@ -8,12 +8,14 @@ import pytest
 
 from shardfold.calibrate.calibrate import assembled, best_rates, extended, machine_of
 from shardfold.calibrate.grids import Grid, Plan
+from shardfold.calibrate.host import added_entries
 from shardfold.calibrate.measure import measure
 from shardfold.calibrate.timing import CpuClock
 from shardfold.costs.profile import HostEntry, sealed
 from shardfold.errors import ProfileError
 
 MODULE = sys.modules[extended.__module__]  # the package has a function of this name
+HOST = sys.modules[added_entries.__module__]
 CLOCK = CpuClock(span_seconds=1e-4, rounds=1)
 KNOWN = Plan(
     (
@@ -35,6 +37,7 @@ def profile(monkeypatch):
     whole = replace(KNOWN, grids=(*KNOWN.grids, LACKING))
     monkeypatch.setattr(MODULE, "cpu_plan", lambda quick: whole)
     monkeypatch.setattr(MODULE, "clock_of", lambda kind: CLOCK)
+    monkeypatch.setattr(HOST, "_slower_here", lambda *_: (2.0, 3.0))
     given = [HostEntry("update", 1e-6, 1e-6), HostEntry("update.parts", 2e-6, 2e-6)]
     return assembled(machine_of("cpu"), tables, probes, given, ())
 
@@ -44,7 +47,8 @@ def test_only_what_is_lacking_is_measured(profile):
     assert found.tables[:2] == profile.tables
     assert [t.family for t in found.tables[2:]] == ["split_norm.forward"]
     assert found.host[:2] == profile.host
-    assert [e.kind for e in found.host[2:]] == ["split_norm"]
+    experts = ["shardfold.expert_linear", "shardfold.expert_linear.each"]
+    assert [e.kind for e in found.host[2:]] == ["split_norm", *experts]
     assert "torch" in found.environment["extended"]
     assert found == sealed(found)
     assert extended(found) == found

@@ -1,8 +1,15 @@
 """What the host asks for: at once, or kernel by kernel where it waits inside."""
 
+import msgspec
+import numpy as np
+import pytest
+
 from shardfold.cluster import Mesh, parse
+from shardfold.cluster.mesh import Axis
 from shardfold.costs.asking import asked_for
 from shardfold.costs.measured import OTHERS, Measured
+from shardfold.costs.profile import HostEntry, sealed
+from shardfold.costs.steps import Collective
 
 from .test_measured import linear, made, profile, steps
 
@@ -31,3 +38,37 @@ def test_experts_are_asked_for_one_by_one_after_a_wait(profile):
     once = model.host_of([OTHERS], "forward")
     assert [each.host_seconds for each in found[2:]] == [once] * 6
     assert sum(each.device_seconds for each in found) == model.device_seconds(step)[0]
+
+
+def test_experts_that_were_measured_take_what_they_took(profile):
+    shapes = {"x": (512, 64), "weight": (4, 96, 64), "expert": (512,)}
+    kind = "shardfold.expert_linear"
+    entries = [HostEntry(kind, 1e-3, 2e-3), HostEntry(f"{kind}.each", 1e-4, 2e-4)]
+    known = sealed(msgspec.structs.replace(profile, host=(*profile.host, *entries)))
+    found, step, model = asked(made(kind, shapes, (512, 96)), known)
+    assert sum(each.host_seconds for each in found) == pytest.approx(1e-3 + 4 * 1e-4)
+    assert model.host_seconds(step)[0] == pytest.approx(1e-3 + 4 * 1e-4)
+
+
+def test_a_collective_is_asked_for_as_it_was_measured(profile):
+    entries = [
+        HostEntry("all_gather", 1e-4, 2e-4),
+        HostEntry("all_reduce", 3e-4, 3e-4),
+        HostEntry("all_reduce.shared", 1e-5, 1e-5),
+    ]
+    known = sealed(msgspec.structs.replace(profile, host=(*profile.host, *entries)))
+    model = Measured(parse("8xh200"), Mesh((Axis("a", 8, 0),)), known)
+
+    def host(kind, phase, size):
+        rows = np.zeros(1, dtype=np.intp)
+        step = Collective(phase, kind, (0,), rows, np.array([float(size)]))
+        (one,) = asked_for(step, model)
+        return one.host_seconds
+
+    assert host("all_gather", "forward", 1024) == 1e-4
+    assert host("all_gather", "backward", 1024) == 2e-4
+    assert host("all_reduce", "backward", 1024) == 1e-5  # in a bucket with others
+    assert host("all_reduce", "backward", 8 << 20) == 3e-4
+    assert host("all_reduce", "forward", 1024) == 3e-4
+    once = model.host_of([OTHERS], "forward")
+    assert host("reduce_scatter", "backward", 1024) == 10 * once  # not measured

@@ -1,0 +1,193 @@
+"""What the host takes to gather a parameter's parts, and to reduce its gradient.
+
+The runner's own path, in a group whose collectives do nothing: what is sent, and how long that
+takes, is measured elsewhere. A chain of linear layers is run by rows on several devices: alone,
+with whole parameters, with parts that are gathered once, and with parts that are gathered again
+for backward. What one layer more takes beyond one of those alone is the collective's own; a wide
+layer's gradient fills a bucket, those of narrow ones share it. What lies in parts of two dims takes
+two collectives: what the second of them takes is less, and known by itself.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from shardfold.capture import Program, capture_program
+from shardfold.cluster import Mesh
+from shardfold.cluster.mesh import Axis
+from shardfold.costs.measured import MORE, REDUCED, SHARED
+from shardfold.costs.profile import HostEntry
+from shardfold.costs.steps import BUCKET_BYTES
+from shardfold.plans.baselines import batch_factors
+from shardfold.run.alone import alone
+from shardfold.run.decisions import Decisions, shared_tensors
+from shardfold.run.lower import Lowered, lower
+from shardfold.run.module import Parallel
+from shardfold.run.parallelize import Settings, assemble
+from shardfold.run.parts import Place
+from shardfold.spaces import Atoms, Space, atomise, rules_of
+from shardfold.spaces.layout import REPLICATED
+from shardfold.spaces.space import NONE
+
+FEW, MANY, ROUNDS = 4, 20, 7
+DEVICES = 8
+NARROW = 64
+GATHER, SCATTER = "all_gather", "reduce_scatter"
+SHARING = (
+    *(GATHER, *REDUCED),
+    *(f"{kind}{SHARED}" for kind in REDUCED),
+    *(f"{kind}{MORE}" for kind in (GATHER, SCATTER)),
+)
+Times = tuple[float, float]  # of a layer, forward and backward
+
+
+class Rows(nn.Module):
+    """So many square layers without a bias, and the mean of what they make of a batch."""
+
+    def __init__(self, width: int, count: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(width, width, bias=False) for _ in range(count))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The mean."""
+        for layer in self.layers:
+            x = layer(x)
+        return x.float().mean()
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How the parameters lie: on one device, or by rows on several, in parts, gathered again."""
+
+    is_shared: bool = True
+    parts: int = 0  # dims of a parameter that are in parts
+    again: bool = False
+
+
+def sharing_entries(device: str, dtype: torch.dtype) -> tuple[HostEntry, ...]:
+    """The host's seconds for a gather (ahead, and again for backward), a scatter and a sum."""
+    wide = 8 * math.ceil(math.sqrt(BUCKET_BYTES / dtype.itemsize) / 8)
+    with some_devices():
+        own = _collectives(wide, device, dtype)
+        shared = _collectives(NARROW, device, dtype)
+        more = _more(wide, device, dtype) if dist.get_world_size() % 4 == 0 else own
+    found = {
+        GATHER: (own["gather"], own["again"]),
+        **{kind: (own[kind], own[kind]) for kind in REDUCED},
+        **{f"{kind}{SHARED}": (shared[kind], shared[kind]) for kind in REDUCED},
+        f"{GATHER}{MORE}": (more["gather"], more["again"]),
+        f"{SCATTER}{MORE}": (more[SCATTER], more[SCATTER]),
+    }
+    return tuple(HostEntry(kind, *map(_rounded, times)) for kind, times in found.items())
+
+
+def _rounded(seconds: float) -> float:
+    return float(f"{max(0.0, seconds):.3g}")
+
+
+def _collectives(width: int, device: str, dtype: torch.dtype) -> dict[str, float]:
+    """What each collective adds to a layer of that width."""
+    plain = _layer(Way(is_shared=False), width, device, dtype)
+    whole = _layer(Way(), width, device, dtype)
+    parts = _layer(Way(parts=1), width, device, dtype)
+    twice = _layer(Way(parts=1, again=True), width, device, dtype)
+    return {
+        "all_reduce": whole[1] - plain[1],
+        "gather": parts[0] - plain[0],
+        SCATTER: parts[1] - plain[1],
+        "again": (twice[0] - parts[0]) + (twice[1] - parts[1]),
+    }
+
+
+def _more(width: int, device: str, dtype: torch.dtype) -> dict[str, float]:
+    """What a second collective adds, where a parameter is in parts of two dims."""
+    one, two = (_layer(Way(parts=n), width, device, dtype) for n in (1, 2))
+    once, twice = (_layer(Way(parts=n, again=True), width, device, dtype) for n in (1, 2))
+    return {
+        "gather": two[0] - one[0],
+        SCATTER: two[1] - one[1],
+        "again": (twice[1] - two[1]) - (once[1] - one[1]),
+    }
+
+
+def _layer(way: Way, width: int, device: str, dtype: torch.dtype) -> Times:
+    """Seconds of one layer more, forward and backward."""
+    few, many = (_seconds(way, width, count, device, dtype) for count in (FEW, MANY))
+    return (many[0] - few[0]) / (MANY - FEW), (many[1] - few[1]) / (MANY - FEW)
+
+
+def _seconds(way: Way, width: int, count: int, device: str, dtype: torch.dtype) -> Times:
+    devices = dist.get_world_size()
+    with torch.device(device):
+        model = Rows(width, count).to(dtype)
+        x = torch.randn(8 * devices, width, dtype=dtype)
+    module = _module(way, model, x)
+    forwards, backwards = [], []
+    for _ in range(ROUNDS):
+        _wait(device)
+        began = time.perf_counter()
+        loss = module(x)
+        forwards.append(time.perf_counter() - began)
+        _wait(device)
+        began = time.perf_counter()
+        loss.backward()
+        _wait(device)
+        backwards.append(time.perf_counter() - began)
+        module.zero_grad(set_to_none=True)
+    return statistics.median(forwards), statistics.median(backwards)
+
+
+def _module(way: Way, model: nn.Module, x: Tensor) -> Parallel:
+    program = capture_program(model, (x,), {}, fold=False)
+    atoms = atomise(program.graph, rules_of(program.graph))
+    lowered = _by_rows(way, program, atoms) if way.is_shared else alone(program, atoms)
+    return assemble(model, program, lowered, Settings())
+
+
+def _by_rows(way: Way, program: Program, atoms: Atoms) -> Lowered:
+    """Every operator by rows; parameters whole, or their first dims in parts."""
+    graph, devices = program.graph, dist.get_world_size()
+    shape = (2, devices // 2) if way.parts == 2 else (devices,)
+    spaces = tuple(
+        Space(rule, np.full((1, len(shape)), NONE if at is None else at, dtype=np.int8))
+        for rule, at in zip(atoms.rules, batch_factors(graph, atoms), strict=True)
+    )
+    whole = (REPLICATED,) * len(shape)
+    decisions = Decisions(
+        Mesh(tuple(Axis(f"axis {k}", size, 0) for k, size in enumerate(shape))),
+        spaces,
+        dict.fromkeys(shared_tensors(graph), whole),
+        dict.fromkeys(graph.parameters(), tuple(range(way.parts)) or whole),
+        frozenset(graph.parameters() if way.again else ()),
+    )
+    return lower(program, atoms, decisions, Place.of_rank(dist.get_rank(), shape))
+
+
+@contextmanager
+def some_devices() -> Iterator[None]:
+    """The process group that is there, or one of eight whose collectives do nothing."""
+    if dist.is_initialized():
+        yield
+        return
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=DEVICES)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def _wait(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.synchronize()

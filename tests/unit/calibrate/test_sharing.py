@@ -1,0 +1,53 @@
+"""What the host takes for collectives and for experts, measured on the runner's own path."""
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from shardfold.calibrate import sharing
+from shardfold.calibrate.host import _experts, added_entries
+from shardfold.calibrate.sharing import SHARING, Rows, Way, sharing_entries, some_devices
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    monkeypatch.setattr(sharing, "BUCKET_BYTES", 1 << 10)
+    monkeypatch.setattr(sharing, "NARROW", 8)
+    monkeypatch.setattr(sharing, "FEW", 1)
+    monkeypatch.setattr(sharing, "MANY", 3)
+
+
+def test_every_collective_has_an_entry_and_the_group_is_gone():
+    entries = {entry.kind: entry for entry in sharing_entries("cpu", torch.float32)}
+    assert tuple(entries) == SHARING
+    assert entries["all_gather"].forward_seconds > 0
+    assert not dist.is_initialized()
+
+
+@pytest.mark.parametrize(
+    ("way", "gathers", "again"),
+    [(Way(), 0, 0), (Way(parts=1), 3, 0), (Way(parts=1, again=True), 3, 2), (Way(parts=2), 6, 0)],
+)
+def test_a_way_gathers_what_it_says(way, gathers, again):
+    # The first layer passes no gradient on: its weight is not needed again.
+    with some_devices():
+        model, x = Rows(16, 3), torch.randn(64, 16)
+        run = sharing._module(way, model, x)._run
+    feeds = [f for i in run.lowered.instructions for f in i.feeds if f.back is not None]
+    of_parameters = [f for f in feeds if f.tensor in run.by_tensor]
+    assert sum(len(f.there.steps) for f in of_parameters) == gathers
+    assert sum(f.regathers for f in of_parameters) == again
+    kinds = {step.kind for f in of_parameters for step in f.back.steps}
+    assert kinds == ({"reduce_scatter"} if way.parts else {"all_reduce"})
+
+
+def test_experts_have_a_call_and_one_expert_more():
+    once, each = _experts("cpu", torch.float32)
+    assert (once.kind, each.kind) == ("shardfold.expert_linear", "shardfold.expert_linear.each")
+    assert max(once.forward_seconds, each.forward_seconds) > 0  # either, on a busy machine
+
+
+def test_collectives_of_a_cpu_are_not_asked_for():
+    known = {"update", "update.parts", "split_norm", "shardfold.expert_linear"}
+    found = added_entries("cpu", torch.float32, known, (1.0, 1.0))
+    assert [entry.kind for entry in found] == ["shardfold.expert_linear.each"]
