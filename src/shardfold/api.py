@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 from shardfold import collector
 from shardfold.captures import Captures
 from shardfold.cluster import Cluster, Mesh, mesh_from_text, parse
-from shardfold.costs import Profile, measured_by, optimizer_named, pricing_named
+from shardfold.costs import Profile, optimizer_named, pricing_of
 from shardfold.costs.measured import check_profile
-from shardfold.costs.profile import load as load_profile
 from shardfold.errors import InputError, nearest
 from shardfold.passes import MicroBatches, check_wish, decided
 from shardfold.plans import Plan
@@ -73,9 +72,8 @@ def plan(
     """
     target = parse(cluster) if isinstance(cluster, str) else cluster
     meshes = _meshes(target, mesh)
-    measured, notes = _profile(profile), set[str]()
-    cost = cost if measured is None else "measured"
-    pricing = pricing_named(cost) if measured is None else measured_by(measured, notes)
+    notes = set[str]()
+    cost, pricing = pricing_of(cost, profile, notes)
     updates, fixed = optimizer_named(optimizer), parse_pins(pins)
     if recompute not in RECOMPUTE:
         raise InputError(f"Unknown recompute {recompute!r}. {nearest(recompute, RECOMPUTE)}")
@@ -96,8 +94,8 @@ def plan(
 
     def attempt(passes: int) -> Decision:
         graph = captures.graph(passes)
-        if measured is not None:
-            check_profile(measured, target, graph)
+        if pricing.profile is not None:
+            check_profile(pricing.profile, target, graph)
         stage = "search" if passes == 1 else f"searching with {passes} micro-batches"
         asked = replace(request, passes=passes)
         return decide(graph, asked, lambda done, total: watch(Stage(stage, done, total)))
@@ -124,10 +122,6 @@ def plan(
         verdict=settled.verdict,
         cuts=captures.cuts(won.tabulated.passes),
     ).noted(*sorted(notes))
-
-
-def _profile(given: str | Path | Profile | None) -> Profile | None:
-    return load_profile(given) if isinstance(given, str | Path) else given
 
 
 def _meshes(cluster: Cluster, mesh: str | Mesh | None) -> tuple[Mesh, ...]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from math import isclose
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shardfold import collector
 from shardfold.api import plan as find_plan
 from shardfold.cluster import Cluster, mesh_from_text, parse
 from shardfold.cluster.files import from_plain
-from shardfold.costs import optimizer_named, pricing_named
+from shardfold.costs import Pricing, Profile, optimizer_named, pricing_of
 from shardfold.errors import ClusterError, InputError, PlanError
 from shardfold.graph import Graph
 from shardfold.plans import Plan, check
@@ -40,6 +41,7 @@ def explain(
     kwargs: Mapping[str, Any] | None = None,
     *,
     plan: Plan,
+    profile: str | Path | Profile | None = None,
     op: str | None = None,
     everything: bool = False,
     seconds: float = 0.0,
@@ -54,12 +56,12 @@ def explain(
     everything else chosen anew around it, on the plan's mesh and within its memory limit.
     `everything` explains each operator that matches, small ones and repeated ones, too. For about
     `seconds`, what would have to change for another split to win is looked for: links, memory, the
-    batch. `args`, `kwargs`, `loss` and `rules` are those that the plan was made with.
+    batch. `args`, `kwargs`, `loss`, `rules` and `profile` are those that the plan was made with.
     """
     from shardfold.capture import capture
 
     watch(Stage("capture", 0, 1))
-    pricing = pricing_named(plan.provenance.cost)
+    _, pricing = pricing_of(plan.provenance.cost, profile, set())
 
     def captured(factor: float) -> tuple[Graph, Atoms]:
         part = first_part(args, kwargs or {}, plan.cuts, plan.micro_batches)
@@ -70,8 +72,9 @@ def explain(
     graph, atoms = captured(1.0)
     check(plan, graph)
     cluster = from_plain(plan.provenance.cluster)
-    case = case_of(plan, graph, atoms, cluster)
-    setting = Setting(plan, graph, atoms, cluster, mesh_of(plan, cluster), case.limit_bytes)
+    case = case_of(plan, graph, atoms, cluster, pricing)
+    mesh = mesh_of(plan, cluster)
+    setting = Setting(plan, graph, atoms, cluster, mesh, case.limit_bytes, pricing)
     return reasons(
         plan,
         case,
@@ -123,6 +126,7 @@ def what_if(
     dtype: str | None = None,
     optimizer: str | None = None,
     cost: str | None = None,
+    profile: str | Path | Profile | None = None,
     memory_limit: float | None = None,
     loss: Callable[[Any], Any] | None = None,
     rules: Mapping[str, Maker] | None = None,
@@ -131,14 +135,16 @@ def what_if(
     """The best plan if something changes, and what the splits of `plan` would cost there.
 
     What is not given stays as in `plan`, its pins included. `args` and `kwargs` may be a batch of
-    another size. The old splits can be priced where a mesh of the same shape exists.
+    another size. A plan by a profile needs it here, too. The old splits can be priced where a mesh
+    of the same shape exists.
     """
     from shardfold.capture import capture
 
     old = from_plain(plan.provenance.cluster)
     target = parse(cluster) if isinstance(cluster, str) else cluster or old
     made = plan.provenance
-    dtype, cost = dtype or _dtype(plan), cost or made.cost
+    dtype = dtype or _dtype(plan)
+    cost, pricing = pricing_of(cost or made.cost, profile, set())
     optimizer = optimizer or made.optimizer
     if memory_limit is None and not _is_default_limit(plan, old):
         memory_limit = plan.estimate.limit_bytes
@@ -150,6 +156,7 @@ def what_if(
         dtype=dtype,
         optimizer=optimizer,
         cost=cost,
+        profile=profile,
         memory_limit=memory_limit,
         pins=None if plan.pinned is None else {p.pattern: p.split for p in plan.pinned.pins},
         loss=loss,
@@ -161,19 +168,18 @@ def what_if(
     except InputError as error:  # a batch that the plan's micro-batches do not divide
         return WhatIf(plan, after, Kept(None, None, str(error)))
     graph = capture(model, *part, dtype=dtype, loss=loss)
-    return WhatIf(plan, after, _kept(plan, graph, target, cost, optimizer, rules))
+    return WhatIf(plan, after, _kept(plan, graph, target, pricing, optimizer, rules))
 
 
 def _kept(
     plan: Plan,
     graph: Graph,
     cluster: Cluster,
-    cost: str,
+    pricing: Pricing,
     optimizer: str,
     rules: Mapping[str, Maker] | None,
 ) -> Kept:
     """What the plan's choice costs in the new setting, or why it is not possible there."""
-    pricing = pricing_named(cost)
     atoms = atomise(graph, rules_of(graph, {**pricing.rules, **(rules or {})}))
     try:
         mesh = mesh_from_text("x".join(str(axis.size) for axis in plan.mesh) or "1", cluster)

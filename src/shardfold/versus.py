@@ -12,7 +12,8 @@ import msgspec
 
 from shardfold import collector
 from shardfold.cluster import Cluster, Mesh, mesh_from_text, parse
-from shardfold.costs import optimizer_named, pricing_named
+from shardfold.costs import Profile, optimizer_named, pricing_of
+from shardfold.costs.measured import check_profile
 from shardfold.plans import Plan
 from shardfold.plans.contest import METHODS, Contest, Effort, Result, check_methods, speedups
 from shardfold.plans.decide import decide
@@ -64,6 +65,7 @@ def compare(
     optimizer: str = "adamw",
     mesh: str | Mesh | None = None,
     cost: str = "roofline",
+    profile: str | Path | Profile | None = None,
     memory_limit: float | None = None,
     loss: Callable[[Any], Any] | None = None,
     rules: Mapping[str, Maker] | None = None,
@@ -83,11 +85,14 @@ def compare(
     check_methods(methods)
     target = parse(cluster) if isinstance(cluster, str) else cluster
     fixed = mesh_from_text(mesh, target) if isinstance(mesh, str) else mesh
-    pricing, updates = pricing_named(cost), optimizer_named(optimizer)
+    cost, pricing = pricing_of(cost, profile, set())
+    updates = optimizer_named(optimizer)
 
     watch(Stage("capture", 0, 1))
     begin = time.perf_counter()
     graph = capture(model, args, kwargs, dtype=dtype, loss=loss)
+    if pricing.profile is not None:
+        check_profile(pricing.profile, target, graph)
     atoms = atomise(graph, rules_of(graph, {**pricing.rules, **(rules or {})}))
     captured = time.perf_counter() - begin
     begin = time.perf_counter()

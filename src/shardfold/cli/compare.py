@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shardfold.cli.options import DTYPES, output_options, size_in_bytes, size_options
+from shardfold.cli.options import (
+    DTYPES,
+    output_options,
+    profile_option,
+    size_in_bytes,
+    size_options,
+)
 from shardfold.errors import PlanError
 
 if TYPE_CHECKING:
@@ -25,6 +31,7 @@ if TYPE_CHECKING:
 @click.option("--optimizer", default="adamw", show_default=True, help="sgd, momentum, adam, adamw.")
 @click.option("--mesh", help="Such as 8x4. Every mesh is tried if left out.")
 @click.option("--cost", default="roofline", show_default=True, help="roofline or paper.")
+@profile_option
 @click.option("--memory-limit", type=size_in_bytes, metavar="SIZE", help="Per device, as in plan.")
 @click.option(
     "--moves",
@@ -74,7 +81,7 @@ def compare(what: tuple[str, ...], as_json: bool, everything: bool, **options: A
 
 def _plans(first: str, second: str, as_json: bool, everything: bool, options: Any) -> None:
     """Show where two saved plans differ."""
-    alone = ("cluster", "methods", "chart", "mesh", "save_plans")
+    alone = ("cluster", "methods", "chart", "mesh", "profile", "save_plans")
     given = [name.replace("_", "-") for name in alone if options[name] is not None]
     if given:
         raise click.UsageError(f"--{given[0]} goes with one MODEL, not with two plans.")
@@ -120,6 +127,7 @@ def _compared(model: str, options: Any) -> Comparison:
     from shardfold.cli.quiet import quiet
     from shardfold.cluster import mesh_from_text, parse
     from shardfold.costs import optimizer_named, pricing_named
+    from shardfold.costs.profile import load as load_profile
     from shardfold.plans.contest import METHODS, Effort, check_methods
     from shardfold.versus import compare as hold
 
@@ -129,6 +137,7 @@ def _compared(model: str, options: Any) -> Comparison:
     target = parse(options["cluster"])
     fixed = None if options["mesh"] is None else mesh_from_text(options["mesh"], target)
     pricing_named(options["cost"])
+    profile = None if options["profile"] is None else load_profile(options["profile"])
     optimizer_named(options["optimizer"])
     sizes = {name: options[name] for name in ("batch", "seq", "layers", "hidden")}
     with progress() as watch:
@@ -145,6 +154,7 @@ def _compared(model: str, options: Any) -> Comparison:
                 optimizer=options["optimizer"],
                 mesh=fixed,
                 cost=options["cost"],
+                profile=profile,
                 memory_limit=options["memory_limit"],
                 rules=example.rules,
                 save_plans=options["save_plans"],

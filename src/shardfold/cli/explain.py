@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shardfold.cli.options import DTYPES, output_options, pin_option, size_in_bytes, size_options
+from shardfold.cli.options import (
+    DTYPES,
+    output_options,
+    pin_option,
+    profile_option,
+    size_in_bytes,
+    size_options,
+)
 
 if TYPE_CHECKING:
     from shardfold.cli.model import Example
@@ -26,6 +33,7 @@ PLANNING = ("dtype", "optimizer", "mesh", "cost", "memory_limit", "pins")
 @click.option("--optimizer", help="sgd, momentum, adam or adamw, the default.")
 @click.option("--mesh", help="Such as 8x4. Every mesh is tried if left out.")
 @click.option("--cost", help="roofline, the default, or paper.")
+@profile_option
 @click.option("--memory-limit", type=size_in_bytes, metavar="SIZE", help="Per device.")
 @pin_option
 @click.option(
@@ -41,6 +49,7 @@ def explain(
     op: str | None,
     cluster: str | None,
     model: str | None,
+    profile: str | None,
     seconds: float,
     as_json: bool,
     everything: bool,
@@ -59,24 +68,27 @@ def explain(
     from shardfold.cli.model import load_model
     from shardfold.cli.printing import progress
     from shardfold.cli.quiet import quiet
+    from shardfold.costs.profile import load as load_profile
     from shardfold.questions import explain as find_reasons
 
     planning = {name: options.pop(name) for name in PLANNING}
     given = {name: value for name, value in planning.items() if value not in (None, ())}
     is_plan = _is_plan(source)
     _check_usage(is_plan, cluster, model, given)
+    measured = None if profile is None else load_profile(profile)
     with progress() as watch:
         plan = _load(source) if is_plan else None
         with quiet():
             example = load_model(model or source, options)
         with quiet(mute=True):
             if plan is None:
-                plan = _planned(example, cluster, given, watch)
+                plan = _planned(example, cluster, {**given, "profile": measured}, watch)
             found = find_reasons(
                 example.module,
                 example.args,
                 example.kwargs,
                 plan=plan,
+                profile=measured,
                 op=op,
                 everything=everything,
                 seconds=0.0 if op is None or everything else seconds,

@@ -38,6 +38,16 @@ def pin_option(command: Function) -> Function:
     )(command)
 
 
+def profile_option(command: Function) -> Function:
+    """Add the option that prices by measurement."""
+    return click.option(
+        "--profile",
+        type=click.Path(dir_okay=False),
+        metavar="FILE.json",
+        help="Price by what shardfold calibrate measured.",
+    )(command)
+
+
 def output_options(command: Function) -> Function:
     """Add the options that say what is printed."""
     command = click.option("--all", "everything", is_flag=True, help="Show the small rows too.")(

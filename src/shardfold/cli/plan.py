@@ -13,6 +13,7 @@ from shardfold.cli.options import (
     micro_batches,
     output_options,
     pin_option,
+    profile_option,
     size_in_bytes,
     size_options,
 )
@@ -31,12 +32,7 @@ if TYPE_CHECKING:
 @click.option("--optimizer", default="adamw", show_default=True, help="sgd, momentum, adam, adamw.")
 @click.option("--mesh", help="Such as 8x4. Every mesh is tried if left out.")
 @click.option("--cost", default="roofline", show_default=True, help="roofline or paper.")
-@click.option(
-    "--profile",
-    type=click.Path(dir_okay=False),
-    metavar="FILE.json",
-    help="Price by what shardfold calibrate measured.",
-)
+@profile_option
 @click.option(
     "--memory-limit",
     type=size_in_bytes,

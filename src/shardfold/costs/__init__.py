@@ -5,7 +5,7 @@ from shardfold.costs.measured import Measured
 from shardfold.costs.model import CostModel, price
 from shardfold.costs.paper import Paper
 from shardfold.costs.profile import Profile
-from shardfold.costs.registry import PRICINGS, Pricing, measured_by, pricing_named
+from shardfold.costs.registry import PRICINGS, Pricing, measured_by, pricing_named, pricing_of
 from shardfold.costs.roofline import Roofline
 from shardfold.costs.storage import OPTIMIZERS, Optimizer, optimizer_named
 from shardfold.costs.tabulate import tabulate
@@ -27,5 +27,6 @@ __all__ = [
     "optimizer_named",
     "price",
     "pricing_named",
+    "pricing_of",
     "tabulate",
 ]

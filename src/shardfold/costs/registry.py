@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from shardfold.cluster import Cluster, Mesh
 from shardfold.costs import paper
 from shardfold.costs.measured import Measured
 from shardfold.costs.model import CostModel
-from shardfold.costs.profile import Profile
+from shardfold.costs.profile import Profile, load
 from shardfold.costs.roofline import Roofline
 from shardfold.errors import InputError, ProfileError, nearest
 from shardfold.spaces import Maker
@@ -25,6 +26,7 @@ class Pricing:
     model: Callable[[Cluster, Mesh], CostModel]
     rules: Mapping[str, Maker] = field(default_factory=dict)
     overlaps: bool = True
+    profile: Profile | None = None
 
 
 def _without_profile(cluster: Cluster, mesh: Mesh) -> CostModel:
@@ -34,16 +36,27 @@ def _without_profile(cluster: Cluster, mesh: Mesh) -> CostModel:
     )
 
 
+MEASURED = "measured"
 PRICINGS: Mapping[str, Pricing] = {
     "roofline": Pricing(Roofline),
     "paper": Pricing(paper.Paper, paper.RULES, overlaps=False),
-    "measured": Pricing(_without_profile),
+    MEASURED: Pricing(_without_profile),
 }
 
 
-def measured_by(profile: Profile, notes: set[str]) -> Pricing:
-    """Prices by a profile; what was not measured is noted."""
-    return Pricing(lambda cluster, mesh: Measured(cluster, mesh, profile, notes))
+def measured_by(profile: str | Path | Profile, notes: set[str]) -> Pricing:
+    """Prices by a profile, or by the one in a file; what was not measured is noted."""
+    known = profile if isinstance(profile, Profile) else load(profile)
+    return Pricing(lambda cluster, mesh: Measured(cluster, mesh, known, notes), profile=known)
+
+
+def pricing_of(
+    name: str, profile: str | Path | Profile | None, notes: set[str]
+) -> tuple[str, Pricing]:
+    """The pricing by a profile, where one is given, or the one of that name; and what it is."""
+    if profile is None:
+        return name, pricing_named(name)
+    return MEASURED, measured_by(profile, notes)
 
 
 def pricing_named(name: str) -> Pricing:

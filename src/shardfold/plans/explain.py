@@ -19,7 +19,7 @@ import numpy as np
 
 from shardfold.cluster import Cluster, Mesh
 from shardfold.cluster.mesh import Axis
-from shardfold.costs import optimizer_named, pricing_named
+from shardfold.costs import Pricing, optimizer_named, pricing_named
 from shardfold.costs.steps import Values
 from shardfold.graph import Graph
 from shardfold.plans.alternatives import Limit, Tried, alternatives
@@ -78,9 +78,11 @@ class Case:
         return {vertex.index: v for v, vertex in enumerate(vertices) if vertex.space is not None}
 
 
-def case_of(plan: Plan, graph: Graph, atoms: Atoms, cluster: Cluster) -> Case:
-    """The plan's tables made anew, with its own choice, pins and limit."""
-    pricing = pricing_named(plan.provenance.cost)
+def case_of(
+    plan: Plan, graph: Graph, atoms: Atoms, cluster: Cluster, pricing: Pricing | None = None
+) -> Case:
+    """The plan's tables made anew, with its own choice, pins and limit; prices by their name."""
+    pricing = pricing or pricing_named(plan.provenance.cost)
     optimizer = optimizer_named(plan.provenance.optimizer)
     mesh = mesh_of(plan, cluster)
     assembly = restated(plan, graph, atoms, mesh, pricing.model(cluster, mesh), optimizer)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from shardfold.cluster import Cluster, Mesh
-from shardfold.costs import optimizer_named, pricing_named, tabulate
+from shardfold.costs import Pricing, optimizer_named, pricing_named, tabulate
 from shardfold.costs.recompute import stated_regions
 from shardfold.errors import InfeasibleError, ShardfoldError
 from shardfold.graph import Graph
@@ -44,6 +44,7 @@ class Setting:
     cluster: Cluster
     mesh: Mesh
     limit_bytes: float | None
+    pricing: Pricing | None = None  # by the name in the plan
 
     def links(self, level: int, factor: float) -> Setting:
         """With the links of one level that many times as fast."""
@@ -69,7 +70,7 @@ class Setting:
 
     def winner(self, seconds: float) -> Winner:
         """The best choice in this setting, on the plan's mesh."""
-        pricing = pricing_named(self.plan.provenance.cost)
+        pricing = self.pricing or pricing_named(self.plan.provenance.cost)
         optimizer = optimizer_named(self.plan.provenance.optimizer)
         model = pricing.model(self.cluster, self.mesh)
         again = stated_regions(self.plan.recompute, self.graph, self.atoms)

@@ -103,3 +103,28 @@ def test_a_plan_and_itself_differ_in_nothing(run, saved) -> None:
 
 def test_options_of_methods_do_not_go_with_plans(refused, saved) -> None:
     assert "goes with one MODEL" in refused("compare", *saved, "--cluster", "8xa100")
+
+
+H200 = Path(__file__).parents[3] / "benchmarks" / "profiles" / "h200.json"
+BF16 = ("--cluster", "2x2xh200", "--dtype", "bf16")
+
+
+def test_a_profile_prices_every_method(run, model_file) -> None:
+    model, methods = f"{model_file}:make", ("--methods", "exact,data-parallel", "--json")
+    plain = json.loads(run("compare", model, *BF16, *methods).stdout)
+    measured = json.loads(run("compare", model, *BF16, *methods, "--profile", H200).stdout)
+    assert (plain["cost"], measured["cost"]) == ("roofline", "measured")
+    for before, after in zip(plain["results"], measured["results"], strict=True):
+        assert before["step_seconds"] != after["step_seconds"]
+
+
+def test_a_profile_of_another_device_is_refused(refused, model_file) -> None:
+    model = f"{model_file}:make"
+    said = refused("compare", model, "--cluster", "2x2xa100", "--profile", H200)
+    assert "The profile is of NVIDIA H200" in said
+    assert "has no products in float64" in refused(
+        "compare", model, "--cluster", "2x2xh200", "--dtype", "fp64", "--profile", H200
+    )
+    assert "--profile goes with one MODEL" in refused(
+        "compare", "a.json", "b.json", "--profile", H200
+    )

@@ -95,3 +95,18 @@ def test_markup_in_a_models_names_is_text(run, tmp_path: Path) -> None:
     assert planned.exit_code == 0, planned.output
     assert "Pinned: *fc[[]/]=out/2 (1 operator)." in words(planned.stdout)
     assert "[bold red]fc[/]" in words(planned.stdout)
+
+
+H200 = Path(__file__).parents[3] / "benchmarks" / "profiles" / "h200.json"
+
+
+def test_a_plan_by_a_profile_is_explained_by_it(run, refused, model_file, tmp_path) -> None:
+    model, saved = f"{model_file}:make", tmp_path / "plan.json"
+    made = ("--cluster", "2xh200", "--dtype", "bf16", "--profile", H200)
+    assert run("plan", model, *made, "--save", saved).exit_code == 0
+    asked = ("explain", saved, "fc", "--model", model, "--seconds", 0)
+    found = run(*asked, "--profile", H200, "--json")
+    assert found.exit_code == 0, found.output
+    direct = run("explain", model, "fc", *made, "--seconds", 0, "--json")
+    assert json.loads(found.stdout) == json.loads(direct.stdout)
+    assert "--profile" in refused(*asked)  # its prices are not in the plan
