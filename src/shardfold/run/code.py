@@ -165,10 +165,11 @@ class _Writer:
                     yield f"del t{tensor}"
 
     def _started_ahead(self, indices: Sequence[int]) -> dict[int, list[Use]]:
-        """Before which instruction each gather begins: the one that gathers before it."""
+        """Before which instruction each gather begins: a reader so many before its own."""
         gathered = [u for u in self.uses.values() if u.feed.there and u.instruction in indices]
         readers = sorted({use.instruction for use in gathered})
-        before = dict(zip(readers, [indices[0], *readers] if readers else [], strict=False))
+        first = [indices[0]] * self.lowered.ahead if readers else []
+        before = dict(zip(readers, [*first, *readers], strict=False))
         found: dict[int, list[Use]] = {}
         for use in gathered:
             found.setdefault(before[use.instruction], []).append(use)

@@ -1,8 +1,9 @@
 """Parameters in parts, gathered for their readers: started ahead, and gathered again in backward.
 
-The gather of the next reader's parameter is under way while this one computes. A parameter that
-the plan gathers again for backward is not kept: what autograd would save of it is replaced by a
-promise. When backward asks for one, the gather of the one before is started.
+While one reader computes, the parameters of the next ones are on their way, as many readers ahead
+as the plan's schedule has them. A parameter that the plan gathers again for backward is not kept:
+what autograd would save of it is replaced by a promise. When backward asks for one, the gathers of
+as many before it are started.
 """
 
 from __future__ import annotations
@@ -82,6 +83,7 @@ class Promise:
     def __init__(self, gather: Gather, stored: Tensor, context: Context) -> None:
         self.gather, self.stored = gather, stored.detach()
         self.earlier: Promise | None = None if context.traced else context.latest
+        self.ahead = context.ahead
         self.made = self.kept = 0  # promises
         self.started: Started | None = None
         self.held: Tensor | None = None
@@ -93,12 +95,19 @@ class Promise:
         if self.made and not self.is_served and self.started is None and self.held is None:
             self.started = self.gather.start(self.stored)
 
+    def _start_earlier(self) -> None:
+        earlier = self.earlier
+        for _ in range(self.ahead):
+            if earlier is None:
+                return
+            earlier.start()
+            earlier = earlier.earlier
+
     def get(self) -> Tensor:
         """The whole parameter."""
         if self.held is None:
             started, self.started = self.started, None
-            if self.earlier is not None:
-                self.earlier.start()
+            self._start_earlier()
             self.held = self.gather.collect(self.stored, started).contiguous()
         found = self.held
         self.kept += 1

@@ -104,6 +104,7 @@ class Lowered:
     written: tuple[Written, ...]  # buffers that are written in parts
     inputs: Mapping[int, Given] = field(default_factory=dict)  # how the batch may come
     again: tuple[range, ...] = ()  # stretches of instructions that run again before backward
+    ahead: int = 1  # readers of gathered parameters whose gathers may be under way before
 
     def background_axes(self) -> set[Axes]:
         """Every set of axes on which a parameter is gathered or its gradient reduced."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -101,7 +101,8 @@ def lowered_here(
     rank = dist.get_rank() if decisions.mesh.axes else 0
     place = Place.of_rank(rank, decisions.mesh.shape)
     lowered = lower(program, atoms, decisions, place, frozenset(rules or ()))
-    return with_parts(lowered, program, atoms, plan)
+    ahead = lowered.ahead if plan.schedule is None else plan.schedule.ahead
+    return replace(with_parts(lowered, program, atoms, plan), ahead=ahead)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +132,9 @@ def assemble(model: nn.Module, program: Program, lowered: Lowered, settings: Set
     groups.make_background(lowered.background_axes())
     tensors = program.graph.tensors
     keepings = {tensors[s.tensor].name: keeping(s) for s in lowered.parameters}
-    context = Context(groups, device, seed=settings.seed, double=settings.double)
+    context = Context(
+        groups, device, seed=settings.seed, double=settings.double, ahead=lowered.ahead
+    )
     run = Run(program, lowered, keepings, context, mesh, settings.prefix)
     run.passes, run.cuts = settings.passes, dict(settings.cuts)
     shorter = DTYPES[settings.dtype] if settings.dtype else None

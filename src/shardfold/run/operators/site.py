@@ -29,7 +29,7 @@ class Context:
     Python's numbers stand still.
     """
 
-    __slots__ = ("clock", "groups", "latest", "target", "traced")
+    __slots__ = ("ahead", "clock", "groups", "latest", "target", "traced")
 
     def __init__(
         self,
@@ -38,8 +38,9 @@ class Context:
         seed: int = 0,
         step: int = 0,
         double: bool = False,
+        ahead: int = 1,
     ) -> None:
-        self.groups = groups
+        self.groups, self.ahead = groups, ahead
         self.target = Target(device, double)
         self.clock = torch.tensor([seed, step, GOLDEN - (1 << 64)])
         self.traced = False
