@@ -96,7 +96,7 @@ def compared(
             "name": case.name,
             "parameters": entry["parameters"],
             "measured_seconds": entry["step_seconds"],
-            "spread": round(max(entry["all_seconds"]) / min(entry["all_seconds"]) - 1, 3),
+            "spread": round(spread(entry), 3),
             "predicted_seconds": found["step_seconds"],
             "measured_bytes": entry["peak_bytes"],
             "predicted_bytes": found["peak_bytes"],
@@ -109,6 +109,12 @@ def compared(
             f"{row['memory_error']:+.1%} of {entry['peak_bytes'] / 2**30:.2f} GiB"
         )
     return rows
+
+
+def spread(entry: dict[str, Any]) -> float:
+    """How far the medians of a case's windows are apart; of its steps, where it has no windows."""
+    found = entry.get("window_seconds") or entry["all_seconds"]
+    return float(max(found) / min(found) - 1)
 
 
 def summary(rows: list[dict[str, Any]]) -> dict[str, float]:

@@ -5,6 +5,10 @@ plan for eight devices runs in a process group whose collectives do nothing: its
 memory are real, its communication is not there. Plans are made first, several at a time; then
 every case has a process and the machine to itself, so that nothing of another is in its way.
 
+Steps are timed in windows, without Python's garbage collection, until the medians of the windows
+agree: a host that is shared with others is fast in one window and slow in another. A case's time is
+the median of all its steps; how far its windows are apart is kept beside it.
+
     python benchmarks/fidelity_measure.py --out measured.json
 """
 
@@ -19,7 +23,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from itertools import pairwise
 from multiprocessing.connection import Connection
@@ -40,7 +44,9 @@ from shardfold.run.alone import alone
 from shardfold.run.parallelize import Settings, assemble, parallelize
 from shardfold.spaces import atomise, rules_of
 
-WARM, STEPS = 3, 9
+WARM, WINDOW = 3, 5  # steps
+LEAST_WINDOWS, MOST_WINDOWS = 3, 10
+AGREED = 0.01  # of the median: half of the windows lie that close to it
 GRACE_SECONDS = 60.0  # for a case that was begun in time
 
 
@@ -77,6 +83,7 @@ def measured(case: Case, device: str, plans: Mapping[str, str]) -> dict[str, Any
     module, args, kwargs, choices = module_of(case, device, plans)
     optimizer = torch.optim.AdamW(module.parameters(), lr=1e-5)
     gc.collect()
+    gc.disable()
 
     def step() -> list[float]:
         _wait(device)
@@ -96,7 +103,7 @@ def measured(case: Case, device: str, plans: Mapping[str, str]) -> dict[str, Any
         step()
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
-    runs = [step() for _ in range(STEPS)]
+    runs = until_agreed(step)
     seconds = [run[-1] - run[0] for run in runs]
     hosts = [[b - a for a, b in pairwise(run)] for run in runs]
     found = {
@@ -105,6 +112,7 @@ def measured(case: Case, device: str, plans: Mapping[str, str]) -> dict[str, Any
         "choices": choices,
         "step_seconds": statistics.median(seconds),
         "all_seconds": [round(s, 6) for s in seconds],
+        "window_seconds": [round(s, 6) for s in medians(seconds)],
         "host_seconds": [round(statistics.median(h[k] for h in hosts), 6) for k in range(4)],
         "workspace_bytes": workspace,
         "parameters": sum(p.numel() for p in module.parameters()),
@@ -115,6 +123,25 @@ def measured(case: Case, device: str, plans: Mapping[str, str]) -> dict[str, Any
         found["peak_bytes"] = torch.cuda.max_memory_allocated()
         found["reserved_bytes"] = torch.cuda.max_memory_reserved()
     return found
+
+
+def until_agreed(step: Callable[[], list[float]]) -> list[list[float]]:
+    """Windows of steps until the medians of half of them are near the median of all steps."""
+    runs: list[list[float]] = []
+    for number in range(MOST_WINDOWS):
+        runs += [step() for _ in range(WINDOW)]
+        seconds = [run[-1] - run[0] for run in runs]
+        middle = statistics.median(seconds)
+        away = statistics.median(abs(found / middle - 1) for found in medians(seconds))
+        if number + 1 >= LEAST_WINDOWS and away <= AGREED:
+            break
+    return runs
+
+
+def medians(seconds: list[float]) -> list[float]:
+    """Of each window."""
+    starts = range(0, len(seconds), WINDOW)
+    return [statistics.median(seconds[at : at + WINDOW]) for at in starts]
 
 
 def _allocated(device: str) -> int:
@@ -200,7 +227,7 @@ def main(out: str, only: str, device: str, seconds: float) -> None:
             continue
         entry, machine, environment = found
         entries.append(entry)
-        spread = max(entry["all_seconds"]) / min(entry["all_seconds"]) - 1
+        spread = max(entry["window_seconds"]) / min(entry["window_seconds"]) - 1
         print(
             f"{case.name}: {entry['step_seconds'] * 1e3:.2f} ms (spread {spread:.0%}), "
             f"{entry.get('peak_bytes', 0) / 2**30:.2f} GiB",
