@@ -4,20 +4,23 @@ The machine is calibrated with as many processes side by side as the plans are f
 of one model are run and timed, good ones and bad ones: the best, data parallel and fully sharded,
 with some of their decisions drawn at random, and of many such those that the datasheet's prices
 spread evenly (plans that take the same have no order). What must agree is the order: Kendall's rank
-correlation, and the predicted best beside the measured best.
+correlation, and the predicted best beside the measured best. Another --seed draws other plans.
 
-    python benchmarks/fidelity_gloo.py --processes 4 --folder /tmp/gloo4
+    python benchmarks/fidelity_gloo.py --processes 4 --folder /tmp/gloo4 --stage plan
+    python benchmarks/fidelity_gloo.py --processes 4 --folder /tmp/gloo4 --stage measure -o 4.json
+    python benchmarks/fidelity_gloo_page.py 2.json 4.json
 """
 
 from __future__ import annotations
 
+import gc
 import json
 import math
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -33,15 +36,17 @@ from shardfold.calibrate.calibrate import calibrate
 from shardfold.calibrate.processes import together
 from shardfold.capture import capture
 from shardfold.cluster import Cluster, Mesh, mesh_from_text, parse
-from shardfold.costs import CostModel, Measured, Profile, Roofline, optimizer_named, tabulate
+from shardfold.costs import Measured, Profile, Roofline, optimizer_named, tabulate
 from shardfold.costs.profile import load
 from shardfold.graph import Graph
 from shardfold.plans import Assembly, Plan
 from shardfold.plans.baselines import batch_factors, data_parallel, fully_sharded
 from shardfold.plans.batch import inputs_of
 from shardfold.plans.recall import recalled, restated
+from shardfold.plans.schedule import Scheduler
 from shardfold.run.launch import launch
 from shardfold.run.parallelize import parallelize
+from shardfold.simulate import simulate
 from shardfold.spaces import Atoms, atomise, rules_of
 
 FAMILIES = (
@@ -82,20 +87,29 @@ def example() -> tuple[nn.Module, tuple[Tensor, ...]]:
     return Net(), (torch.randn(BATCH, WIDTH), torch.randint(CLASSES, (BATCH,)))
 
 
-def plans(processes: int, wanted: int) -> list[Plan]:
+@dataclass(frozen=True)
+class Candidate:
+    """A plan, what it was made from, and its price by the datasheet."""
+
+    plan: Plan
+    label: str
+    price: float
+
+
+def plans(processes: int, wanted: int, seed: int) -> list[Candidate]:
     """Different plans of the model, spread evenly between the fastest and the slowest."""
     cluster = parse(f"{processes}xcpu")
     meshes = [str(processes)] + (["2x2"] if processes == 4 else [])
-    found: dict[str, tuple[float, Plan]] = {}
+    found: dict[str, Candidate] = {}
     for mesh in meshes:
-        for price, plan in _altered(cluster, mesh_from_text(mesh, cluster), TRIES * wanted):
-            key = repr([o.config for o in plan.operators] + [p.layout for p in plan.parameters])
-            found.setdefault(mesh + key, (price, plan))
-    prices, every = zip(*found.values(), strict=True)
-    return spread(list(every), list(prices), wanted)
+        for each in _altered(cluster, mesh_from_text(mesh, cluster), TRIES * wanted, seed):
+            decided = [o.config for o in each.plan.operators]
+            key = repr((decided, [p.layout for p in each.plan.parameters]))
+            found.setdefault(mesh + key, replace(each, label=f"{mesh}: {each.label}"))
+    return spread(list(found.values()), wanted)
 
 
-def _altered(cluster: Cluster, mesh: Mesh, count: int) -> Iterator[tuple[float, Plan]]:
+def _altered(cluster: Cluster, mesh: Mesh, count: int, seed: int) -> Iterator[Candidate]:
     """The best plan, data parallel and fully sharded, and all three with some decisions drawn."""
     graph, atoms = _graph()
     model, args = example()
@@ -104,53 +118,53 @@ def _altered(cluster: Cluster, mesh: Mesh, count: int) -> Iterator[tuple[float, 
     tables = tabulate(graph, atoms, mesh, prices, updates)
     blank = Assembly(graph, atoms, tables, (0,) * len(tables.vertices), prices, updates)
     batch = batch_factors(graph, atoms)
-    origins = [recalled(best, blank), data_parallel(tables, batch), fully_sharded(tables, batch)]
-    draw = random.Random(0)
+    origins = {
+        "the best by the datasheet": recalled(best, blank),
+        "data parallel": data_parallel(tables, batch),
+        "fully sharded": fully_sharded(tables, batch),
+    }
+    draw = random.Random(seed)
     for number in range(count):
         share = 0.0 if number < len(origins) else draw.random()
+        name, origin = list(origins.items())[number % len(origins)]
+        drawn = [draw.random() < share for _ in origin]
         choice = tuple(
-            draw.randrange(len(costs)) if draw.random() < share else chosen
-            for chosen, costs in zip(
-                origins[number % len(origins)], tables.problem.costs, strict=True
-            )
+            draw.randrange(len(costs)) if is_drawn else chosen
+            for chosen, costs, is_drawn in zip(origin, tables.problem.costs, drawn, strict=True)
         )
         assembly = replace(blank, choice=choice)
-        yield (
-            sum(assembly.totals().values()),
-            msgspec.structs.replace(
-                best,
-                operators=assembly.operators(),
-                tensors=assembly.tensors(),
-                parameters=assembly.parameters(),
-                inputs=inputs_of(assembly),
-            ),
+        plan = msgspec.structs.replace(
+            best,
+            operators=assembly.operators(),
+            tensors=assembly.tensors(),
+            parameters=assembly.parameters(),
+            inputs=inputs_of(assembly),
         )
+        label = name + (f", {sum(drawn)} of {len(drawn)} decisions drawn" if any(drawn) else "")
+        yield Candidate(plan, label, sum(assembly.totals().values()))
 
 
-def spread(found: list[Plan], prices: list[float], wanted: int) -> list[Plan]:
+def spread(found: list[Candidate], wanted: int) -> list[Candidate]:
     """So many of the plans, at prices that are as evenly spread as can be in their logarithm."""
-    left = sorted(range(len(found)), key=prices.__getitem__)
-    low, high = math.log(prices[left[0]]), math.log(prices[left[-1]])
+    left = sorted(found, key=lambda each: each.price)
+    low, high = math.log(left[0].price), math.log(left[-1].price)
     taken = []
     for number in range(min(wanted, len(left))):
         aim = low + (high - low) * number / max(1, wanted - 1)
-        nearest = min(left, key=lambda k: abs(math.log(prices[k]) - aim))
+        nearest = min(left, key=lambda each: abs(math.log(each.price) - aim))
         left.remove(nearest)
         taken.append(nearest)
-    return [found[k] for k in sorted(taken, key=prices.__getitem__)]
+    return sorted(taken, key=lambda each: each.price)
 
 
 def predicted(plan: Plan, profile: Profile) -> float:
-    """Seconds of a step: the sum of its steps by the profile."""
-    return _priced(plan, lambda cluster, mesh: Measured(cluster, mesh, profile))
-
-
-def _priced(plan: Plan, prices: Callable[[Cluster, Mesh], CostModel]) -> float:
+    """Seconds of a step by the profile: as `shardfold plan --profile` would say."""
     graph, atoms = _graph()
     cluster = parse(plan.cluster)
     mesh = mesh_from_text("x".join(str(axis.size) for axis in plan.mesh), cluster)
-    assembly = restated(plan, graph, atoms, mesh, prices(cluster, mesh), optimizer_named("adamw"))
-    return sum(assembly.totals().values())
+    prices = Measured(cluster, mesh, profile)
+    assembly = restated(plan, graph, atoms, mesh, prices, optimizer_named("adamw"))
+    return simulate(Scheduler(graph, atoms, cluster).alone(assembly)).step_seconds
 
 
 @cache
@@ -166,11 +180,12 @@ def calibrated(rank: int) -> Profile:
     return together(calibrate("cpu", families=FAMILIES))
 
 
-def timed(rank: int, files: list[str]) -> list[float]:
-    """The seconds of a step under each plan: the best of a few passes, the median in each."""
+def timed(rank: int, files: list[str]) -> list[list[float]]:
+    """The median seconds of a step under each plan, in each of a few passes over all plans."""
     torch.set_num_threads(1)
+    gc.disable()
     passes = [[_median_step(file) for file in files] for _ in range(PASSES)]
-    return [min(times) for times in zip(*passes, strict=True)]
+    return [list(times) for times in zip(*passes, strict=True)]
 
 
 def _median_step(file: str) -> float:
@@ -186,6 +201,8 @@ def _median_step(file: str) -> float:
         optimizer.zero_grad(set_to_none=True)
         torch.distributed.barrier()
         times.append(time.perf_counter() - began)
+    del module, optimizer
+    gc.collect()
     return statistics.median(times[WARM:])
 
 
@@ -196,51 +213,85 @@ def kendall(a: list[float], b: list[float]) -> float:
     return float(kendalltau(a, b).statistic)
 
 
-@click.command()
-@click.option("--processes", default=4)
-@click.option("--wanted", default=32)
-@click.option("--profile", type=click.Path(dir_okay=False), help="Instead of calibrating first.")
-@click.option("--folder", required=True, type=click.Path(file_okay=False))
-@click.option("--stage", default="all", type=click.Choice(["all", "plan", "calibrate", "time"]))
-@click.option("--out", type=click.Path(dir_okay=False))
-def main(
-    processes: int, wanted: int, profile: str | None, folder: str, stage: str, out: str | None
-) -> None:
-    """Calibrate, plan, run, and compare the orders."""
-    home = Path(folder)
-    home.mkdir(parents=True, exist_ok=True)
-    if stage in ("all", "plan"):
-        for number, plan in enumerate(plans(processes, wanted)):
-            plan.save(home / f"{number:02d}.json")
-    files = sorted(str(file) for file in home.glob("[0-9][0-9].json"))
-    click.echo(f"{len(files)} plans")
-    made = Path(profile) if profile else home / "profile.json"
-    if stage in ("all", "calibrate") and not profile:
-        launch(calibrated, processes)[0].save(made)
-    if stage in ("plan", "calibrate"):
-        return
-    everyone = launch(timed, processes, files)
-    measured = [max(times) for times in zip(*everyone, strict=True)]
-    known = load(made)
-    guesses = [predicted(Plan.load(file), known) for file in files]
-    best = measured[min(range(len(files)), key=guesses.__getitem__)]
-    figures: dict[str, Any] = {
-        "environment": environment(),
-        "processes": processes,
-        "plans": len(files),
+def judged(labels: list[str], guesses: list[float], passes: list[list[float]]) -> dict[str, Any]:
+    """How far order, best and times of the predictions are from the measured ones.
+
+    A plan's time is the least of its passes: what else the machine does only adds to it.
+    """
+    measured = [min(times) for times in passes]
+    best = measured[min(range(len(guesses)), key=guesses.__getitem__)]
+    return {
+        "plans": len(labels),
         "kendall": round(kendall(guesses, measured), 3),
         "predicted_best_over_measured_best": round(best / min(measured), 3),
         "median_error": round(
             statistics.median(abs(g / m - 1) for g, m in zip(guesses, measured, strict=True)), 3
         ),
         "cases": [
-            {"predicted_seconds": g, "measured_seconds": m}
-            for g, m in zip(guesses, measured, strict=True)
+            {"plan": name, "predicted_seconds": g, "measured_seconds": m, "passes": times}
+            for name, g, m, times in zip(labels, guesses, measured, passes, strict=True)
         ],
     }
+
+
+@click.command()
+@click.option("--processes", default=4)
+@click.option("--wanted", default=32)
+@click.option("--seed", default=0, help="Of the decisions that are drawn.")
+@click.option("--profile", type=click.Path(dir_okay=False), help="Instead of calibrating first.")
+@click.option("--folder", required=True, type=click.Path(file_okay=False))
+@click.option(
+    "--stage",
+    default="all",
+    type=click.Choice(["all", "plan", "measure", "judge"]),
+    help="measure: calibrate and time the plans of the folder; judge: predict once more.",
+)
+@click.option("-o", "--out", type=click.Path(dir_okay=False))
+def main(
+    processes: int,
+    wanted: int,
+    seed: int,
+    profile: str | None,
+    folder: str,
+    stage: str,
+    out: str | None,
+) -> None:
+    """Plan, calibrate, run, and compare the orders."""
+    home = Path(folder)
+    home.mkdir(parents=True, exist_ok=True)
+    if stage in ("all", "plan"):
+        found = plans(processes, wanted, seed)
+        for number, each in enumerate(found):
+            each.plan.save(home / f"{number:02d}.json")
+        labels = {"seed": seed, "labels": [each.label for each in found]}
+        (home / "labels.json").write_text(json.dumps(labels))
+    if stage == "plan":
+        return
+    known = json.loads((home / "labels.json").read_text())
+    files = [str(home / f"{number:02d}.json") for number in range(len(known["labels"]))]
+    made = Path(profile) if profile else home / "profile.json"
+    began = time.perf_counter()
+    if stage != "judge":
+        if not profile:
+            launch(calibrated, processes)[0].save(made)
+        everyone = launch(timed, processes, files)
+        slowest = [
+            [max(t) for t in zip(*ranks, strict=True)] for ranks in zip(*everyone, strict=True)
+        ]
+        (home / "passes.json").write_text(json.dumps(slowest))
+    passes = json.loads((home / "passes.json").read_text())
+    prices = load(made)
+    figures = {
+        "environment": {**environment(), "torch": str(torch.__version__)},
+        "processes": processes,
+        "seed": known["seed"],
+        "seconds": round(time.perf_counter() - began),
+        **judged(known["labels"], [predicted(Plan.load(file), prices) for file in files], passes),
+    }
     click.echo(json.dumps({k: v for k, v in figures.items() if k != "cases"}, indent=1))
-    for g, m in sorted(zip(guesses, measured, strict=True)):
-        click.echo(f"  predicted {g * 1e3:8.1f} ms, measured {m * 1e3:8.1f} ms")
+    for case in sorted(figures["cases"], key=lambda case: case["predicted_seconds"]):
+        ms = [f"{case[f'{what}_seconds'] * 1e3:8.1f}" for what in ("predicted", "measured")]
+        click.echo(f"  predicted {ms[0]} ms, measured {ms[1]} ms: {case['plan']}")
     if out:
         Path(out).write_text(json.dumps(figures, indent=1) + "\n")
     assert not math.isnan(figures["kendall"])
