@@ -52,12 +52,9 @@ from shardfold.spaces import Atoms, atomise, rules_of
 FAMILIES = (
     "matmul",
     "vector",
-    "cast",
     "strided",
-    "fill",
     "sum_",
     "loss",
-    "softmax",
     "update.adamw",
 )
 BATCH, WIDTH, DEPTH, CLASSES = 128, 768, 3, 1000

@@ -126,6 +126,16 @@ HOW = [
     "share of its decisions drawn at random; of those, the ones whose prices by the datasheet are "
     "spread evenly. Nothing was chosen by a measured time.",
     "",
+    "What was looked at before: some of the plans of another draw (seed 0), on both numbers of "
+    "processes, phase by phase. After that the runner was changed (freed memory is kept: gradients "
+    "were faulted in page by page at every step), and the model: what is sent between processes of "
+    "one machine takes their processor, so nothing overlaps; a parameter is updated for itself, in "
+    "its cache or out of it; a collective of fewer bytes takes no longer. The plans of this page "
+    "(seed 1) were drawn and measured after that, once. No factor was fitted to a step.",
+    "",
+    "The machine is virtual, and its speed varied: the forward pass of one device took 30 ms, and "
+    "50 ms fifteen seconds later. So plans are timed in passes, and the best of these counts.",
+    "",
     "To do it again (about eight minutes a number of processes, alone on the machine):",
     "",
     "```sh",

@@ -216,8 +216,9 @@ def cpu_plan(quick: bool = False) -> Plan:
     axes = ((64, 512, 4096), (64, 1024, 8192), (64, 256, 1024))
     grids.append(Grid("lookup.backward", single, axes, 4))
     for name in ("sgd", "momentum", "adam", "adamw"):
-        grids.append(Grid(f"update.{name}", single, ((1 << 12, 1 << 16, 1 << 20, 1 << 23),)))
-    return Plan(tuple(grids), 0.08, {single: 3e10}, 5e9, 6e8)
+        sizes = (1 << 12, 1 << 16, 1 << 20, 1 << 23, 1 << 24)
+        grids.append(Grid(f"update.{name}", single, (sizes,)))
+    return Plan(tuple(grids), 0.1, {single: 3e10}, 5e9, 6e8)
 
 
 def _quick(dtypes: Sequence[str]) -> tuple[Grid, ...]:

@@ -13,12 +13,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from shardfold.calibrate.timing import Call
-from shardfold.costs.families import ATTENTIONS, LAYOUTS, PARITIES, WINDOWS
+from shardfold.costs.families import ATTENTIONS, LAYOUTS, PARITIES, UPDATED_TOGETHER, WINDOWS
 from shardfold.run.operators.batch_norm import BatchNorm, Shared, passes_for
 
 LARGEST_HEADS = 16  # of one example; further heads are further examples
 SHARING = 4  # queries that share a key, where keys are shared
-CHUNKS = 8  # parameters of an update
 
 
 @dataclass(slots=True)
@@ -182,7 +181,9 @@ def _pool(kind: str, phase: str, bench: Bench, size: int) -> Call:
 
 
 def _update(name: str, bench: Bench, items: int) -> Call:
-    parameters = [bench.fresh(max(1, items // CHUNKS), grad=True) for _ in range(CHUNKS)]
+    parameters = [
+        bench.fresh(max(1, items // UPDATED_TOGETHER), grad=True) for _ in range(UPDATED_TOGETHER)
+    ]
     for parameter in parameters:
         parameter.grad = torch.ones_like(parameter)
     optimizer = {

@@ -100,6 +100,7 @@ WINDOWS: Mapping[str, tuple[tuple[int, int], int]] = {
 LAYOUTS = ("nt", "nn", "tn")  # of the two matrices: t is stored transposed
 PARITIES = ("", ".even", ".odd")  # of the features: a multiple of 8, of 2, or neither
 ATTENTIONS = {"full": 1.0, "causal": 0.5, "shared": 0.5, "bias": 1.0}
+UPDATED_TOGETHER = 8  # parameters of an update, of equal size
 UPDATES = ("sgd", "momentum", "adam", "adamw")
 PASSES = ("vector", "cast", "strided", "fill", "max_pool.forward", "max_pool.backward")
 POOLS = ("avg_pool.forward", "avg_pool.backward")

@@ -18,6 +18,7 @@ import numpy as np
 
 from shardfold.cluster import Cluster, Mesh
 from shardfold.cluster.device import Device
+from shardfold.costs.families import UPDATED_TOGETHER
 from shardfold.costs.habits import EXPERTS
 from shardfold.costs.interpolate import Interpolated
 from shardfold.costs.kernels import PIECES, VIEWS, Kernel, kernels_of
@@ -201,11 +202,16 @@ class Measured:
         return found
 
     def _update(self, step: Compute) -> Values:
-        """Parameters are updated many at once: one takes its share of a large update."""
+        """A GPU updates many parameters at once: one takes its share of a large update.
+
+        A CPU updates one after the other: whether one stays in its cache matters.
+        """
         family = f"update.{step.optimizer or 'adamw'}"
         if step.items is None:
             return self._unknown(step, "an update of unknown size")
-        kernel = Kernel(family, step.dtype, (step.items,))
+        kernel = Kernel(family, step.dtype, (UPDATED_TOGETHER * step.items,))
+        if self.profile.machine.kind == "cpu":
+            return self.kernel_seconds(kernel) / UPDATED_TOGETHER
         table = self._table(kernel)
         largest = np.asarray([table.table.grid[0][-1]])
         return step.items * float(table.seconds((largest,))[0] / largest[0])

@@ -58,3 +58,13 @@ def test_another_machine_is_refused(profile):
     elsewhere = msgspec.structs.replace(profile.machine, name="another processor")
     with pytest.raises(ProfileError, match="calibrate anew"):
         extended(sealed(msgspec.structs.replace(profile, machine=elsewhere)))
+
+
+def test_the_host_is_measured_anew_where_that_is_asked_for(profile, monkeypatch):
+    new = (HostEntry("update", 7e-6, 8e-6),)
+    monkeypatch.setattr(MODULE, "host_entries", lambda *_: new)
+    found = extended(profile, host_anew=True)
+    assert found.host == new
+    assert found.tables[:2] == profile.tables
+    assert "extended" in found.environment
+    assert found == sealed(found)

@@ -8,7 +8,9 @@ from shardfold.cluster import Mesh, parse
 from shardfold.cluster.mesh import Axis
 from shardfold.costs.kernels import Kernel, kernels_of
 from shardfold.costs.measured import Measured, check_profile
-from shardfold.costs.profile import CollectiveEntry, HostEntry, Profile, load, sealed
+from shardfold.costs.model import is_beside
+from shardfold.costs.profile import CollectiveEntry, HostEntry, Profile, Table, load, sealed
+from shardfold.costs.roofline import Roofline
 from shardfold.costs.steps import Collective, Compute
 from shardfold.costs.storage import storages, sum_up_steps
 from shardfold.costs.work import Tensors, operator_steps
@@ -264,3 +266,34 @@ def test_gradients_of_passes_are_added_up_as_a_pass_over_memory(profile: Profile
     added = Kernel("vector", "bfloat16", (np.array([3.0 * 2 * 4096**2]),))
     assert model.device_seconds(step)[0] == pytest.approx(model.kernel_seconds(added)[0])
     assert not notes
+
+
+def on_cpu(profile: Profile, processes: int) -> Profile:
+    machine = msgspec.structs.replace(profile.machine, kind="cpu", processes=processes)
+    return sealed(msgspec.structs.replace(profile, machine=machine))
+
+
+@pytest.mark.parametrize(("cluster", "level"), [("2xcpu", 0), ("2x2xcpu", 0), ("2x2xcpu", 1)])
+@pytest.mark.parametrize("processes", [1, 2])
+def test_sending_within_a_machine_takes_the_processor(profile, cluster, level, processes) -> None:
+    target = parse(cluster)
+    mesh = Mesh((Axis("a", 2, level),))
+    rows = np.zeros(1, dtype=np.intp)
+    step = Collective("backward", "all_reduce", (0,), rows, np.array([1e6]))
+    within = level == len(target.levels) - 1
+    model = Measured(target, mesh, on_cpu(profile, processes))
+    assert model.takes_processor(step) == (within and processes > 1)
+    assert is_beside(model, step) != model.takes_processor(step)
+    assert is_beside(Roofline(target, mesh), step)
+
+
+def test_a_cpu_updates_one_parameter_after_the_other(profile) -> None:
+    grid = (8.0 * 1024, 8.0 * 2**20)
+    table = Table("update.adamw", "float32", (grid,), (8e-6, 8e-2))
+    others = tuple(t for t in profile.tables if t.family != "update.adamw")
+    known = msgspec.structs.replace(on_cpu(profile, 2), tables=(*others, table))
+    model = Measured(parse("2xcpu"), TWO, sealed(known))
+    items = np.array([1024.0, 2.0**20])
+    step = Compute("update", "vector", "float32", items, items, optimizer="adamw", items=items)
+    # What the smallest takes is the asking, which is counted by itself.
+    assert model.device_seconds(step) == pytest.approx([0.0, (8e-2 - 8e-6) / 8])
