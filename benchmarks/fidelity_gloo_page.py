@@ -127,11 +127,13 @@ HOW = [
     "spread evenly. Nothing was chosen by a measured time.",
     "",
     "What was looked at before: some of the plans of another draw (seed 0), on both numbers of "
-    "processes, phase by phase. After that the runner was changed (freed memory is kept: gradients "
-    "were faulted in page by page at every step), and the model: what is sent between processes of "
-    "one machine takes their processor, so nothing overlaps; a parameter is updated for itself, in "
-    "its cache or out of it; a collective of fewer bytes takes no longer. The plans of this page "
-    "(seed 1) were drawn and measured after that, once. No factor was fitted to a step.",
+    "processes, phase by phase; the three that nothing is drawn of are in both draws. After that "
+    "the runner was changed (freed memory is kept: gradients were faulted in page by page at every "
+    "step), and the model: a parameter is updated for itself, in its cache or out of it; a "
+    "collective of fewer bytes takes no longer than one of more. That sending between processes of "
+    "one machine takes their processor, so that nothing overlaps, was there before. The plans of "
+    "this page (seed 1) were drawn and measured after all that, once. No factor was fitted to a "
+    "step.",
     "",
     "The machine is virtual, and its speed varied: the forward pass of one device took 30 ms, and "
     "50 ms fifteen seconds later. So plans are timed in passes, and the best of these counts.",
