@@ -257,8 +257,9 @@ class Measured:
         rest = step.before if step.kind == "reduce_scatter" else step.after
         if rest is not None and bool((rest[0] >= 0).any()):
             kinds = [step.kind + MORE, *kinds]
-        host = self.host_of(kinds, step.phase)
-        if not host:
+        if any(entry.kind in kinds for entry in self.profile.host):
+            host = self.host_of(kinds, step.phase)  # which may be nothing
+        else:
             host = (3 if step.kind == "all_reduce" else 10) * self.host_of([OTHERS], "forward")
         dtype = self.profile.dtypes[0]
         return host, self.kernel_seconds(Kernel("vector", dtype, (2.0 * step.bytes,)))

@@ -32,6 +32,12 @@ class _Sorted:
     order: Tensor
     counts: list[int]
 
+    @property
+    def places(self) -> Tensor:
+        """Where each row went, if all did: rows are taken back faster than they are put back."""
+        rows = torch.arange(len(self.order), device=self.order.device)
+        return torch.empty_like(rows).scatter_(0, self.order, rows)
+
     @classmethod
     def of(cls, expert: Tensor, experts: int) -> _Sorted:
         """Rows of other experts are sorted to the end, and left out."""
@@ -46,7 +52,7 @@ class _Sorted:
 def expert_linear(x: Tensor, weight: Tensor, expert: Tensor) -> Tensor:
     """Multiply each row of `x` by the matrix of its expert."""
     found = _Sorted.of(expert, weight.shape[0])
-    mine = x.reshape(-1, x.shape[-1])[found.order]
+    mine = x.reshape(-1, x.shape[-1]).index_select(0, found.order)
     y = _multiplied(mine, weight.transpose(1, 2), found, expert.numel())
     return y.view(*expert.shape, weight.shape[1])
 
@@ -58,10 +64,10 @@ def _multiplied(mine: Tensor, matrices: Tensor, found: _Sorted, rows: int) -> Te
     for (given, product), matrix in zip(pieces, matrices.to(mine.dtype).unbind(), strict=True):
         if len(given):
             torch.mm(given, matrix, out=product)
-    make = mine.new_empty if len(mine) == rows else mine.new_zeros
-    y: Tensor = make(rows, matrices.shape[2])
-    y[found.order] = products
-    return y
+    if len(mine) == rows:
+        return products.index_select(0, found.places)
+    y = mine.new_zeros(rows, matrices.shape[2])
+    return y.index_copy_(0, found.order, products)
 
 
 @expert_linear.register_fake
@@ -78,13 +84,13 @@ def expert_linear_backward(
     That of a weight is, for each expert, the sum of its rows' outer products.
     """
     found = _Sorted.of(expert, weight.shape[0])
-    mine = dy.reshape(-1, dy.shape[-1])[found.order]
+    mine = dy.reshape(-1, dy.shape[-1]).index_select(0, found.order)
     dx, dw = x.new_empty(0), weight.new_empty(0)
     if wanted[0]:
         dx = _multiplied(mine, weight, found, expert.numel()).to(x.dtype)
         dx = dx.view(*expert.shape, x.shape[-1])
     if wanted[1]:
-        given = x.reshape(-1, x.shape[-1])[found.order].to(dy.dtype)
+        given = x.reshape(-1, x.shape[-1]).index_select(0, found.order).to(dy.dtype)
         dw = _outer(mine, given, found).to(weight.dtype)
     return dx, dw
 

@@ -55,6 +55,7 @@ def test_a_collective_is_asked_for_as_it_was_measured(profile):
         HostEntry("all_gather", 1e-4, 2e-4),
         HostEntry("all_reduce", 3e-4, 3e-4),
         HostEntry("all_reduce.shared", 1e-5, 1e-5),
+        HostEntry("all_to_all", 0.0, 0.0),
     ]
     known = sealed(msgspec.structs.replace(profile, host=(*profile.host, *entries)))
     model = Measured(parse("8xh200"), Mesh((Axis("a", 8, 0),)), known)
@@ -70,5 +71,6 @@ def test_a_collective_is_asked_for_as_it_was_measured(profile):
     assert host("all_reduce", "backward", 1024) == 1e-5  # in a bucket with others
     assert host("all_reduce", "backward", 8 << 20) == 3e-4
     assert host("all_reduce", "forward", 1024) == 3e-4
+    assert host("all_to_all", "forward", 1024) == 0.0  # measured as nothing
     once = model.host_of([OTHERS], "forward")
     assert host("reduce_scatter", "backward", 1024) == 10 * once  # not measured
