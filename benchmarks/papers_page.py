@@ -16,7 +16,7 @@ Row = Mapping[str, Any]
 
 def write(folder: Path) -> None:
     """Write the page, with a part for each file that is there."""
-    parts = [INTRODUCTION]
+    parts, seconds = [INTRODUCTION], 0.0
     for name, part in (
         ("search", search),
         ("moves", moves),
@@ -28,6 +28,8 @@ def write(folder: Path) -> None:
             whole = json.loads(file.read_text())
             parts.append(part(whole["rows"], folder))
             parts.append(made(whole, f"python benchmarks/papers.py {name}"))
+            seconds += whole["seconds"]
+    parts.append(f"All of these parts together took {seconds / 60:.0f} minutes.")
     (folder / "papers.md").write_text("\n\n".join(parts) + "\n")
 
 
