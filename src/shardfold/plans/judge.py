@@ -77,7 +77,7 @@ class Verdict:
     def by_name(self) -> dict[str, Judged]:
         """Of each name the fastest that fits, or else the fastest."""
         found: dict[str, Judged] = {self.winner.finalist.name: self.winner}
-        for judged in sorted(self.finalists, key=self._rank):
+        for judged in sorted(self.finalists, key=self.order):
             found.setdefault(judged.finalist.name, judged)
         return found
 
@@ -91,7 +91,8 @@ class Verdict:
         fitting = _fitting(on, self.chosen.limit_bytes)
         return min((j.rank for j in fitting), default=None)
 
-    def _rank(self, judged: Judged) -> tuple[bool, float]:
+    def order(self, judged: Judged) -> tuple[bool, float]:
+        """What is better comes first: what fits in memory, then the shorter step."""
         return (judged.simulation.peak_bytes > self.chosen.limit_bytes, judged.rank)
 
 
@@ -187,9 +188,10 @@ class Judge:
 
     def among(self, verdict: Verdict, judged: Sequence[Judged]) -> Verdict:
         """The verdict after further finalists, of which one may win; a tie changes nothing."""
-        fitting = _fitting(judged, verdict.chosen.limit_bytes)
-        winner = min((verdict.winner, *fitting), key=lambda j: j.rank)
-        chosen = replace(verdict.chosen, best=winner.finalist.candidate)
+        winner = min((verdict.winner, *judged), key=verdict.order)
+        fits = winner.simulation.peak_bytes <= verdict.chosen.limit_bytes
+        needed = None if fits else verdict.chosen.smallest_bytes
+        chosen = replace(verdict.chosen, best=winner.finalist.candidate, smallest_bytes=needed)
         return Verdict(chosen, winner, (*verdict.finalists, *judged))
 
     def least(self, fields: Sequence[Field]) -> Judged:
