@@ -32,8 +32,10 @@ def page(whole: Mapping[str, Any]) -> str:
         "tried: they could at best find the exact sum, which has a row of its own. "
         "[How to compare](../how-to/compare.md) says what the methods are.",
         summary(rows),
+        *([whole["note"]] if "note" in whole else []),
         "## By method\n\nSteps as multiples of the plan's, over the cases in which the method "
-        "applies and fits. *Ties*: the same step as the plan, to nine digits.",
+        "applies and fits, or in which the plan does not fit either. *Ties*: the same step as the "
+        "plan, to nine digits.",
         _table(METHOD_HEAD, [_method(name, rows) for name in _methods(rows)]),
         "## By case\n\nThe fastest of all other methods that fit, as a multiple of the plan's "
         "step; where methods tie with the plan, all that do. A plan that does not fit in "
