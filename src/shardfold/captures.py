@@ -64,8 +64,6 @@ class Captures:
         """The inputs that are cut into so many parts, by name: their places, and the dims."""
         if passes == 1:
             return {}
-        places, tensors = (
-            self.places(self._program(1), self.args, self.kwargs),
-            self.graph(1).tensors,
-        )
+        whole = self._program(1)
+        places, tensors = self.places(whole, self.args, self.kwargs), whole.graph.tensors
         return {tensors[t].name: (places[t], dim) for t, dim in self.samples.dims}

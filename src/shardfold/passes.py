@@ -14,13 +14,13 @@ from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from shardfold.errors import InfeasibleError, InputError, ModelError, nearest
+from shardfold.plans.choose import HINT
 from shardfold.plans.decide import Decision
 from shardfold.plans.samples import Samples
 
 MicroBatches = int | Literal["auto", "search"]
 WORDS: tuple[str, ...] = get_args(get_args(MicroBatches)[1])
 LITTLE = 0.995  # of what half as many passes need: more will hardly need less
-HINT = "Try more devices, a smaller batch, or a dtype with fewer bytes."
 
 Attempt = Callable[[int], Decision]
 

@@ -189,9 +189,7 @@ class Uses:
         tensor = self.uses[number].feed.tensor
         found = self.found.get(tensor)
         if found is None and self.turn[1] > 1 and not is_free(gradient):
-            gradient = (
-                gradient.clone()
-            )  # it is kept for longer than the bucket that it is a part of
+            gradient = gradient.clone()  # it is kept for longer than its bucket
         self.found[tensor] = gradient if found is None else found.add_(gradient)
 
     def _settle(self) -> None:
