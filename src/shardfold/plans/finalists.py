@@ -25,7 +25,7 @@ from shardfold.spaces import Atoms
 
 WEIGHTS = (0.5, 0.1)  # of the communication of parameters, beside 1
 FEW = 2  # candidates for which the search is repeated
-MOST_HIDDEN = 0.8  # of a sum: less than this no overlap is thought to leave
+MOST_HIDDEN = 0.8  # of a sum: overlap often leaves as much of it
 BINDING = 0.95  # of the limit: a search whose bytes come closer is bound by it
 SEARCH = "search"
 OVERLAP = f"{SEARCH}, overlap"
@@ -64,13 +64,20 @@ def searched(field: Field) -> Iterator[Finalist]:
 def discounted(field: Field, limit: float, best: Callable[[], float]) -> Iterator[Finalist]:
     """The few best candidates under other weights, as long as they may beat the best so far."""
     for candidate in [c for c in _ordered(field) if not c.left.kept][:FEW]:
-        if MOST_HIDDEN * candidate.solution.lower_bound > best():
+        if _least_seconds(candidate) > best():
             continue
         binds = (candidate.solution.bytes or 0.0) > BINDING * limit
         for weight in WEIGHTS[-1:] if binds else WEIGHTS:
             found = weighted(field, candidate, weight, limit)
             if found is not None:
                 yield found
+
+
+def _least_seconds(candidate: Candidate) -> float:
+    """What overlap is thought to leave of a candidate's sum: a share, or less of its own choice."""
+    hidden = at_weight(candidate.tabulated, candidate.unfolded.problem, WEIGHTS[-1])
+    own = hidden.total(candidate.solution.choice)
+    return min(MOST_HIDDEN * candidate.solution.lower_bound, own)
 
 
 def _ordered(field: Field) -> list[Candidate]:

@@ -172,3 +172,14 @@ def test_an_8b_model_on_8_devices_is_not_split_by_features() -> None:
         assert set(op.split) <= {"batch"}, f"{op.name} is split {op.split}"
     simulated = {f.name: f.simulated_seconds for f in plan.finalists}
     assert plan.simulation.step_seconds <= simulated["zero-3"] * (1 + 1e-9)
+
+
+def test_no_mesh_alone_gives_a_faster_plan_than_all_meshes_together() -> None:
+    module, args, kwargs = zoo.build("llama3-405b", batch=256, seq=8192)
+    together, alone = (
+        sf.plan(module, args, kwargs, cluster="64x8xh100", dtype="bf16", mesh=mesh)
+        for mesh in (None, "64x2x4")
+    )
+    assert together.simulation is not None
+    assert alone.simulation is not None
+    assert together.simulation.step_seconds <= alone.simulation.step_seconds
