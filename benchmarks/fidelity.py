@@ -33,8 +33,6 @@ from shardfold.spaces import atomise, rules_of
 PAGE = Path("docs/results/fidelity.md")
 FIGURES = Path("docs/results/fidelity.json")
 STEADY = 0.15  # how far apart a case's windows may be; the others' are twice as far
-    0.15  # so far apart the medians of a case's windows may be: between the cases there is a gap
-)
 
 
 def predicted(case: Case, profile: Profile) -> dict[str, Any]:
