@@ -11,6 +11,7 @@ import statistics
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -20,6 +21,7 @@ from torch.distributed.tensor import DTensor, Replicate
 from torch.nn import functional
 
 from shardfold.calibrate.sharing import SHARING, sharing_entries
+from shardfold.calibrate.stopwatch import times_of, wait
 from shardfold.capture import capture_program
 from shardfold.costs.habits import EXPERTS
 from shardfold.costs.measured import EACH
@@ -218,19 +220,7 @@ def _times(kind: str, count: int, device: str, dtype: torch.dtype) -> tuple[floa
     program = capture_program(model, (), {}, fold=False)
     atoms = atomise(program.graph, rules_of(program.graph))
     module = assemble(model, program, alone(program, atoms), Settings())
-    forwards, backwards = [], []
-    for _ in range(ROUNDS):
-        _wait(device)
-        began = time.perf_counter()
-        loss = module()
-        forwards.append(time.perf_counter() - began)
-        _wait(device)
-        began = time.perf_counter()
-        loss.backward()
-        _wait(device)
-        backwards.append(time.perf_counter() - began)
-        module.zero_grad(set_to_none=True)
-    return statistics.median(forwards), statistics.median(backwards)
+    return times_of(module, device, ROUNDS, partial(module.zero_grad, set_to_none=True))
 
 
 def _update(
@@ -246,7 +236,7 @@ def _update(
         optimizer = torch.optim.AdamW(parameters, lr=1e-6)
         found = []
         for _ in range(ROUNDS):
-            _wait(device)
+            wait(device)
             began = time.perf_counter()
             optimizer.step()
             found.append(time.perf_counter() - began)
@@ -282,21 +272,16 @@ def _split_norm(device: str, dtype: torch.dtype) -> tuple[float, float]:
     x = torch.randn(SIDE, SIDE, SIDE, SIDE, device=device, dtype=dtype, requires_grad=True)
     weights = [torch.ones(SIDE, device=device, dtype=dtype, requires_grad=True) for _ in range(2)]
     shared = Shared(SIDE**3, 1e-5, lambda sums: sums, passes_for(x, is_traced=False))
-    forwards, backwards = [], []
-    for _ in range(ROUNDS):
-        _wait(device)
-        began = time.perf_counter()
+
+    def forward() -> Tensor:
         y = x
         for _ in range(LONG):
             y = BatchNorm.apply(y, *weights, shared)[0]
-        forwards.append((time.perf_counter() - began) / LONG)
-        loss = y.sum()
-        _wait(device)
-        began = time.perf_counter()
-        loss.backward()
-        _wait(device)
-        backwards.append((time.perf_counter() - began) / LONG)
-    return tuple(float(f"{statistics.median(each):.3g}") for each in (forwards, backwards))  # type: ignore[return-value]
+        return y
+
+    return tuple(  # type: ignore[return-value]
+        float(f"{seconds / LONG:.3g}") for seconds in times_of(forward, device, ROUNDS)
+    )
 
 
 def _experts(device: str, dtype: torch.dtype) -> tuple[HostEntry, ...]:
@@ -322,22 +307,20 @@ def _routed(experts: int, device: str, dtype: torch.dtype) -> tuple[float, float
         weights = [
             torch.randn(experts, SIDE, SIDE, dtype=dtype, requires_grad=True) for _ in range(SHORT)
         ]
-    forwards, backwards = [], []
-    for _ in range(ROUNDS):
-        routes = [torch.randint(experts, (len(start),), device=device) for _ in weights]
-        _wait(device)
-        began = time.perf_counter()
+    drawn = (
+        [torch.randint(experts, (len(start),), device=device) for _ in weights]
+        for _ in range(ROUNDS)
+    )
+    rounds = iter(list(drawn))
+
+    def forward() -> Tensor:
         x = start
-        for weight, route in zip(weights, routes, strict=True):
+        for weight, route in zip(weights, next(rounds), strict=True):
             x = expert_linear(x, weight, route)
-        forwards.append((time.perf_counter() - began) / SHORT)
-        loss = x.sum()
-        _wait(device)
-        began = time.perf_counter()
-        loss.backward()
-        _wait(device)
-        backwards.append((time.perf_counter() - began) / SHORT)
-    return statistics.median(forwards), statistics.median(backwards)
+        return x
+
+    forwards, backwards = times_of(forward, device, ROUNDS)
+    return forwards / SHORT, backwards / SHORT
 
 
 def _one(kind: str, take: Callable[[str, torch.dtype], tuple[float, float]]) -> Take:
@@ -354,8 +337,3 @@ BESIDE: Mapping[tuple[str, ...], Take] = {
     (EXPERTS, EXPERTS + EACH): _experts,
     SHARING: sharing_entries,
 }
-
-
-def _wait(device: str) -> None:
-    if device == "cuda":
-        torch.cuda.synchronize()

@@ -11,17 +11,17 @@ two collectives: what the second of them takes is less, and known by itself.
 from __future__ import annotations
 
 import math
-import statistics
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from shardfold.calibrate.stopwatch import Times, times_of
 from shardfold.capture import Program, capture_program
 from shardfold.cluster import Mesh
 from shardfold.cluster.mesh import Axis
@@ -48,7 +48,6 @@ SHARING = (
     *(f"{kind}{SHARED}" for kind in REDUCED),
     *(f"{kind}{MORE}" for kind in (GATHER, SCATTER)),
 )
-Times = tuple[float, float]  # of a layer, forward and backward
 
 
 class Rows(nn.Module):
@@ -132,19 +131,8 @@ def _seconds(way: Way, width: int, count: int, device: str, dtype: torch.dtype) 
         model = Rows(width, count).to(dtype)
         x = torch.randn(8 * devices, width, dtype=dtype)
     module = _module(way, model, x)
-    forwards, backwards = [], []
-    for _ in range(ROUNDS):
-        _wait(device)
-        began = time.perf_counter()
-        loss = module(x)
-        forwards.append(time.perf_counter() - began)
-        _wait(device)
-        began = time.perf_counter()
-        loss.backward()
-        _wait(device)
-        backwards.append(time.perf_counter() - began)
-        module.zero_grad(set_to_none=True)
-    return statistics.median(forwards), statistics.median(backwards)
+    zero = partial(module.zero_grad, set_to_none=True)
+    return times_of(lambda: module(x), device, ROUNDS, zero)
 
 
 def _module(way: Way, model: nn.Module, x: Tensor) -> Parallel:
@@ -186,8 +174,3 @@ def some_devices() -> Iterator[None]:
         yield
     finally:
         dist.destroy_process_group()
-
-
-def _wait(device: str) -> None:
-    if device == "cuda":
-        torch.cuda.synchronize()

@@ -1,0 +1,41 @@
+"""Seconds that the host takes for a forward, and for its backward."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+Times = tuple[float, float]  # forward, backward
+
+
+def times_of(
+    forward: Callable[[], Tensor],
+    device: str,
+    rounds: int,
+    after: Callable[[], None] = lambda: None,
+) -> Times:
+    """The median of several: until forward has been asked for, and until backward is done."""
+    forwards, backwards = [], []
+    for _ in range(rounds):
+        wait(device)
+        began = time.perf_counter()
+        found = forward()
+        forwards.append(time.perf_counter() - began)
+        loss = found.sum() if found.dim() else found
+        wait(device)
+        began = time.perf_counter()
+        loss.backward()
+        wait(device)
+        backwards.append(time.perf_counter() - began)
+        after()
+    return statistics.median(forwards), statistics.median(backwards)
+
+
+def wait(device: str) -> None:
+    """Until the device has done what it was asked for."""
+    if device == "cuda":
+        torch.cuda.synchronize()
