@@ -61,23 +61,29 @@ def searched(field: Field) -> Iterator[Finalist]:
         yield Finalist(SEARCH, candidate, field)
 
 
-def discounted(field: Field, limit: float, best: Callable[[], float]) -> Iterator[Finalist]:
-    """The few best candidates under other weights, as long as they may beat the best so far."""
-    for candidate in [c for c in _ordered(field) if not c.left.kept][:FEW]:
-        if _least_seconds(candidate) > best():
-            continue
-        binds = (candidate.solution.bytes or 0.0) > BINDING * limit
-        for weight in WEIGHTS[-1:] if binds else WEIGHTS:
-            found = weighted(field, candidate, weight, limit)
-            if found is not None:
-                yield found
+def discounted(
+    field: Field, limit: float, best: Callable[[], float], floor: Callable[[Finalist], float]
+) -> Iterator[Finalist]:
+    """The few best candidates under other weights, as long as they may beat the best so far.
+
+    `floor` is what of a choice's sum no overlap can hide. Where the limit binds, more may be
+    hidden than a share of the sum: what the limit leaves sends more parameters.
+    """
+    few = [c for c in _ordered(field) if not c.left.kept][:FEW]
+    hidden = {id(c): floor(Finalist(SEARCH, c, field)) for c in few}
+    least = min(hidden.values(), default=0.0)
+    for candidate in few:
+        own, binds = hidden[id(candidate)], _binds(candidate, limit)
+        is_hidden = own == least and own + WEIGHTS[-1] * (candidate.solution.cost - own) < best()
+        if MOST_HIDDEN * candidate.solution.lower_bound <= best() or (binds and is_hidden):
+            for weight in WEIGHTS[-1:] if binds else WEIGHTS:
+                found = weighted(field, candidate, weight, limit)
+                if found is not None:
+                    yield found
 
 
-def _least_seconds(candidate: Candidate) -> float:
-    """What overlap is thought to leave of a candidate's sum: a share, or less of its own choice."""
-    hidden = at_weight(candidate.tabulated, candidate.unfolded.problem, WEIGHTS[-1])
-    own = hidden.total(candidate.solution.choice)
-    return min(MOST_HIDDEN * candidate.solution.lower_bound, own)
+def _binds(candidate: Candidate, limit: float) -> bool:
+    return (candidate.solution.bytes or 0.0) > BINDING * limit
 
 
 def _ordered(field: Field) -> list[Candidate]:
@@ -94,7 +100,10 @@ def weighted(
     """The best choice within the limit if so much of the parameters' communication counts."""
     problem = at_weight(candidate.tabulated, candidate.unfolded.problem, weight)
     try:
-        found = solve(problem, memory_limit=limit, known=candidate.known, rounds=rounds)
+        # Where the plain sum is far from the limit, so is this one as a rule, and need not look.
+        fastest = None if _binds(candidate, limit) else solve(problem)
+        known = candidate.known
+        found = solve(problem, memory_limit=limit, fastest=fastest, known=known, rounds=rounds)
     except InfeasibleError:
         return None
     return proposed(f"{OVERLAP} {1 - weight:.0%}", field, candidate, found.choice)

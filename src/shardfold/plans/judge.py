@@ -173,7 +173,7 @@ class Judge:
                 if chosen.pins or not finalists or self.floor_seconds(finalist) < best():
                     finalists += self.judged([finalist])
         for each in fields:
-            for finalist in discounted(each, limit, best):
+            for finalist in discounted(each, limit, best, self.floor_seconds):
                 finalists += self.judged([finalist])
         finalists += self._relimited(finalists, limit)
         if not _fitting(finalists, limit):

@@ -80,11 +80,11 @@ def _moved(verdict: Verdict, judge: Judge) -> Verdict:
 
 def _stored(verdict: Verdict, judge: Judge) -> Verdict:
     """The verdict after storing some of the winner's parameters in parts, or whole."""
-    winner = verdict.winner
-    if winner.simulation.exposed_seconds < WORTH * winner.rank:
-        return verdict
-    start = winner.finalist
+    winner, start = verdict.winner, verdict.winner.finalist
     tables, own = start.candidate.tabulated, start.candidate.own_choice
+    is_short = len(start.candidate.solution.choice) > len(own)  # what is spread over a few layers
+    if is_short or winner.simulation.exposed_seconds < WORTH * winner.rank:
+        return verdict
     others = (baselines.stored_in_parts(tables, own), baselines.stored_whole(tables, own))
     choices = dict.fromkeys(mixed(own, other, share) for other in others for share in SHARES)
     judged = judge.judged(_near(start, choice) for choice in choices if choice != own)
