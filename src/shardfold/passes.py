@@ -9,7 +9,7 @@ powers of two that divide the batch.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
@@ -129,16 +129,21 @@ def _peak(decision: Decision) -> float:
     return decision.verdict.winner.simulation.peak_bytes
 
 
-def _first(whole: _Tried, attempt: Attempt, numbers: list[int]) -> Decision:
-    """The faster of the first number of passes that fits and the next one."""
-    tried = [whole]
+def _tries(attempt: Attempt, numbers: list[int]) -> Iterator[_Tried]:
+    """One number of passes after the other, as long as the model takes such parts."""
     for passes in numbers:
         found = _Tried.of(attempt, passes)
         if found is None:
-            break
+            return
+        yield found
+
+
+def _first(whole: _Tried, attempt: Attempt, numbers: list[int]) -> Decision:
+    """The faster of the first number of passes that fits and the next one."""
+    tried, tries = [whole], _tries(attempt, numbers)
+    for found in tries:
         if found.fits:
-            more = _Tried.of(attempt, 2 * passes) if 2 * passes in numbers else None
-            return min((found, more or found), key=lambda each: each.seconds).only
+            return min((found, next(tries, found)), key=lambda each: each.seconds).only
         tried.append(found)
         if len(tried) > 2 and found.needed_bytes > LITTLE * tried[-2].needed_bytes:
             break
@@ -148,10 +153,7 @@ def _first(whole: _Tried, attempt: Attempt, numbers: list[int]) -> Decision:
 def _fastest(whole: _Tried, attempt: Attempt, numbers: list[int]) -> Decision:
     """The fastest number of passes that fits; more than one that fits and gains nothing end it."""
     tried = [whole]
-    for passes in numbers:
-        found = _Tried.of(attempt, passes)
-        if found is None:
-            break
+    for found in _tries(attempt, numbers):
         is_slower = found.seconds >= min(each.seconds for each in tried)
         tried.append(found)
         if found.fits and is_slower:

@@ -16,7 +16,7 @@ from shardfold.errors import ClusterError, InputError, PlanError
 from shardfold.graph import Graph
 from shardfold.plans import Plan, check
 from shardfold.plans.choose import RESERVE
-from shardfold.plans.cutting import first_part
+from shardfold.plans.cutting import example_for
 from shardfold.plans.explain import case_of, mesh_of
 from shardfold.plans.explain import explain as reasons
 from shardfold.plans.explanation import Explanation
@@ -64,7 +64,7 @@ def explain(
     _, pricing = pricing_of(plan.provenance.cost, profile, set())
 
     def captured(factor: float) -> tuple[Graph, Atoms]:
-        part = first_part(args, kwargs or {}, plan.cuts, plan.micro_batches)
+        part = example_for(plan, args, kwargs)
         batch = _scaled(part, factor)
         graph = capture(model, *batch, dtype=_dtype(plan), loss=loss)
         return graph, atomise(graph, rules_of(graph, {**pricing.rules, **(rules or {})}))
@@ -164,7 +164,7 @@ def what_if(
         watch=watch,
     )
     try:
-        part = first_part(args, kwargs or {}, plan.cuts, plan.micro_batches)
+        part = example_for(plan, args, kwargs)
     except InputError as error:  # a batch that the plan's micro-batches do not divide
         return WhatIf(plan, after, Kept(None, None, str(error)))
     graph = capture(model, *part, dtype=dtype, loss=loss)

@@ -49,7 +49,7 @@ def _check(plan: Plan, model: str, sizes: Mapping[str, int | None]) -> None:
     from shardfold.cli.model import load_model
     from shardfold.cli.quiet import quiet
     from shardfold.plans import check
-    from shardfold.plans.cutting import first_part
+    from shardfold.plans.cutting import example_for
 
     with quiet():
         from shardfold.capture import capture
@@ -57,6 +57,6 @@ def _check(plan: Plan, model: str, sizes: Mapping[str, int | None]) -> None:
         example = load_model(model, sizes)
     dtype = None if plan.provenance.dtype == AS_IN_MODEL else plan.provenance.dtype
     with quiet(mute=True):
-        part = first_part(example.args, example.kwargs, plan.cuts, plan.micro_batches)
+        part = example_for(plan, example.args, example.kwargs)
         graph = capture(example.module, *part, dtype=dtype)
     check(plan, graph)

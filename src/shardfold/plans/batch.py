@@ -18,6 +18,7 @@ import numpy as np
 
 from shardfold.errors import RunError
 from shardfold.plans.assemble import Assembly
+from shardfold.plans.cutting import mapped
 from shardfold.plans.plan import InputEntry, Plan
 from shardfold.spaces.layout import Bounds, chunk
 
@@ -83,7 +84,7 @@ def samples_of(plan: Plan) -> int:
 def parts_of(plan: Plan, rank: int | None = None) -> tuple[Bounds, ...]:
     """The ranges of samples that a process reads, one in each pass."""
     low, high = part_of(plan, rank)
-    entry = next((e for e in plan.inputs if SAMPLES in e.layout), None)
+    entry = _sampled(plan)
     passes = plan.micro_batches if entry is None or entry.cut == 0 else 1
     size = samples_of(plan) // passes
     return tuple((low + k * size, high + k * size) for k in range(passes))
@@ -91,7 +92,7 @@ def parts_of(plan: Plan, rank: int | None = None) -> tuple[Bounds, ...]:
 
 def part_of(plan: Plan, rank: int | None = None) -> Bounds:
     """The range of samples that a process reads, of those of a pass."""
-    entry = next((e for e in plan.inputs if SAMPLES in e.layout), None)
+    entry = _sampled(plan)
     layout = () if entry is None else entry.layout
     bounds = (0, samples_of(plan) // plan.micro_batches if entry is None else entry.shape[0])
     place = _rank(plan) if rank is None else rank
@@ -100,6 +101,11 @@ def part_of(plan: Plan, rank: int | None = None) -> Bounds:
         if state == SAMPLES:
             bounds = chunk(bounds, axis.size, place // stride % axis.size)
     return bounds
+
+
+def _sampled(plan: Plan) -> InputEntry | None:
+    """An input whose samples are split over devices."""
+    return next((entry for entry in plan.inputs if SAMPLES in entry.layout), None)
 
 
 def local_batch(plan: Plan, batch: Any, rank: int | None) -> Any:
@@ -113,12 +119,7 @@ def local_batch(plan: Plan, batch: Any, rank: int | None) -> Any:
             return value[slice(*parts[0])]
         return value[[row for bounds in parts for row in range(*bounds)]]
 
-    def cut(value: Any) -> Any:
-        if isinstance(value, Mapping):
-            return {key: cut(item) for key, item in value.items()}
-        if isinstance(value, tuple | list):
-            items = [cut(item) for item in value]
-            return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    def part(place: str, value: Any) -> Any:
         shape = getattr(value, "shape", None)
         if shape is None:
             if value is None or isinstance(value, bool | int | float | str):
@@ -134,7 +135,7 @@ def local_batch(plan: Plan, batch: Any, rank: int | None) -> Any:
             )
         return taken(value) if tuple(shape) in split else value
 
-    return cut(batch)
+    return mapped(batch, part)
 
 
 def _rank(plan: Plan) -> int:

@@ -8,9 +8,12 @@ whole in every part.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shardfold.errors import InputError
+
+if TYPE_CHECKING:
+    from shardfold.plans.plan import Plan
 
 Batch = tuple[tuple[Any, ...], dict[str, Any]]
 Cuts = Mapping[str, int]  # the place of each input that is cut, and the dim
@@ -24,6 +27,11 @@ def cut(args: Sequence[Any], kwargs: Mapping[str, Any], cuts: Cuts, parts: int) 
 def first_part(args: Sequence[Any], kwargs: Mapping[str, Any], cuts: Cuts, parts: int) -> Batch:
     """The first of the parts: an example of all."""
     return _part(args, kwargs, cuts, parts, 0)
+
+
+def example_for(plan: Plan, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> Batch:
+    """What a pass of the plan takes of an example of its whole batch."""
+    return first_part(args, kwargs or {}, plan.cuts, plan.micro_batches)
 
 
 def _part(

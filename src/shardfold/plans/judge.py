@@ -108,11 +108,10 @@ class Judge:
 
     def floor_seconds(self, finalist: Finalist) -> float:
         """No simulated step is shorter than this: all but the communication of parameters."""
-        candidate = finalist.candidate
-        if id(candidate.tabulated) not in self.floors:
-            tables, whole = candidate.tabulated, candidate.unfolded.problem
-            self.floors[id(tables)] = at_weight(tables, whole, 0.0)
-        return self.floors[id(candidate.tabulated)].total(candidate.solution.choice)
+        candidate, tables = finalist.candidate, finalist.candidate.tabulated
+        if id(tables) not in self.floors:
+            self.floors[id(tables)] = at_weight(tables, candidate.unfolded.problem, 0.0)
+        return self.floors[id(tables)].total(candidate.solution.choice)
 
     def schedule(self, finalist: Finalist) -> Schedule:
         """The step of a finalist's choice."""

@@ -65,9 +65,9 @@ def _moved(verdict: Verdict, judge: Judge) -> Verdict:
     """The verdict after the single moves that lower the sum most."""
     start = verdict.winner.finalist
     problem, own = start.candidate.tabulated.problem, start.candidate.own_choice
-    gains = []
+    gains, choice = [], np.array(own)
     for vertex, near in enumerate(around(problem)):
-        costs = added_costs(problem, vertex, near, np.array(own))
+        costs = added_costs(problem, vertex, near, choice)
         best = int(np.argmin(costs))
         gains.append((float(costs[own[vertex]] - costs[best]), vertex, best))
     for gain, vertex, best in sorted(gains, reverse=True)[:MOVES]:

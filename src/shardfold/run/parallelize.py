@@ -17,7 +17,7 @@ from shardfold.capture.skeleton import DTYPES
 from shardfold.costs import pricing_named
 from shardfold.errors import RunError
 from shardfold.plans import Plan
-from shardfold.plans.cutting import first_part
+from shardfold.plans.cutting import example_for
 from shardfold.plans.store import check
 from shardfold.run.agreement import agreed
 from shardfold.run.batch import with_parts
@@ -65,7 +65,7 @@ def parallelize(
     prefix = "" if loss is None else LOSS_PREFIX
     settings = Settings(_dtype(plan), seed, double, prefix, plan.micro_batches, plan.cuts)
     module = assemble(model, program, lowered, settings)
-    example = first_part(args, kwargs or {}, plan.cuts, plan.micro_batches)
+    example = example_for(plan, args, kwargs)
     original = Original.of(model, *example, _dtype(plan), loss)
 
     def evaluation() -> tuple[Program, Lowered]:
@@ -85,7 +85,7 @@ def prepared(
     rules: Mapping[str, Maker] | None,
 ) -> tuple[Program, Atoms]:
     """The model captured as it was for the plan, which must be for it."""
-    example = first_part(args, kwargs or {}, plan.cuts, plan.micro_batches)
+    example = example_for(plan, args, kwargs)
     program = capture_program(model, *example, dtype=_dtype(plan), loss=loss)
     check(plan, program.graph)
     makers = {**pricing_named(plan.provenance.cost).rules, **(rules or {})}
