@@ -67,7 +67,8 @@ def plan(
     `search`, the fastest number where the limit binds; or a number. `pins` fixes splits, such as
     `{"layers.*.mlp.up": "out/8"}`; the plan says what they cost. `loss` turns the model's output
     into a scalar where the model does not. `rules` adds rules for operators that shardfold does
-    not know. Without `fold`, repeated blocks are traced one by one: slower, with the same result.
+    not know. Without `fold`, repeated blocks are traced one by one: slower, with the same sum, but
+    then some of them may store their parameters otherwise than others.
     `save_problem` writes the winning mesh's search problem to a file, for `shardfold solve`.
     """
     target = parse(cluster) if isinstance(cluster, str) else cluster
