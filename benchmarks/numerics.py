@@ -209,7 +209,7 @@ def tried(captured: Captured, single: Numbers | None, plan: Any, steps: int) -> 
         nonlocal ran
         with recorded(module._run.context.groups, names, widened=True) as ran:
             yield
-        ran = by_member(ran, module._run.uses.reducer.launched, names, widened=True)
+        ran = by_member(ran, module._run.uses.launched, names, widened=True)
 
     own = trained(captured, module, steps, recording)
     losses: list[Any] = [None] * dist.get_world_size()

@@ -67,8 +67,7 @@ def collectives(rank: int, cases: list[Case]) -> list[str]:
         names = tuple(axis.name for axis in plan.mesh)
         with recorded(module._run.context.groups, names) as ran:
             module(*args, **kwargs).backward()
-        reducer = module._run.uses.reducer
-        ran = by_member(ran, reducer.launched, names)
+        ran = by_member(ran, module._run.uses.launched, names)
         wanted = planned(plan)
         only = dict(wanted - ran), dict(ran - wanted)
         found.append("" if ran == wanted else f"{name} {label}: planned {only[0]}, ran {only[1]}")

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from shardfold.plans import Plan
-from shardfold.run.gradients import Launched
+from shardfold.run.buckets import Launched
 from shardfold.run.groups import GATHER, SCATTER, Groups
 from shardfold.run.operators import normalisation, windows
 
@@ -30,18 +30,20 @@ def planned(plan: Plan) -> Kinds:
 def by_member(
     ran: Kinds, launched: list[Launched], names: tuple[str, ...], *, widened: bool = False
 ) -> Kinds:
-    """What ran, with every collective that served several gradients replaced by its members.
+    """What ran, with every collective that stands for several of the plan's replaced by those.
 
-    Each must have been recorded: one of its kind, on its axes, with the bytes of all members.
+    Each must have been recorded: one of its kind, on its axes, with its bytes.
     """
+
+    def told(kind: str, axes: tuple[int, ...], size: int) -> tuple[str, tuple[str, ...], float]:
+        return kind, tuple(names[a] for a in axes), size / 2 if widened else float(size)
+
     found = ran.copy()
     for bucket in launched:
-        axes = tuple(names[a] for a in bucket.axes)
-        sizes = [size / 2 if widened else float(size) for size in bucket.member_bytes]
-        whole = (bucket.kind, axes, sum(sizes))
+        whole = told(bucket.kind, bucket.axes, bucket.bytes)
         assert found[whole] > 0, f"{whole} was not recorded"
         found[whole] -= 1
-        found.update((bucket.kind, axes, size) for size in sizes)
+        found.update(told(bucket.kind, *member) for member in bucket.members)
     return +found
 
 

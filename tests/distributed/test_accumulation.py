@@ -96,7 +96,7 @@ def _taken(rank: int, plan: Plan, split: Any, batch: Any, whole: Any) -> tuple[s
     with recorded(split._run.context.groups, names, widened=True) as ran:
         loss = split.accumulate(*args, **kwargs)
     held = split._run.uses
-    sent = by_member(ran, held.reducer.launched, names, widened=True)
+    sent = by_member(ran, held.launched, names, widened=True)
     wanted = planned(plan)
     # Rank 0 has the fullest part of everything, which is what a plan counts.
     differs = "" if sent == wanted or rank else f"planned {wanted - sent}, ran {sent - wanted}"

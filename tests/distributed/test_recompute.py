@@ -75,7 +75,7 @@ def stepped(rank: int, cases: list[bytes]) -> list[tuple[str, str, int]]:
         names = tuple(axis.name for axis in plan.mesh)
         with recorded(module._run.context.groups, names) as ran:
             module(*args, **kwargs).backward()
-        sent = by_member(ran, module._run.uses.reducer.launched, names)
+        sent = by_member(ran, module._run.uses.launched, names)
         wanted = planned(plan)
         differs = "" if sent == wanted else f"planned {wanted - sent}, ran {sent - wanted}"
         told.append((said, differs, len(module._run.lowered.again)))

@@ -4,8 +4,8 @@ The runner's own path, in a group whose collectives do nothing: what is sent, an
 takes, is measured elsewhere. A chain of linear layers is run by rows on several devices: alone,
 with whole parameters, with parts that are gathered once, and with parts that are gathered again
 for backward. What one layer more takes beyond one of those alone is the collective's own; a wide
-layer's gradient fills a bucket, those of narrow ones share it. What lies in parts of two dims takes
-two collectives: what the second of them takes is less, and known by itself.
+layer fills a bucket, narrow ones share it. What lies in parts of two dims is two collectives in a
+plan, and one where it is run: what the second of them takes is little, and known by itself.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ NARROW = 64
 GATHER, SCATTER = "all_gather", "reduce_scatter"
 SHARING = (
     *(GATHER, *REDUCED),
-    *(f"{kind}{SHARED}" for kind in REDUCED),
+    *(f"{kind}{SHARED}" for kind in (GATHER, *REDUCED)),
     *(f"{kind}{MORE}" for kind in (GATHER, SCATTER)),
 )
 
@@ -83,6 +83,7 @@ def sharing_entries(device: str, dtype: torch.dtype) -> tuple[HostEntry, ...]:
     found = {
         GATHER: (own["gather"], own["again"]),
         **{kind: (own[kind], own[kind]) for kind in REDUCED},
+        f"{GATHER}{SHARED}": (shared["gather"], shared["again"]),
         **{f"{kind}{SHARED}": (shared[kind], shared[kind]) for kind in REDUCED},
         f"{GATHER}{MORE}": (more["gather"], more["again"]),
         f"{SCATTER}{MORE}": (more[SCATTER], more[SCATTER]),

@@ -45,7 +45,7 @@ OTHERS = "aten.mul"
 IN_CALLS = (EXPERTS, "aten.batch_norm")  # of many calls, always or in parts
 EACH = ".each"  # of an operator of many calls: one more of them
 REDUCED = ("all_reduce", "reduce_scatter")
-SHARED = ".shared"  # of a reduction: one more in a bucket
+SHARED = ".shared"  # of a gather or reduction: one more in a bucket
 MORE = ".more"  # of a gather or scatter: one more, of another dim of the same tensor
 
 
@@ -251,8 +251,9 @@ class Measured:
         if step.kind == "slice":
             return 0.0, np.zeros(len(step.rows))
         kinds: list[str] = [step.kind]
-        if step.kind in REDUCED and float(np.max(step.bytes)) < BUCKET_BYTES:
-            kinds = [step.kind + SHARED] * (step.phase == "backward") + kinds
+        shares = step.kind == "all_gather" or (step.kind in REDUCED and step.phase == "backward")
+        if shares and float(np.max(step.bytes)) < BUCKET_BYTES:
+            kinds = [step.kind + SHARED, *kinds]
         # What is gathered but still in parts, or was in parts before it is scattered.
         rest = step.before if step.kind == "reduce_scatter" else step.after
         if rest is not None and bool((rest[0] >= 0).any()):

@@ -26,7 +26,7 @@ Phase = Literal["forward", "recompute", "backward", "update"]
 Turn = Literal["every", "later", "last"]
 Rows = NDArray[np.intp]
 Values = NDArray[np.float64]
-BUCKET_BYTES = 4 << 20  # gradients of parameters below that share a collective
+BUCKET_BYTES = 4 << 20  # parameters below that share a gather, their gradients a reduction
 
 
 @dataclass(frozen=True, slots=True)

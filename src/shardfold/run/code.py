@@ -32,10 +32,10 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from shardfold.run.advice import made_again
-from shardfold.run.gathers import Gather, Promise, promising
+from shardfold.run.gathers import Gather, Joint, Member, Promise, promising
 from shardfold.run.lower import Feed, Instruction, Lowered
 from shardfold.run.moves import Edge, perform, write_back
-from shardfold.run.operators import Site
+from shardfold.run.operators import Context, Site
 from shardfold.run.operators.calls import Names, Target, call_text
 from shardfold.run.steps import Moves
 from shardfold.run.uses import Use, Uses
@@ -80,7 +80,7 @@ class _Writer:
         uses: Sequence[Use] = self.style.uses.uses if self.style.uses is not None else ()
         self.uses = {(use.instruction, use.operand): use for use in uses}
         self.edges: dict[int, str] = {}
-        functions = (perform, write_back, promising, Promise, leaves_of, twice, made_again)
+        functions = (perform, write_back, promising, leaves_of, twice, made_again)
         for function in (*functions, torch.no_grad):
             self.names.add(function.__name__, function)
         self.read = {t for i in self.lowered.instructions for t in i.drops} | {self.style.loss}
@@ -178,7 +178,7 @@ class _Writer:
     def _start(self, use: Use) -> str:
         assert self.style.uses is not None
         start = self.names.add(f"start_{use.number}", partial(self.style.uses.start, use.number))
-        return f"{start}(u{use.number})"
+        return f"{start}()"
 
     def _instruction(self, index: int, instruction: Instruction) -> Iterator[str]:
         operands, before, after = [], [], []
@@ -233,15 +233,14 @@ class _Writer:
         return f"{self.edges[id(feed)]}(t{feed.tensor}, groups)"
 
     def _promise(self, index: int, operand: int, feed: Feed) -> str:
+        """The promise of an operand, and its number there."""
         use = self.uses.get((index, operand))
         if use is not None:
             assert self.style.uses is not None
-            gather = self.names.add(f"gather_{use.number}", self.style.uses.gathers[use.number])
-            return f"Promise({gather}, u{use.number}, context)"
-        gather = (
-            f"{self.names.add('Gather', Gather)}({self.names.add('moves', feed.there)}, groups)"
-        )
-        return f"Promise({gather}, t{feed.tensor}, context)"
+            function = partial(self.style.uses.promise, use.number)
+            return f"{self.names.add(f'promise_{use.number}', function)}(context), {use.number}"
+        moves = self.names.add("moves", feed.there)
+        return f"{self.names.add('alone', alone)}({moves}, t{feed.tensor}, context), 0"
 
     def _stops_gradient(self, instruction: Instruction) -> bool:
         """Whether an operand has a gradient that must not flow on."""
@@ -273,6 +272,12 @@ class _Writer:
 def _gives_one_tensor(site: Site) -> bool:
     returns = site.call.target._schema.returns
     return len(returns) == 1 and str(returns[0].type) == "Tensor"
+
+
+def alone(moves: Moves, stored: Tensor, context: Context) -> Promise:
+    """The promise of a parameter that is moved when it is asked for."""
+    member = Member(0, Gather(moves, context.groups), stored, 0)
+    return Promise(Joint([member]), context)
 
 
 def twice(block: Callable[..., tuple[Tensor, ...]], *given: Tensor) -> tuple[Tensor, ...]:

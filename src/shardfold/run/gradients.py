@@ -13,19 +13,22 @@ while backward goes on, so that only sums are kept.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from shardfold.costs.steps import BUCKET_BYTES
+from shardfold.run.buckets import Launched, shared_out
 from shardfold.run.groups import Axes, Groups
 from shardfold.run.moves import perform, scattered, stacked
-from shardfold.run.steps import Moves
+from shardfold.run.steps import Moves, Woven
 
 JOINED = ("all_reduce", "reduce_scatter")
 LAG = 2  # buckets that may be under way in one of several passes before the oldest is awaited
@@ -42,6 +45,7 @@ class Reduction:
     moves: Moves
     dtype: torch.dtype
     gradient_bytes: int
+    woven: Woven | None = None  # of even parts that are scattered at once
 
     @property
     def waits(self) -> bool:
@@ -51,10 +55,33 @@ class Reduction:
     @property
     def key(self) -> tuple[Any, ...] | None:
         """Reductions with the same key may share a collective; None: not with any."""
-        if len(self.moves.steps) != 1 or self.moves.steps[0].kind not in JOINED:
-            return None
         step = self.moves.steps[0]
+        if self.woven is not None:
+            return (step.kind, self.woven.axes, self.dtype)
+        if len(self.moves.steps) != 1 or step.kind not in JOINED:
+            return None
         return (step.kind, step.axes, self.dtype)
+
+    def stacked(self, gradient: Tensor) -> Tensor:
+        """What a reduce-scatter takes of it: everyone's part along a new first dim."""
+        if self.woven is not None:
+            return self.woven.parts(gradient)
+        step = self.moves.steps[0]
+        return stacked(step, gradient.reshape(step.before))
+
+    def own_part(self, mine: Tensor) -> Tensor:
+        """What is stored, from what a reduce-scatter returned."""
+        found = mine if self.woven is not None else scattered(self.moves.steps[0], mine)
+        return found.reshape(self.moves.target)
+
+    def by_steps(self, sent: int) -> Iterator[tuple[Axes, int]]:
+        """The collectives of the plan for which one of so many bytes stands."""
+        steps = self.moves.steps
+        if len(steps) == 1:
+            yield steps[0].axes, sent
+            return
+        for step in steps:
+            yield step.axes, sent * math.prod(step.before) // math.prod(steps[0].before)
 
 
 @dataclass(slots=True)
@@ -75,15 +102,6 @@ class Bucket:
     def clear(self) -> None:
         """Forget this backward."""
         self.gradients, self.work, self.results, self.is_started = {}, None, [], False
-
-
-@dataclass(frozen=True, slots=True)
-class Launched:
-    """A collective that was started for several uses: what each of them adds to its bytes."""
-
-    kind: str
-    axes: Axes
-    member_bytes: tuple[int, ...]
 
 
 class Reducer:
@@ -210,17 +228,19 @@ class Reducer:
             return
         taken = [bucket.gradients[m.number] for m in present]
         bucket.gradients = {}
-        step = present[0].moves.steps[0]
         if present[0].key is None:
             (member,), (gradient,) = present, taken
             result = perform(member.moves, gradient, self.groups, owned=is_free(gradient))
             bucket.results = [(member.number, lambda: result)]
             self._follow(bucket)
             return
-        start = self._reduce if step.kind == "all_reduce" else self._scatter
-        sizes = start(bucket, present, taken)
-        if len(present) > 1:
-            self.launched.append(Launched(step.kind, step.axes, sizes))
+        kind, axes, _ = present[0].key
+        start = self._reduce if kind == "all_reduce" else self._scatter
+        sizes = start(bucket, present, taken, axes)
+        if len(present) > 1 or len(present[0].moves.steps) > 1:
+            members = (m.by_steps(size) for m, size in zip(present, sizes, strict=True))
+            told = Launched(kind, axes, tuple(chain.from_iterable(members)), sum(sizes))
+            self.launched.append(told)
         self._follow(bucket)
 
     def _follow(self, bucket: Bucket) -> None:
@@ -232,7 +252,7 @@ class Reducer:
             self._end(self.under_way.popleft())
 
     def _reduce(
-        self, bucket: Bucket, members: list[Reduction], taken: list[Tensor]
+        self, bucket: Bucket, members: list[Reduction], taken: list[Tensor], axes: Axes
     ) -> tuple[int, ...]:
         if len(taken) == 1:
             whole = taken[0]
@@ -242,7 +262,7 @@ class Reducer:
         else:
             whole = torch.cat([g.reshape(-1) for g in taken])
             pieces = list(whole.split([g.numel() for g in taken]))
-        bucket.work = self.groups.start_reduce(whole, members[0].moves.steps[0].axes)
+        bucket.work = self.groups.start_reduce(whole, axes)
         bucket.results = [
             (m.number, partial(piece.view, m.moves.target))
             for m, piece in zip(members, pieces, strict=True)
@@ -250,26 +270,21 @@ class Reducer:
         return tuple(_bytes(piece) for piece in pieces)
 
     def _scatter(
-        self, bucket: Bucket, members: list[Reduction], taken: list[Tensor]
+        self, bucket: Bucket, members: list[Reduction], taken: list[Tensor], axes: Axes
     ) -> tuple[int, ...]:
         """The rows of each member's stack lie beside each other in the bucket's rows."""
-        steps = [m.moves.steps[0] for m in members]
-        stacks = [stacked(s, g.reshape(s.before)) for s, g in zip(steps, taken, strict=True)]
+        stacks = [m.stacked(g) for m, g in zip(members, taken, strict=True)]
         shapes = [stack.shape[1:] for stack in stacks]
         whole = stacks[0]
         if len(stacks) > 1:
             whole = torch.cat([stack.flatten(1) for stack in stacks], 1)
-        mine, bucket.work = self.groups.start_scatter(whole, steps[0].axes)
+        mine, bucket.work = self.groups.start_scatter(whole, axes)
         rows = mine.view(-1).split([shape.numel() for shape in shapes])
         bucket.results = [
-            (m.number, partial(_own_part, m, row.view(shape)))
+            (m.number, partial(m.own_part, row.view(shape)))
             for m, row, shape in zip(members, rows, shapes, strict=True)
         ]
         return tuple(_bytes(stack) for stack in stacks)
-
-
-def _own_part(member: Reduction, mine: Tensor) -> Tensor:
-    return scattered(member.moves.steps[0], mine).reshape(member.moves.target)
 
 
 def _bytes(tensor: Tensor) -> int:
@@ -278,20 +293,8 @@ def _bytes(tensor: Tensor) -> int:
 
 def buckets_of(reductions: Sequence[Reduction], limit: int) -> Iterator[Bucket]:
     """Cut the uses into buckets, those that backward meets first in front."""
-    open_ones: dict[Any, list[Reduction]] = {}
-    sizes: dict[Any, int] = {}
-    for reduction in reversed(reductions):
-        key = reduction.key
-        if key is None or reduction.gradient_bytes >= limit:
-            yield Bucket([reduction])
-            continue
-        open_ones.setdefault(key, []).append(reduction)
-        sizes[key] = sizes.get(key, 0) + reduction.gradient_bytes
-        if sizes[key] >= limit:
-            yield Bucket(open_ones.pop(key))
-            del sizes[key]
-    for members in open_ones.values():
-        yield Bucket(members)
+    found = shared_out(reversed(reductions), lambda r: r.key, lambda r: r.gradient_bytes, limit)
+    return map(Bucket, found)
 
 
 def is_free(gradient: Tensor) -> bool:

@@ -109,6 +109,7 @@ class Lowered:
     def background_axes(self) -> set[Axes]:
         """Every set of axes on which a parameter is gathered or its gradient reduced."""
         parameters = {stored.tensor for stored in self.parameters}
+        levels = [axis.level for axis in self.mesh.axes]
         found: set[Axes] = set()
         for instruction in self.instructions:
             for feed in instruction.feeds:
@@ -116,7 +117,9 @@ class Lowered:
                     onward = () if feed.onward is None else feed.onward.steps
                     steps = (*feed.there.steps, *feed.back.steps, *onward)
                     found.update(s.axes for s in steps if s.kind != "slice")
-        return found
+                    found.add(feed.there.at_once("all_gather", levels) or ())
+                    found.add(feed.back.at_once("reduce_scatter", levels) or ())
+        return found - {()}
 
     def axes(self) -> set[Axes]:
         """Every set of axes on which some step or exchange needs a process group."""

@@ -153,7 +153,8 @@ class Run:
         self.uses: Uses | None = None
         if mesh is not None:
             uses = uses_of(lowered, self.by_tensor)
-            self.uses = Uses(uses, self.by_tensor, context.groups)
+            levels = [axis.level for axis in lowered.mesh.axes]
+            self.uses = Uses(uses, self.by_tensor, context.groups, levels)
         self.constants: dict[int, Tensor] = {}
         self.owners: list[tuple[str, int, Any, str]] = []  # where parameters and buffers are held
         self._eager = cache(self._written)

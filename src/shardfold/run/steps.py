@@ -6,10 +6,12 @@ its part is before and after, and how long those of the others in its group are.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from torch import Tensor
 
 from shardfold.costs.reshard import reshard
 from shardfold.costs.steps import Collective, Kind, Phase, is_held
@@ -53,6 +55,66 @@ class Moves:
     def is_held(self) -> bool:
         """Whether a gradient that goes this way waits for the last pass of a step."""
         return is_held([step.kind for step in self.steps])
+
+    @property
+    def is_even(self) -> bool:
+        """Whether all members of a group have parts of one size, before and after."""
+        cuts = [[high - low for low, high in step.cut] for step in self.steps]
+        return all(len(set(sizes)) <= 1 for sizes in (*(s.gathered for s in self.steps), *cuts))
+
+    def at_once(self, kind: Kind, levels: Sequence[int]) -> tuple[int, ...] | None:
+        """The axes of the one gather or scatter that all steps can be; None if there is none such.
+
+        Several can be one where parts are even, and links of one level are crossed: between levels
+        less is sent if each has a collective of its own.
+        """
+        if not self.steps or any(step.kind != kind for step in self.steps):
+            return None
+        if len(self.steps) == 1:
+            return self.steps[0].axes
+        axes = tuple(sorted(axis for step in self.steps for axis in step.axes))
+        return axes if self.is_even and len({levels[axis] for axis in axes}) == 1 else None
+
+
+@dataclass(frozen=True, slots=True)
+class Woven:
+    """How even parts of a tensor, one a device, make it up: by axes and atoms, and in which order.
+
+    What a gather stacks has the axes in front; in the whole, each stands before the atom that it
+    cuts.
+    """
+
+    axes: tuple[int, ...]
+    shape: tuple[int, ...]  # of everyone's parts: the size of each axis, then of each atom
+    order: tuple[int, ...]
+
+    @classmethod
+    def of(cls, moves: Moves, axes: tuple[int, ...], place: Place) -> Woven:
+        """As all-gathers put parts together, or as reduce-scatters cut them."""
+        gathers = moves.steps[0].kind == "all_gather"
+        steps = moves.steps if gathers else moves.steps[::-1]
+        atoms = steps[0].before if gathers else steps[0].after
+        dims = [[len(axes) + atom] for atom in range(len(atoms))]
+        for step in steps:
+            atom = step.leaving if gathers else step.joining
+            dims[atom] = [*map(axes.index, step.axes), *dims[atom]]
+        shape = (*(place.shape[axis] for axis in axes), *atoms)
+        return cls(axes, shape, tuple(dim for each in dims for dim in each))
+
+    @property
+    def members(self) -> int:
+        """How many devices have a part."""
+        return math.prod(self.shape[: len(self.axes)])
+
+    def whole(self, parts: Tensor) -> Tensor:
+        """From everyone's parts, stacked."""
+        return parts.reshape(self.shape).permute(self.order)
+
+    def parts(self, whole: Tensor) -> Tensor:
+        """Everyone's parts, flat and stacked."""
+        apart = whole.reshape([self.shape[dim] for dim in self.order])
+        back = [self.order.index(dim) for dim in range(len(self.order))]
+        return apart.permute(back).reshape(self.members, -1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,12 +20,15 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from shardfold.run.gathers import Gather, Gathered
+from shardfold.run.buckets import Launched
+from shardfold.run.gathers import Gather, Gathered, Joint, Member, Promise, joints_of
 from shardfold.run.gradients import Reducer, Reduction, is_free
 from shardfold.run.groups import Groups
 from shardfold.run.lower import Feed, Lowered
 from shardfold.run.moves import perform
+from shardfold.run.operators import Context
 from shardfold.run.parameters import Keeping
+from shardfold.run.steps import Woven
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +40,7 @@ class Use:
     operand: int
     feed: Feed
     has_gradient: bool = True  # one comes back from the reader
+    stretch: int = 0  # of instructions, between those that run again
 
 
 @dataclass(slots=True)
@@ -69,8 +73,9 @@ def uses_of(lowered: Lowered, parameters: Mapping[int, Any]) -> list[Use]:
     for index, instruction in enumerate(lowered.instructions):
         for operand, feed in enumerate(instruction.feeds):
             if feed.tensor in parameters and feed.back is not None:
-                use = Use(len(found), index, operand, feed, instruction.has_gradient)
-                found.append(use)
+                stretch = sum((index >= r.start) + (index >= r.stop) for r in lowered.again)
+                has_gradient = instruction.has_gradient
+                found.append(Use(len(found), index, operand, feed, has_gradient, stretch))
     return found
 
 
@@ -78,12 +83,18 @@ class Uses:
     """The leaves of all uses, kept for as long as the parameters stay where they are."""
 
     def __init__(
-        self, uses: Sequence[Use], keepings: Mapping[int, Keeping], groups: Groups
+        self,
+        uses: Sequence[Use],
+        keepings: Mapping[int, Keeping],
+        groups: Groups,
+        levels: Sequence[int],
     ) -> None:
-        self.uses, self.keepings = uses, keepings
-        background = groups.background()
-        self.gathers = {u.number: Gather(u.feed.there, background) for u in uses if u.feed.there}
-        self.groups = background
+        self.uses, self.keepings, self.levels = uses, keepings, levels
+        self.groups = groups.background()
+        moves = {u.number: u.feed.there for u in uses if u.feed.there}
+        self.gathers = {k: Gather(there, self.groups, levels) for k, there in moves.items()}
+        self.joints: dict[int, Joint] = {}  # of each use that is gathered
+        self.joined: list[Launched] = []  # gathers of this step that several uses share
         self.parameters: dict[int, Any] = {}
         self.parts: dict[int, Tensor] = {}
         self.leaves: list[Tensor] = []
@@ -118,6 +129,7 @@ class Uses:
         self.reducer.begin(*self.turn)
         if self.reducer.is_first:
             self.found.clear()
+            self.joined.clear()
         for summed in self.sums.values():
             summed.take()
         return self.leaves
@@ -132,6 +144,12 @@ class Uses:
             if use.number not in self.gathers:
                 leaf.register_post_accumulate_grad_hook(partial(self._taken, use.number))
             self.leaves.append(leaf)
+        members = [
+            Member(number, gather, self.leaves[number], self.uses[number].stretch)
+            for number, gather in self.gathers.items()
+        ]
+        found = joints_of(members, self.joined)
+        self.joints = {number: joint for joint in found for number in joint.members}
         self.reducer = Reducer(
             [self._reduction(use) for use in self.uses],
             self.groups,
@@ -147,7 +165,10 @@ class Uses:
         assert moves is not None
         dtype = self.parts[use.feed.tensor].dtype
         items = torch.Size(moves.source).numel()
-        return Reduction(use.number, moves, dtype, items * dtype.itemsize)
+        axes = moves.at_once("reduce_scatter", self.levels)
+        is_woven = axes is not None and moves.is_even
+        woven = Woven.of(moves, axes, self.groups.place) if axes and is_woven else None
+        return Reduction(use.number, moves, dtype, items * dtype.itemsize, woven)
 
     def _arrived(self, number: int, gradient: Tensor) -> None:
         assert self.reducer is not None
@@ -172,17 +193,32 @@ class Uses:
         assert gradient is not None
         self._arrived(number, gradient)
 
-    def start(self, number: int, leaf: Tensor) -> None:
-        """Begin to gather the parameter of a use."""
-        self.gathers[number].start_ahead(leaf)
+    def start(self, number: int) -> None:
+        """Begin to gather the parameter of a use, if it is the first of those that go together."""
+        joint = self.joints[number]
+        if joint.first == number:
+            joint.start_ahead()
 
     def gathered(self, number: int, leaf: Tensor) -> Tensor:
         """The parameter of a use as its reader needs it."""
-        gather = self.gathers[number]
+        take = partial(self.joints[number].collect_ahead, number)
         if not (leaf.requires_grad and torch.is_grad_enabled()):
-            return gather.collect_ahead(leaf)
-        found: Tensor = Gathered.apply(leaf, gather, partial(self._arrived, number))
+            return take()
+        found: Tensor = Gathered.apply(leaf, take, partial(self._arrived, number))
         return found
+
+    def promise(self, number: int, context: Context) -> Promise:
+        """What is kept in this step of the parameter of a use, and of those that go with it."""
+        joint = self.joints[number]
+        found: Promise | None = context.promises.get(joint.first)
+        if found is None:
+            found = context.promises[joint.first] = Promise(joint, context)
+        return found
+
+    @property
+    def launched(self) -> list[Launched]:
+        """The collectives of the latest step that stand for several of the plan's."""
+        return [*self.joined, *(self.reducer.launched if self.reducer is not None else ())]
 
     def _deliver(self, number: int, gradient: Tensor) -> None:
         """Add up what comes for the uses of a parameter."""

@@ -42,6 +42,7 @@ def test_a_collective_takes_what_its_way_takes_beyond_another(monkeypatch):
         "all_gather": (4.0, 7.0),  # a second gather is begun in forward, and ends in backward
         "all_reduce": (3.0, 3.0),
         "reduce_scatter": (5.0, 5.0),
+        "all_gather.shared": (4.0, 7.0),
         "all_reduce.shared": (3.0, 3.0),
         "reduce_scatter.shared": (5.0, 5.0),
         "all_gather.more": (1.5, 1.0),

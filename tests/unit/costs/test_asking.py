@@ -61,6 +61,7 @@ def test_experts_that_were_measured_take_what_they_took(profile):
 def test_a_collective_is_asked_for_as_it_was_measured(profile):
     entries = [
         HostEntry("all_gather", 1e-4, 2e-4),
+        HostEntry("all_gather.shared", 1e-6, 2e-6),
         HostEntry("all_reduce", 3e-4, 3e-4),
         HostEntry("all_reduce.shared", 1e-5, 1e-5),
         HostEntry("all_to_all", 0.0, 0.0),
@@ -74,8 +75,9 @@ def test_a_collective_is_asked_for_as_it_was_measured(profile):
         (one,) = asked_for(step, model)
         return one.host_seconds
 
-    assert host("all_gather", "forward", 1024) == 1e-4
-    assert host("all_gather", "backward", 1024) == 2e-4
+    assert host("all_gather", "forward", 8 << 20) == 1e-4
+    assert host("all_gather", "backward", 8 << 20) == 2e-4
+    assert host("all_gather", "forward", 1024) == 1e-6  # in a bucket with others
     assert host("all_reduce", "backward", 1024) == 1e-5  # in a bucket with others
     assert host("all_reduce", "backward", 8 << 20) == 3e-4
     assert host("all_reduce", "forward", 1024) == 3e-4

@@ -84,7 +84,7 @@ def test_buckets_start_in_order_whatever_comes_first() -> None:
     backward.reducer.finish()
     assert backward.found == {3: [80.0], 0: [60.0], 1: [20.0], 2: [20.0]}
     assert backward.settled == 1
-    assert [b.member_bytes for b in backward.reducer.launched] == [(40, 40)]
+    assert [[size for _, size in b.members] for b in backward.reducer.launched] == [[40, 40]]
 
 
 def test_what_never_comes_holds_nothing_up_at_the_end() -> None:

@@ -29,7 +29,7 @@ class Context:
     Python's numbers stand still.
     """
 
-    __slots__ = ("ahead", "clock", "groups", "latest", "target", "traced")
+    __slots__ = ("ahead", "clock", "groups", "latest", "promises", "target", "traced")
 
     def __init__(
         self,
@@ -44,7 +44,8 @@ class Context:
         self.target = Target(device, double)
         self.clock = torch.tensor([seed, step, GOLDEN - (1 << 64)])
         self.traced = False
-        self.latest: Any = None  # the latest parameter that will be gathered again for backward
+        self.latest: Any = None  # the latest promise to gather again for backward
+        self.promises: dict[int, Any] = {}  # all of them, by the first use that each is for
 
     @property
     def device(self) -> torch.device:
@@ -80,7 +81,7 @@ class Context:
         found.traced = clock is not None
         found.clock = self.clock.clone() if clock is None else clock
         found.groups = self.groups if clock is None else self.groups.functional()
-        found.latest = None
+        found.latest, found.promises = None, {}
         return found
 
 
