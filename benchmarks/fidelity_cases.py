@@ -127,7 +127,9 @@ CASES = (
     Case("inceptionv3", 128),
     Case("inceptionv3", 256),
     Case("mixtral-8x7b", 8, 2048, layers=4, hidden=1024),
+    Case("mixtral-8x7b", 32, 2048, layers=4, hidden=1024),
     Case("mixtral-8x7b", 4, 2048, layers=2, hidden=2048),
+    Case("mixtral-8x7b", 16, 2048, layers=2, hidden=2048),
     Case("gpt2", 16, 1024, recompute=True),
     Case("gpt2", 16, 1024, layers=24, hidden=1024, recompute=True),
     Case("llama3-8b", 8, 2048, layers=12, hidden=1024, recompute=True),
@@ -146,4 +148,5 @@ CASES = (
     Case("vit-large", 1024, method="data-parallel"),
     Case("resnet50", 2048, method="data-parallel"),
     Case("inceptionv3", 1024, method="data-parallel"),
+    Case("inceptionv3", 2048, method="data-parallel"),
 )

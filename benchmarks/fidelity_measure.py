@@ -45,8 +45,8 @@ from shardfold.run.parallelize import Settings, assemble, parallelize
 from shardfold.spaces import atomise, rules_of
 
 WARM, WINDOW = 3, 5  # steps
-LEAST_WINDOWS, MOST_WINDOWS = 3, 10
-AGREED = 0.01  # of the median: half of the windows lie that close to it
+SETTLED, MOST_WINDOWS = 3, 30  # windows that agree, and how many there may be until then
+AGREED = 0.02  # how far apart they may be
 GRACE_SECONDS = 60.0  # for a case that was begun in time
 
 
@@ -103,16 +103,18 @@ def measured(case: Case, device: str, plans: Mapping[str, str]) -> dict[str, Any
         step()
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
-    runs = until_agreed(step)
-    seconds = [run[-1] - run[0] for run in runs]
+    runs = until_settled(step)
+    every = [run[-1] - run[0] for run in runs]
+    runs, seconds = runs[-SETTLED * WINDOW :], every[-SETTLED * WINDOW :]
     hosts = [[b - a for a, b in pairwise(run)] for run in runs]
     found = {
         "name": case.name,
         **asdict(case),
         "choices": choices,
         "step_seconds": statistics.median(seconds),
-        "all_seconds": [round(s, 6) for s in seconds],
+        "all_seconds": [round(s, 6) for s in every],
         "window_seconds": [round(s, 6) for s in medians(seconds)],
+        "windows": len(every) // WINDOW,
         "host_seconds": [round(statistics.median(h[k] for h in hosts), 6) for k in range(4)],
         "workspace_bytes": workspace,
         "parameters": sum(p.numel() for p in module.parameters()),
@@ -125,15 +127,16 @@ def measured(case: Case, device: str, plans: Mapping[str, str]) -> dict[str, Any
     return found
 
 
-def until_agreed(step: Callable[[], list[float]]) -> list[list[float]]:
-    """Windows of steps until the medians of half of them are near the median of all steps."""
+def until_settled(step: Callable[[], list[float]]) -> list[list[float]]:
+    """Windows of steps until the last of them agree; those before have warmed up.
+
+    Where sizes differ from step to step (experts), memory is looked for anew for some dozen steps.
+    """
     runs: list[list[float]] = []
     for number in range(MOST_WINDOWS):
         runs += [step() for _ in range(WINDOW)]
-        seconds = [run[-1] - run[0] for run in runs]
-        middle = statistics.median(seconds)
-        away = statistics.median(abs(found / middle - 1) for found in medians(seconds))
-        if number + 1 >= LEAST_WINDOWS and away <= AGREED:
+        last = medians([run[-1] - run[0] for run in runs])[-SETTLED:]
+        if number + 1 >= SETTLED and max(last) <= (1 + AGREED) * min(last):
             break
     return runs
 

@@ -21,10 +21,10 @@ from torch.distributed.tensor import DTensor, Replicate
 from torch.nn import functional
 
 from shardfold.calibrate.sharing import SHARING, sharing_entries
-from shardfold.calibrate.stopwatch import times_of, wait
+from shardfold.calibrate.stopwatch import rounded, times_of, wait
 from shardfold.capture import capture_program
 from shardfold.costs.habits import EXPERTS
-from shardfold.costs.measured import EACH
+from shardfold.costs.measured import EACH, SORT
 from shardfold.costs.profile import HostEntry
 from shardfold.run.alone import alone
 from shardfold.run.operators.batch_norm import BatchNorm, Shared, passes_for
@@ -33,7 +33,8 @@ from shardfold.spaces import atomise, rules_of
 
 SHORT, LONG, ROUNDS = 8, 40, 7
 SIDE = 8
-FEW_EXPERTS, MANY_EXPERTS = 2, 16
+FEW_EXPERTS, MANY_EXPERTS, DRAWS = 2, 16, 21
+EXPERTS_TIMES = (EXPERTS, EXPERTS + EACH, EXPERTS + SORT)
 Take = Callable[[str, torch.dtype], tuple[HostEntry, ...]]
 Link = Callable[["Chain", Tensor, int], Tensor]
 
@@ -198,8 +199,8 @@ def _scaled(entries: Sequence[HostEntry], slower: tuple[float, float]) -> tuple[
     return tuple(
         HostEntry(
             entry.kind,
-            float(f"{entry.forward_seconds * slower[0]:.3g}"),
-            float(f"{entry.backward_seconds * slower[1]:.3g}"),
+            rounded(entry.forward_seconds * slower[0]),
+            rounded(entry.backward_seconds * slower[1]),
         )
         for entry in entries
     )
@@ -208,7 +209,7 @@ def _scaled(entries: Sequence[HostEntry], slower: tuple[float, float]) -> tuple[
 def _slope(kind: str, device: str, dtype: torch.dtype) -> tuple[float, float]:
     short, long = (_times(kind, count, device, dtype) for count in (SHORT, LONG))
     return tuple(  # type: ignore[return-value]
-        max(0.0, float(f"{(b - a) / (LONG - SHORT):.3g}")) for a, b in zip(short, long, strict=True)
+        rounded((b - a) / (LONG - SHORT)) for a, b in zip(short, long, strict=True)
     )
 
 
@@ -244,7 +245,7 @@ def _update(
 
     few, many = seconds(SHORT), seconds(4 * LONG)
     each = max(0.0, (many - few) / (4 * LONG - SHORT))
-    return float(f"{each:.3g}"), float(f"{max(0.0, few - SHORT * each):.3g}")
+    return rounded(each), rounded(few - SHORT * each)
 
 
 def _update_of_parts(device: str, dtype: torch.dtype) -> tuple[float, float]:
@@ -280,12 +281,12 @@ def _split_norm(device: str, dtype: torch.dtype) -> tuple[float, float]:
         return y
 
     return tuple(  # type: ignore[return-value]
-        float(f"{seconds / LONG:.3g}") for seconds in times_of(forward, device, ROUNDS)
+        rounded(seconds / LONG) for seconds in times_of(forward, device, ROUNDS)
     )
 
 
 def _experts(device: str, dtype: torch.dtype) -> tuple[HostEntry, ...]:
-    """Seconds of one call without its products, and of one expert more.
+    """Seconds of one call without its products, of one expert more, and of asking for a sort.
 
     Rows are sent to other experts at every call, as a router that learns sends them: no product
     has the sizes of one before.
@@ -293,14 +294,16 @@ def _experts(device: str, dtype: torch.dtype) -> tuple[HostEntry, ...]:
     few, many = (_routed(count, device, dtype) for count in (FEW_EXPERTS, MANY_EXPERTS))
     each = [(b - a) / (MANY_EXPERTS - FEW_EXPERTS) for a, b in zip(few, many, strict=True)]
     once = [a - FEW_EXPERTS * e for a, e in zip(few, each, strict=True)]
+    sort = [_sorting(device)] * 2
     return tuple(
-        HostEntry(kind, *(float(f"{max(0.0, seconds):.3g}") for seconds in found))
-        for kind, found in ((EXPERTS, once), (EXPERTS + EACH, each))
+        HostEntry(kind, *map(rounded, found))
+        for kind, found in zip(EXPERTS_TIMES, (once, each, sort), strict=True)
     )
 
 
 def _routed(experts: int, device: str, dtype: torch.dtype) -> tuple[float, float]:
-    from shardfold.zoo.experts import expert_linear
+    """Seconds of a call whose rows were sorted before."""
+    from shardfold.zoo.experts import Sorted, SortedLinear
 
     with torch.device(device):
         start = torch.randn(SIDE * MANY_EXPERTS, SIDE, dtype=dtype, requires_grad=True)
@@ -309,18 +312,33 @@ def _routed(experts: int, device: str, dtype: torch.dtype) -> tuple[float, float
         ]
     drawn = (
         [torch.randint(experts, (len(start),), device=device) for _ in weights]
-        for _ in range(ROUNDS)
+        for _ in range(DRAWS)
     )
-    rounds = iter(list(drawn))
+    rounds = iter([[Sorted.of(route, experts) for route in routes] for routes in drawn])
 
     def forward() -> Tensor:
         x = start
-        for weight, route in zip(weights, next(rounds), strict=True):
-            x = expert_linear(x, weight, route)
+        for weight, found in zip(weights, next(rounds), strict=True):
+            x = SortedLinear.apply(x, weight, found, x.shape[:1])
         return x
 
-    forwards, backwards = times_of(forward, device, ROUNDS)
+    forwards, backwards = times_of(forward, device, DRAWS)
     return forwards / SHORT, backwards / SHORT
+
+
+def _sorting(device: str) -> float:
+    """Seconds of asking for the rows in the order of their experts."""
+    from shardfold.zoo.experts import asked
+
+    route = torch.randint(MANY_EXPERTS, (SIDE * MANY_EXPERTS,), device=device)
+    x = torch.zeros(1, device=device, requires_grad=True)
+
+    def forward() -> Tensor:
+        for _ in range(SHORT):
+            asked(route, MANY_EXPERTS)
+        return x * 1.0
+
+    return times_of(forward, device, DRAWS)[0] / SHORT
 
 
 def _one(kind: str, take: Callable[[str, torch.dtype], tuple[float, float]]) -> Take:
@@ -329,11 +347,11 @@ def _one(kind: str, take: Callable[[str, torch.dtype], tuple[float, float]]) -> 
 
 UPDATES = ("update", "update.parts")  # of many tensors at once: not slower among others
 # What is measured by itself: an update's parameter, whole or in parts; a norm of a part; experts,
-# and one expert more; collectives, of which a CPU's are measured as they are performed.
+# one expert more, and their sort; collectives, of which a CPU's are measured as they are performed.
 BESIDE: Mapping[tuple[str, ...], Take] = {
     ("update",): _one("update", _update),
     ("update.parts",): _one("update.parts", _update_of_parts),
     ("split_norm",): _one("split_norm", _split_norm),
-    (EXPERTS, EXPERTS + EACH): _experts,
+    EXPERTS_TIMES: _experts,
     SHARING: sharing_entries,
 }

@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from shardfold.calibrate.stopwatch import Times, times_of
+from shardfold.calibrate.stopwatch import Times, rounded, times_of
 from shardfold.capture import Program, capture_program
 from shardfold.cluster import Mesh
 from shardfold.cluster.mesh import Axis
@@ -88,11 +88,7 @@ def sharing_entries(device: str, dtype: torch.dtype) -> tuple[HostEntry, ...]:
         f"{GATHER}{MORE}": (more["gather"], more["again"]),
         f"{SCATTER}{MORE}": (more[SCATTER], more[SCATTER]),
     }
-    return tuple(HostEntry(kind, *map(_rounded, times)) for kind, times in found.items())
-
-
-def _rounded(seconds: float) -> float:
-    return float(f"{max(0.0, seconds):.3g}")
+    return tuple(HostEntry(kind, *map(rounded, times)) for kind, times in found.items())
 
 
 def _collectives(width: int, device: str, dtype: torch.dtype) -> dict[str, float]:

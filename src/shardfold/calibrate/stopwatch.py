@@ -39,3 +39,12 @@ def wait(device: str) -> None:
     """Until the device has done what it was asked for."""
     if device == "cuda":
         torch.cuda.synchronize()
+
+
+def rounded(seconds: float) -> float:
+    """To three digits; a difference below zero is nothing.
+
+    >>> rounded(0.00012345), rounded(-1e-6)
+    (0.000123, 0.0)
+    """
+    return float(f"{max(0.0, seconds):.3g}")

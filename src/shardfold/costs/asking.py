@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from shardfold.costs.kernels import kernels_of
-from shardfold.costs.measured import Measured
+from shardfold.costs.measured import Measured, is_in_calls
 from shardfold.costs.queue import Asked
 from shardfold.costs.steps import Collective, Step
 
@@ -15,18 +15,17 @@ from shardfold.costs.steps import Collective, Step
 def asked_for(step: Step, model: Measured) -> Iterator[Asked]:
     """One case of a step. Of a collective only the packing, not the sending.
 
-    An operator is asked for at once, unless the host waits for something inside: then each of its
-    kernels is asked for by itself.
+    An operator is asked for at once, unless it is one of many calls: then each of its kernels is
+    asked for by itself, and the host may wait for one.
     """
     if isinstance(step, Collective):
         host, device = model.packing(step)
         yield Asked(host, float(device[0]) * step.repeats)
         return
-    kernels = kernels_of(step.work, step.phase) if step.work is not None else []
-    if not any(kernel.is_awaited for kernel in kernels):
+    if step.work is None or not is_in_calls(step):
         yield Asked(float(model.host_seconds(step)[0]), float(model.device_seconds(step)[0]))
         return
-    for kernel, host in model.calls_of(step, kernels):
+    for kernel, host in model.calls_of(step, kernels_of(step.work, step.phase)):
         device_seconds = float(model.kernel_seconds(kernel)[0])
         times = round(float(np.broadcast_to(kernel.times, (1,))[0]))
         if kernel.is_awaited:

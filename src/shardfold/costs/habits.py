@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -42,6 +42,7 @@ class Habit:
     copies: bool = False  # a view that must move its elements
     is_strided: bool = False
     adds: tuple[float, ...] = ()  # per operand: additions of its gradient to other readers'
+    is_sorted: bool = False  # an operator before has sorted the same rows for the same experts
 
 
 class _Same:
@@ -72,13 +73,19 @@ def _habits(key: _Same) -> tuple[Habit, ...]:
     }
     readers = Counter(tensor for op in graph.ops for tensor in op.inputs)
     found = []
+    sorted_for: set[tuple[int, int]] = set()
     for op in graph.ops:
         copies, strided = _lay(graph, op, orders)
         # As many gradients as readers are added up: all readers bear an equal share of it.
         adds = tuple(
             1.0 - 1.0 / readers[t] if graph.tensors[t].requires_grad else 0.0 for t in op.inputs
         )
-        found.append(_habit(graph, op, copies, strided, adds))
+        habit = _habit(graph, op, copies, strided, adds)
+        if op.kind == EXPERTS:
+            sent = (op.inputs[2], graph.tensors[op.inputs[1]].type.shape[0])
+            habit = replace(habit, is_sorted=sent in sorted_for)
+            sorted_for.add(sent)
+        found.append(habit)
     return tuple(found)
 
 

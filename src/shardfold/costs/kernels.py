@@ -338,7 +338,7 @@ def _pool(kind: str) -> Callable[..., list[Kernel]]:
 
 
 def _experts(work: Work, habit: Habit, phase: str) -> list[Kernel]:
-    """Rows sorted by expert, which the host waits for; gathered, multiplied, put back.
+    """Rows sorted by expert, once, which the host waits for; gathered, multiplied, put back.
 
     As many rows as the experts at hand are of all: balanced routing.
     """
@@ -354,8 +354,9 @@ def _experts(work: Work, habit: Habit, phase: str) -> list[Kernel]:
     written = [_pass(2.0 * rows * m * work.inputs[0].item_bytes, dtype, "strided")]
     written = written if habit.copies else []
     if phase != "backward":
-        return [sort, *written, moved(m), Kernel("matmul.nt", dtype, (per, n, m), e), moved(n)]
-    found = [sort, moved(n)]
+        sorts = [] if habit.is_sorted else [sort]
+        return [*sorts, *written, moved(m), Kernel("matmul.nt", dtype, (per, n, m), e), moved(n)]
+    found = [moved(n)]
     if 0 in work.trained:
         found += [Kernel("matmul.nn", dtype, (per, m, n), e), moved(m)]
     if 1 in work.trained:

@@ -44,6 +44,7 @@ STANDS_FOR = {
 OTHERS = "aten.mul"
 IN_CALLS = (EXPERTS, "aten.batch_norm")  # of many calls, always or in parts
 EACH = ".each"  # of an operator of many calls: one more of them
+SORT = ".sort"  # of experts: what is asked for before the host waits
 REDUCED = ("all_reduce", "reduce_scatter")
 SHARED = ".shared"  # of a gather or reduction: one more in a bucket
 MORE = ".more"  # of a gather or scatter: one more, of another dim of the same tensor
@@ -155,7 +156,7 @@ class Measured:
         if step.work is None or step.work.tensors.habit.kind not in IN_CALLS:
             return found
         kernels = kernels_of(step.work, step.phase)
-        if any(kernel.is_awaited for kernel in kernels):  # each is asked for by itself
+        if is_in_calls(step):
             calls = self.calls_of(step, kernels)
             return sum((each * k.times + 0.0 * found for k, each in calls), 0.0 * found)
         for kernel in kernels:
@@ -188,17 +189,22 @@ class Measured:
     def calls_of(self, step: Compute, kernels: Sequence[Kernel]) -> list[tuple[Kernel, float]]:
         """What the host takes for each call of kernels that are asked for one by one.
 
-        Where such an operator was measured, the first kernel bears all but its products.
+        Where such an operator was measured: for what is awaited, for a product, and for all others
+        together, which the first of them bears.
         """
         kind = step.work.tensors.habit.kind if step.work is not None else ""
         if not any(entry.kind == kind for entry in self.profile.host):
             return [(kernel, self.host_of([OTHERS], "forward")) for kernel in kernels]
         once, each = (self.host_of([name], step.phase) for name in (kind, kind + EACH))
         found = []
-        for number, kernel in enumerate(kernels):
-            is_product = kernel.family.startswith("matmul")
-            times = float(np.max(kernel.times))
-            found.append((kernel, each if is_product else once / times if number == 0 else 0.0))
+        for kernel in kernels:
+            if kernel.is_awaited:
+                seconds = self.host_of([kind + SORT], "forward") / float(np.max(kernel.times))
+            elif kernel.family.startswith("matmul"):
+                seconds = each
+            else:
+                seconds, once = once, 0.0
+            found.append((kernel, seconds))
         return found
 
     def _update(self, step: Compute) -> Values:
@@ -264,6 +270,11 @@ class Measured:
             host = (3 if step.kind == "all_reduce" else 10) * self.host_of([OTHERS], "forward")
         dtype = self.profile.dtypes[0]
         return host, self.kernel_seconds(Kernel("vector", dtype, (2.0 * step.bytes,)))
+
+
+def is_in_calls(step: Compute) -> bool:
+    """Whether an operator's kernels are asked for one by one: experts, of which each is a call."""
+    return step.work is not None and step.work.tensors.habit.kind == EXPERTS
 
 
 def check(profile: Profile, device: Device) -> None:

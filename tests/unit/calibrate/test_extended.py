@@ -47,7 +47,7 @@ def test_only_what_is_lacking_is_measured(profile):
     assert found.tables[:2] == profile.tables
     assert [t.family for t in found.tables[2:]] == ["split_norm.forward"]
     assert found.host[:2] == profile.host
-    experts = ["shardfold.expert_linear", "shardfold.expert_linear.each"]
+    experts = [f"shardfold.expert_linear{what}" for what in ("", ".each", ".sort")]
     assert [e.kind for e in found.host[2:]] == ["split_norm", *experts]
     assert "torch" in found.environment["extended"]
     assert found == sealed(found)

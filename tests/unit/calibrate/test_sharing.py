@@ -67,13 +67,16 @@ def test_a_way_gathers_what_it_says(way, gathers, again):
     assert kinds == ({"reduce_scatter"} if way.parts else {"all_reduce"})
 
 
-def test_experts_have_a_call_and_one_expert_more():
-    once, each = _experts("cpu", torch.float32)
-    assert (once.kind, each.kind) == ("shardfold.expert_linear", "shardfold.expert_linear.each")
+def test_experts_have_a_call_one_expert_more_and_their_sort():
+    once, each, sort = _experts("cpu", torch.float32)
+    kinds = [f"shardfold.expert_linear{what}" for what in ("", ".each", ".sort")]
+    assert [entry.kind for entry in (once, each, sort)] == kinds
     assert max(once.forward_seconds, each.forward_seconds) > 0  # either, on a busy machine
+    assert sort.forward_seconds > 0
 
 
 def test_collectives_of_a_cpu_are_not_asked_for():
-    known = {"update", "update.parts", "split_norm", "shardfold.expert_linear"}
+    experts = [f"shardfold.expert_linear{what}" for what in ("", ".each", ".sort")]
+    known = {"update", "update.parts", "split_norm", experts[0]}
     found = added_entries("cpu", torch.float32, known, (1.0, 1.0))
-    assert [entry.kind for entry in found] == ["shardfold.expert_linear.each"]
+    assert [entry.kind for entry in found] == experts[1:]

@@ -51,11 +51,17 @@ def test_experts_are_asked_for_one_by_one_after_a_wait(profile):
 def test_experts_that_were_measured_take_what_they_took(profile):
     shapes = {"x": (512, 64), "weight": (4, 96, 64), "expert": (512,)}
     kind = "shardfold.expert_linear"
-    entries = [HostEntry(kind, 1e-3, 2e-3), HostEntry(f"{kind}.each", 1e-4, 2e-4)]
+    entries = [
+        HostEntry(kind, 1e-3, 2e-3),
+        HostEntry(f"{kind}.each", 1e-4, 2e-4),
+        HostEntry(f"{kind}.sort", 3e-4, 3e-4),
+    ]
     known = lacking(profile, *entries)
     found, step, model = asked(made(kind, shapes, (512, 96)), known)
-    assert sum(each.host_seconds for each in found) == pytest.approx(1e-3 + 4 * 1e-4)
-    assert model.host_seconds(step)[0] == pytest.approx(1e-3 + 4 * 1e-4)
+    assert found[0].host_seconds == pytest.approx(3e-4)
+    assert found[1].waits
+    assert sum(each.host_seconds for each in found[2:]) == pytest.approx(1e-3 + 4 * 1e-4)
+    assert model.host_seconds(step)[0] == pytest.approx(3e-4 + 1e-3 + 4 * 1e-4)
 
 
 def test_a_collective_is_asked_for_as_it_was_measured(profile):

@@ -114,6 +114,8 @@ def test_experts_sort_their_rows_and_take_a_product_each() -> None:
     assert [k[0] for k in whole] == ["vector", "lookup.forward", "matmul.nt", "lookup.forward"]
     assert [k[1] for k in whole] == [True, False, False, False]  # the host waits for the order
     assert whole[2][2] == [128, 96, 64]
+    again = kernels(graph, "backward", TWO, "")
+    assert not any(k[1] for k in again)  # nor again for it
     parts = kernels(graph, "forward", TWO, "e")
     assert parts[1][2] == [256, 64]  # the rows of this device's experts
     assert parts[2][2] == [128, 96, 64]

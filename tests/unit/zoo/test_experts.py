@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from shardfold.zoo.experts import expert_linear
+from shardfold.zoo.experts import Sorted, SortedLinear, expert_linear
 
 E, N, M = 4, 5, 3
 
@@ -27,6 +27,19 @@ def test_each_row_meets_its_expert(rows: tuple[int, ...]) -> None:
 def test_gradients_are_those_of_finite_differences() -> None:
     x, weight, expert = draw(6, 2)
     assert torch.autograd.gradcheck(lambda x, w: expert_linear(x, w, expert), (x, weight))
+
+
+@pytest.mark.parametrize("experts", [E, 2])
+def test_rows_that_were_sorted_before_give_the_same(experts: int) -> None:
+    x, weight, expert = draw(6, 2)
+    weight = weight.detach()[:experts].requires_grad_()
+    found = Sorted.of(expert, experts)
+    assert (found.places is None) == (experts < E)
+    mine, its = SortedLinear.apply(x, weight, found, expert.shape), expert_linear(x, weight, expert)
+    assert mine.equal(its)
+    seed = torch.randn_like(mine)
+    for a, b in zip(*(torch.autograd.grad(y, (x, weight), seed) for y in (mine, its)), strict=True):
+        assert a.equal(b)
 
 
 def test_operator_is_well_formed() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from shardfold.run.operators.site import Context, Local, Site
+from shardfold.zoo.experts import Sorted, SortedLinear
 
 
 def once(site: Site, name: str, *reduced: str) -> Callable[[Sequence[Tensor]], Sequence[Tensor]]:
@@ -36,17 +37,37 @@ def _with_addend(addend: str) -> Callable[[Site], Local]:
 
 
 def _expert_linear(site: Site) -> Local:
-    """Experts count from this device's first; rows of the others give zeros."""
+    """Experts count from this device's first; rows of the others give zeros.
+
+    Rows are sorted once for all operators that send them to the same experts (a block's two or
+    three), and for their backward: the host waits for the device once.
+    """
     first, _ = site.part("e") if site.axes("e") else (0, 0)
-    position = site.position("expert")
-    assert position is not None
+    given, weights, sent = (site.position(name) for name in ("x", "weight", "expert"))
+    assert given is not None
+    assert weights is not None
+    assert sent is not None
 
     def call(tensors: Sequence[Tensor], context: Context) -> Any:
-        given = list(tensors)
-        given[position] = given[position] - first
-        return site.invoke(given, context)
+        if context.traced:
+            moved = list(tensors)
+            moved[sent] = moved[sent] - first
+            return site.invoke(moved, context)
+        x, weight, expert = tensors[given], tensors[weights], tensors[sent]
+        found = _sorted(context, expert, first, weight.shape[0])
+        return SortedLinear.apply(x, weight, found, expert.shape)
 
     return call
+
+
+def _sorted(context: Context, expert: Tensor, first: int, experts: int) -> Sorted:
+    """The rows in the order of their experts, as they were found for another operator or now."""
+    key = (id(expert), expert._version, first, experts)
+    if key not in context.sorted:
+        # The tensor is kept with what was found of it: no other can have its identity.
+        context.sorted[key] = expert, Sorted.of(expert - first if first else expert, experts)
+    found: Sorted = context.sorted[key][1]
+    return found
 
 
 TABLE: Mapping[str, Callable[[Site], Local]] = {

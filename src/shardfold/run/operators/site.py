@@ -29,7 +29,7 @@ class Context:
     Python's numbers stand still.
     """
 
-    __slots__ = ("ahead", "clock", "groups", "latest", "promises", "target", "traced")
+    __slots__ = ("ahead", "clock", "groups", "latest", "promises", "sorted", "target", "traced")
 
     def __init__(
         self,
@@ -46,6 +46,7 @@ class Context:
         self.traced = False
         self.latest: Any = None  # the latest promise to gather again for backward
         self.promises: dict[int, Any] = {}  # all of them, by the first use that each is for
+        self.sorted: dict[tuple[int, ...], Any] = {}  # rows by expert, for all who send them there
 
     @property
     def device(self) -> torch.device:
@@ -81,7 +82,7 @@ class Context:
         found.traced = clock is not None
         found.clock = self.clock.clone() if clock is None else clock
         found.groups = self.groups if clock is None else self.groups.functional()
-        found.latest, found.promises = None, {}
+        found.latest, found.promises, found.sorted = None, {}, {}
         return found
 
 
