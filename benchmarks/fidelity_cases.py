@@ -147,6 +147,5 @@ CASES = (
     Case("bert-large", 256, 512, method="megatron"),
     Case("vit-large", 1024, method="data-parallel"),
     Case("resnet50", 2048, method="data-parallel"),
-    Case("inceptionv3", 1024, method="data-parallel"),
     Case("inceptionv3", 2048, method="data-parallel"),
 )
