@@ -19,7 +19,7 @@ import numpy as np
 from shardfold.search.fold import fold, tidy
 from shardfold.search.groups import Folding, Step, Steps
 
-FEW = 600
+FEW = 1_200
 """Vertices up to which one at a time is faster than rounds."""
 
 _PATIENCE = 30

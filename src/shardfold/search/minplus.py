@@ -37,6 +37,9 @@ _WORTH_PRUNING = 1 << 17
 _WORTH_SEARCHING = 1 << 18
 """Joint entries from which looking for values that others dominate pays, too."""
 
+_PROMISING = 0.8
+"""More dominators are tried where the first leaves at most this part of the values."""
+
 _DOMINATORS = 8
 _PATIENCE = 3
 """How many dominators are tried, and how many in a row may find nothing before we stop."""
@@ -66,8 +69,12 @@ def product_of(left: Array, right: Array) -> Array:
         joint = np.add(left[:, :, None], right[:, None], order="C")
         return np.asarray(np.minimum.reduce(joint))
     if entries > _WORTH_PRUNING:
-        keep = undominated(left, right, _DOMINATORS if entries > _WORTH_SEARCHING else 1)
+        count = len(left)
+        keep = undominated(left, right, 1)
         left, right = left[keep], right[keep]
+        if entries > _WORTH_SEARCHING and len(keep) <= _PROMISING * count:
+            keep = undominated(left, right)
+            left, right = left[keep], right[keep]
     # The longer axis goes last, since what lies along memory is worked on in one go.
     if rows > columns:
         return _multiply(right, left).T
