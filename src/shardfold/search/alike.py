@@ -37,7 +37,7 @@ class Alike:
         rows, columns = table.shape
         if columns > len(_WEIGHTS):
             return None
-        sums = table @ _WEIGHTS[:columns]
+        sums = table @ _WEIGHTS[:columns].astype(table.dtype)
         order = sums.argsort(kind="stable")
         ordered = sums[order]
         new = np.empty(rows, dtype=bool)

@@ -19,6 +19,7 @@ from shardfold.search.groups import Folding
 from shardfold.search.kinds import Array
 from shardfold.search.orders import Forecast, forecast
 from shardfold.search.problem import Problem
+from shardfold.search.rough import narrowed
 from shardfold.search.runs import find_run
 from shardfold.search.solution import Answer
 from shardfold.search.store import Store
@@ -53,16 +54,28 @@ def exact(
     """
     if order != "auto":
         return _unfolded(problem, order, table_bytes, seconds, watch)
+    small = narrowed(problem)
+    if small is None:
+        return _folded_first(problem, table_bytes, seconds, watch)
+    answer = _folded_first(small.problem, table_bytes, seconds, watch)
+    largest = max(small.largest, answer.largest_table)
+    peak = small.peak_bytes + answer.peak_bytes
+    choice = small.original(answer.choice)
+    return Answer(choice, answer.lower_bound, answer.order, largest, peak)
+
+
+def _folded_first(problem: Problem, table_bytes: float, seconds: float, watch: Watch) -> Answer:
+    """Fold, and eliminate what is left or go over to bounds."""
     folding = folded(problem)
     if not len(folding.ids):
         return _whole(problem, folding, Answer(np.zeros(0, np.int64), 0.0, "folded"))
     _condition_hubs(problem, folding)
     core = core_of(problem, folding)
-    plan = forecast(core, order)
+    plan = forecast(core, "auto")
     if folding.contexts and not _fits(plan, table_bytes):
         folding = folded(problem)
         core = core_of(problem, folding)
-        plan = forecast(core, order)
+        plan = forecast(core, "auto")
     if _fits(plan, table_bytes) and (plan.work <= _CHEAP or folding.contexts):
         answer = _eliminated(core, plan, watch)
     else:

@@ -68,7 +68,7 @@ def product_of(left: Array, right: Array) -> Array:
         # In this order even where both are transposes, or the minimum is taken sum by sum.
         joint = np.add(left[:, :, None], right[:, None], order="C")
         return np.asarray(np.minimum.reduce(joint))
-    if entries > _WORTH_PRUNING:
+    if entries > _WORTH_PRUNING and left.dtype == np.float64:  # else the product costs less
         count = len(left)
         keep = undominated(left, right, 1)
         left, right = left[keep], right[keep]
@@ -88,14 +88,16 @@ def _multiply(left: Array, right: Array) -> Array:
     That rounds once, as an addition does; broadcasting an addition takes three times as long.
     """
     count, rows, columns = left.shape[0], left.shape[1], right.shape[1]
-    first, second = np.ones((count, rows, 2)), np.ones((count, 2, columns))
+    kind = left.dtype
+    first, second = np.ones((count, rows, 2), kind), np.ones((count, 2, columns), kind)
     first[:, :, 0], second[:, 1] = left, right
     if count * rows * columns <= _AT_ONCE:
         return np.asarray(np.minimum.reduce(first @ second))
-    out = np.empty((rows, columns))
+    out = np.empty((rows, columns), kind)
+    room = _TILE * 8 // kind.itemsize
     strip = max(1, min(rows, _STRIP // columns))
-    step = max(2, min(count, _TILE // (strip * columns)))
-    tile = _tile(max(step * strip * columns, _TILE))
+    step = max(2, min(count, room // (strip * columns)))
+    tile = _tile(max(step * strip * columns, room)).view(kind)
     for top in range(0, rows, strip):
         part = out[top : top + strip]
         for low in range(0, count, step):

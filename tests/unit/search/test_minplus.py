@@ -70,3 +70,14 @@ def test_equal_rows_are_found_and_nothing_else() -> None:
     least = alike.least(other)
     assert np.array_equal(least[alike.kind[0]], other[[0, 2, 6]].min(axis=0))
     assert Alike.find(random.random((20, 20))) is None
+
+
+@pytest.mark.parametrize("shape", [(3, 4, 5), (40, 50, 30), (90, 60, 70)])
+def test_a_product_in_single_precision_rounds_as_additions_do(shape: tuple[int, int, int]) -> None:
+    random = np.random.default_rng(0)
+    count, rows, columns = shape
+    left = random.random((count, rows)).astype(np.float32)
+    right = random.random((count, columns)).astype(np.float32)
+    found = product(left, right)
+    assert found.dtype == np.float32
+    np.testing.assert_array_equal(found, (left[:, :, None] + right[:, None]).min(axis=0))
