@@ -17,8 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 
 from fidelity_cases import ALONE, CLUSTER, SINGLE, Case, choices_of
+from shardfold.calibrate.pace import at_pace
+from shardfold.calibrate.stopwatch import Times
 from shardfold.capture import capture
 from shardfold.cluster import Mesh, mesh_from_text, parse
 from shardfold.costs import Measured, Profile, optimizer_named
@@ -35,8 +38,11 @@ FIGURES = Path("docs/results/fidelity.json")
 STEADY = 0.15  # how far apart a case's windows may be; the others' are twice as far
 
 
-def predicted(case: Case, profile: Profile) -> dict[str, Any]:
-    """Seconds and peak bytes of a case by the profile: what one device computes and holds."""
+def predicted(case: Case, profile: Profile, pace: Times | None) -> dict[str, Any]:
+    """Seconds and peak bytes of a case by the profile: what one device computes and holds.
+
+    Seconds at the host's pace when the case was measured, and at the profile's.
+    """
     module, args, kwargs = case.build("meta")
     graph, plan = capture(module, args, kwargs), case.plan(module, args, kwargs)
     cluster = parse(SINGLE if case.method == ALONE else CLUSTER)
@@ -45,8 +51,11 @@ def predicted(case: Case, profile: Profile) -> dict[str, Any]:
     model = Measured(cluster, mesh, profile)
     atoms = atomise(graph, rules_of(graph))
     assembly = restated(plan, graph, atoms, mesh, model, optimizer_named("adamw"))
+    host = profile.host if pace is None else at_pace(profile.host, pace)
+    then = Measured(cluster, mesh, msgspec.structs.replace(profile, host=host))
     return {
-        "step_seconds": queued_seconds(asked(assembly, model)),
+        "step_seconds": queued_seconds(asked(assembly, then)),
+        "profile_seconds": queued_seconds(asked(assembly, model)),
         "peak_bytes": simulate(plan.schedule).peak_bytes + profile.machine.workspace_bytes,
         "choices": choices_of(plan),
     }
@@ -87,7 +96,7 @@ def compared(
     names = {field.name for field in fields(Case)}
     for entry in measured["cases"]:
         case = Case(**{key: value for key, value in entry.items() if key in names})
-        found = known.get(case.name) or predicted(case, profile)
+        found = known.get(case.name) or predicted(case, profile, entry.get("pace_seconds"))
         known[case.name] = found
         if store is not None:
             store.write_text(json.dumps(known))
@@ -99,10 +108,12 @@ def compared(
             "measured_seconds": entry["step_seconds"],
             "spread": round(spread(entry), 3),
             "predicted_seconds": found["step_seconds"],
+            "profile_seconds": found["profile_seconds"],
             "measured_bytes": entry["peak_bytes"],
             "predicted_bytes": found["peak_bytes"],
         }
         row["time_error"] = found["step_seconds"] / entry["step_seconds"] - 1
+        row["profile_error"] = found["profile_seconds"] / entry["step_seconds"] - 1
         row["memory_error"] = found["peak_bytes"] / entry["peak_bytes"] - 1
         rows.append(row)
         click.echo(

@@ -5,9 +5,10 @@ plan for eight devices runs in a process group whose collectives do nothing: its
 memory are real, its communication is not there. Plans are made first, several at a time; then
 every case has a process and the machine to itself, so that nothing of another is in its way.
 
-Steps are timed in windows, without Python's garbage collection, until the medians of the windows
-agree: a host that is shared with others is fast in one window and slow in another. A case's time is
-the median of all its steps; how far its windows are apart is kept beside it.
+Steps are timed in windows, without Python's garbage collection, until the last windows agree; the
+others have warmed up. A case's time is the median of the last ones' steps. A host that is shared
+with others is fast for one case and slow for another: its pace is taken right after each, by a
+block of small operators that has nothing to do with the case.
 
     python benchmarks/fidelity_measure.py --out measured.json
 """
@@ -38,6 +39,8 @@ from torch import nn
 
 from fidelity_cases import ALONE, CASES, DEVICES, Case, choices_of
 from shardfold.calibrate.calibrate import environment_of, machine_of, workspace_bytes
+from shardfold.calibrate.pace import Pace
+from shardfold.calibrate.stopwatch import middle
 from shardfold.capture import capture_program
 from shardfold.plans import Plan
 from shardfold.run.alone import alone
@@ -45,8 +48,9 @@ from shardfold.run.parallelize import Settings, assemble, parallelize
 from shardfold.spaces import atomise, rules_of
 
 WARM, WINDOW = 3, 5  # steps
-SETTLED, MOST_WINDOWS = 3, 30  # windows that agree, and how many there may be until then
+SETTLED, MOST_WINDOWS = 3, 12  # windows that agree, and how many there may be until then
 AGREED = 0.02  # how far apart they may be
+PACES = 3
 GRACE_SECONDS = 60.0  # for a case that was begun in time
 
 
@@ -77,8 +81,8 @@ def planned(case: Case, folder: str) -> str:
     return file
 
 
-def measured(case: Case, device: str, plans: Mapping[str, str]) -> dict[str, Any]:
-    """Seconds of each step, and bytes at rest and at the peak."""
+def measured(case: Case, device: str, plans: Mapping[str, str], pace: Pace) -> dict[str, Any]:
+    """Seconds of each step, bytes at rest and at the peak, and the host's pace."""
     workspace = workspace_bytes(device)
     module, args, kwargs, choices = module_of(case, device, plans)
     optimizer = torch.optim.AdamW(module.parameters(), lr=1e-5)
@@ -124,6 +128,8 @@ def measured(case: Case, device: str, plans: Mapping[str, str]) -> dict[str, Any
     if device == "cuda":
         found["peak_bytes"] = torch.cuda.max_memory_allocated()
         found["reserved_bytes"] = torch.cuda.max_memory_reserved()
+    paced = pace.on(device)
+    found["pace_seconds"] = middle([paced.now() for _ in range(PACES)])
     return found
 
 
@@ -162,12 +168,14 @@ def _join_fake_group() -> None:
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=DEVICES)
 
 
-def _in_process(case: Case, device: str, plans: Mapping[str, str], to: Connection) -> None:
+def _in_process(
+    case: Case, device: str, plans: Mapping[str, str], pace: Pace, to: Connection
+) -> None:
     """Measure one case, and send what was found, the machine, and its environment."""
     try:
         if case.method != ALONE:
             _join_fake_group()
-        entry = measured(case, device, plans)
+        entry = measured(case, device, plans, pace)
         machine = msgspec.to_builtins(machine_of(device))
         to.send((entry, machine, environment_of(device)))
     except Exception:  # reported where it is awaited: the other cases go on
@@ -189,15 +197,16 @@ def each(cases: list[Case], device: str, seconds: float) -> Iterator[tuple[Case,
             files = pool.starmap(planned, [(case, folder) for case in wanted], chunksize=1)
         print(f"{len(files)} plans made in {time.perf_counter() - began:.0f} s", flush=True)
         plans = dict(zip((case.name for case in wanted), files, strict=True))
+        pace = Pace(torch.bfloat16)
         for case in cases:
             left = seconds - (time.perf_counter() - began)
             if left <= 0:
                 print(f"{case.name}: no time left", file=sys.stderr)
                 continue
-            yield case, _awaited(forks, (case, device, plans), left)
+            yield case, _awaited(forks, (case, device, plans, pace), left)
 
 
-def _awaited(forks: Any, given: tuple[Case, str, Mapping[str, str]], seconds: float) -> Any:
+def _awaited(forks: Any, given: tuple[Any, ...], seconds: float) -> Any:
     """What a process of its own sends about a case, or why it does not."""
     here, there = forks.Pipe(duplex=False)
     process = forks.Process(target=_in_process, args=(*given, there))

@@ -1,8 +1,8 @@
 """What the host takes to ask for one operator: the runner's own path, on tensors of few numbers.
 
-A chain of operators of one kind is captured, lowered and run as a plan for one device would be. On
-so few numbers the device is done before the host is, so the time of a chain is the host's; two
-lengths of a chain tell what one more operator takes, forward and backward.
+A host that is shared with others is fast at one time and slow at another. Its pace is taken before
+and after each measurement, and every time is stated at the median of these paces: so all are of one
+host, and whoever knows its pace at another time can say what they are then.
 """
 
 from __future__ import annotations
@@ -12,148 +12,62 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import pairwise
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate
-from torch.nn import functional
 
+from shardfold.calibrate.chains import (
+    IN_MIXED,
+    LINKS,
+    LONG,
+    MIXED,
+    ROUNDS,
+    SHORT,
+    SIDE,
+    slope,
+    times,
+)
+from shardfold.calibrate.pace import PACE, Pace, scaled
 from shardfold.calibrate.sharing import SHARING, sharing_entries
-from shardfold.calibrate.stopwatch import rounded, times_of, wait
-from shardfold.capture import capture_program
+from shardfold.calibrate.stopwatch import middle, rounded, times_of, wait
 from shardfold.costs.habits import EXPERTS
 from shardfold.costs.measured import EACH, SORT
 from shardfold.costs.profile import HostEntry
-from shardfold.run.alone import alone
 from shardfold.run.operators.batch_norm import BatchNorm, Shared, passes_for
-from shardfold.run.parallelize import Settings, assemble
-from shardfold.spaces import atomise, rules_of
 
-SHORT, LONG, ROUNDS = 8, 40, 7
-SIDE = 8
 FEW_EXPERTS, MANY_EXPERTS, DRAWS = 2, 16, 21
 EXPERTS_TIMES = (EXPERTS, EXPERTS + EACH, EXPERTS + SORT)
 Take = Callable[[str, torch.dtype], tuple[HostEntry, ...]]
-Link = Callable[["Chain", Tensor, int], Tensor]
-
-
-class Chain(nn.Module):
-    """The same operator so many times, on a tensor of 1 x 8 x 8 x 8, and the mean of the result."""
-
-    def __init__(self, link: Link, count: int, makes: str) -> None:
-        super().__init__()
-        self.link, self.count = link, count
-        if makes:
-            self.layers = nn.ModuleList(MAKES[makes]() for _ in range(count))
-        self.start = nn.Parameter(torch.randn(1, SIDE, SIDE, SIDE))
-        self.register_buffer("other", torch.randn(1, SIDE, SIDE, SIDE))
-
-    def forward(self) -> Tensor:
-        """The chain's result, as a scalar."""
-        x = self.start * self.other
-        for number in range(self.count):
-            x = self.link(self, x, number)
-        return x.float().mean()
-
-
-def _layer(chain: Chain, x: Tensor, number: int) -> Tensor:
-    return chain.layers[number](x)
-
-
-def _view(chain: Chain, x: Tensor, number: int) -> Tensor:
-    return x.view(SIDE * SIDE, SIDE) if number % 2 == 0 else x.view(1, SIDE, SIDE, SIDE)
-
-
-def _cast(chain: Chain, x: Tensor, number: int) -> Tensor:
-    return x.to(torch.float64 if x.dtype != torch.float64 else chain.other.dtype)
-
-
-def _looked_up(chain: Chain, x: Tensor, number: int) -> Tensor:
-    at = torch.zeros(SIDE, dtype=torch.long, device=x.device)
-    return x + functional.embedding(at, chain.layers[number].weight)
-
-
-class Mixed(nn.Module):
-    """A block of different operators, as models are: what follows something else takes longer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm, self.last = nn.LayerNorm(SIDE), nn.LayerNorm(SIDE)
-        self.into, self.out = nn.Linear(SIDE, 3 * SIDE), nn.Linear(SIDE, SIDE)
-        self.up, self.down = nn.Linear(SIDE, 4 * SIDE), nn.Linear(4 * SIDE, SIDE)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Attention and a feed-forward network, each added to what came in."""
-        query, key, value = self.into(self.norm(x)).split(SIDE, -1)
-        attended = functional.scaled_dot_product_attention(query, key, value)
-        x = x + self.out(attended.transpose(1, 2).contiguous().view(x.shape))
-        return x + self.down(functional.gelu(self.up(self.last(x))))
-
-
-# How often each kind is in a block.
-IN_MIXED = {
-    "aten.layer_norm": 2,
-    "aten.linear": 4,
-    "aten.cat": 1,  # the split
-    "aten.scaled_dot_product_attention": 1,
-    "aten.transpose": 1,
-    "aten.mul": 1,  # the copy
-    "aten.view": 1,
-    "aten.add": 2,
-    "aten.gelu": 1,
-}
-MAKES: Mapping[str, Callable[[], nn.Module]] = {
-    "linear": lambda: nn.Linear(SIDE, SIDE),
-    "plain": lambda: nn.Linear(SIDE, SIDE, bias=False),
-    "layer_norm": lambda: nn.LayerNorm(SIDE),
-    "batch_norm": lambda: nn.BatchNorm2d(SIDE),
-    "conv": lambda: nn.Conv2d(SIDE, SIDE, 3, padding=1, bias=False),
-    "table": lambda: nn.Embedding(SIDE, SIDE),
-    "mixed": Mixed,
-}
-# kind of operator: how to apply it once more, and which layers it needs
-LINKS: Mapping[str, tuple[Link, str]] = {
-    "aten.linear": (_layer, "linear"),
-    "aten.matmul": (_layer, "plain"),
-    "aten.layer_norm": (_layer, "layer_norm"),
-    "aten.batch_norm": (_layer, "batch_norm"),
-    "aten.conv2d": (_layer, "conv"),
-    "aten.embedding": (_looked_up, "table"),
-    "aten.view": (_view, ""),
-    "aten.transpose": (lambda c, x, n: x.transpose(1, 2), ""),
-    "aten.slice": (lambda c, x, n: x[:, :, :, 0:SIDE] if n < 0 else x.narrow(3, 0, SIDE), ""),
-    "aten.cat": (lambda c, x, n: torch.cat(x.split(SIDE // 2, 3), 3), ""),
-    "aten.add": (lambda c, x, n: x + c.other, ""),
-    "aten.mul": (lambda c, x, n: x * c.other, ""),
-    "aten.pow": (lambda c, x, n: x.pow(2), ""),
-    "aten.to": (_cast, ""),
-    "aten.gelu": (lambda c, x, n: functional.gelu(x), ""),
-    "aten.relu": (lambda c, x, n: functional.relu(x), ""),
-    "aten.softmax": (lambda c, x, n: torch.softmax(x, -1), ""),
-    "aten.mean": (lambda c, x, n: x - x.mean(-1, keepdim=True), ""),
-    "aten.max_pool2d": (lambda c, x, n: functional.max_pool2d(x, 3, 1, 1), ""),
-    "aten.scaled_dot_product_attention": (
-        lambda c, x, n: functional.scaled_dot_product_attention(x, x, x),
-        "",
-    ),
-}
+Takes = dict[tuple[str, ...], Take]
 
 
 def host_entries(
     device: str, dtype: torch.dtype, watch: Callable[[str, int, int], None]
 ) -> tuple[HostEntry, ...]:
     """The host's seconds for one operator of each kind, and for what else a step asks for."""
-    found = []
-    for number, kind in enumerate(LINKS):
-        watch(kind, number, len(LINKS))
-        forward, backward = _slope(kind, device, dtype)
-        found.append(HostEntry(kind, forward, backward))
-    slower = _slower(found, _slope("mixed", device, dtype))
-    base = _times("aten.add", 1, device, dtype)
-    beside = added_entries(device, dtype, (), slower)
-    return (*_scaled(found, slower), HostEntry("step", *base), *beside)
+    alone: Takes = {(kind,): _one(kind, partial(slope, kind)) for kind in LINKS}
+    base: Takes = {("step",): _one("step", partial(times, "aten.add", 1))}
+    wanted: Takes = {**alone, **base, **dict(_beside(device, ()))}
+    pace = Pace(dtype).on(device)
+    paces, found = [pace.now()], []
+    for number, (kinds, take) in enumerate(wanted.items()):
+        watch(kinds[0], number, len(wanted))
+        found.append(take(device, dtype))
+        paces.append(pace.now())
+    typical = middle(paces)
+    entries: list[HostEntry] = []
+    slower = (1.0, 1.0)
+    for kinds, taken, around in zip(wanted, found, pairwise(paces), strict=True):
+        here = scaled(taken, [a / b for a, b in zip(typical, middle(around), strict=True)])
+        entries += here if kinds in base or kinds[0] in UPDATES else scaled(here, slower)
+        if len(entries) == len(alone):
+            slower = _slower(entries, typical)
+            entries = scaled(entries, slower)
+    return (*entries, HostEntry(PACE, *map(rounded, typical)))
 
 
 def added_entries(
@@ -167,24 +81,32 @@ def added_entries(
     `slower` is how much longer than alone an operator takes among others; measured if not given.
     """
     found: list[HostEntry] = []
-    for kinds, take in BESIDE.items():
-        if set(kinds) <= set(known) or (device == "cpu" and kinds == SHARING):
-            continue
-        entries = take(device, dtype)
+    for kinds, take in _beside(device, known):
+        entries = list(take(device, dtype))
         if kinds[0] not in UPDATES:
             slower = slower or _slower_here(device, dtype)
-            entries = _scaled(entries, slower)
+            entries = scaled(entries, slower)
         found += entries
     return tuple(entry for entry in found if entry.kind not in known)
 
 
+def _beside(device: str, known: Collection[str]) -> Iterator[tuple[tuple[str, ...], Take]]:
+    """What is measured by itself, and not known yet."""
+    for kinds, take in BESIDE.items():
+        if not (set(kinds) <= set(known) or (device == "cpu" and kinds == SHARING)):
+            yield kinds, take
+
+
 def _slower_here(device: str, dtype: torch.dtype) -> tuple[float, float]:
-    alone = [HostEntry(kind, *_slope(kind, device, dtype)) for kind in IN_MIXED]
-    return _slower(alone, _slope("mixed", device, dtype))
+    alone = [HostEntry(kind, *slope(kind, device, dtype)) for kind in IN_MIXED]
+    return _slower(alone, slope(MIXED, device, dtype))
 
 
 def _slower(entries: Sequence[HostEntry], mixed: tuple[float, float]) -> tuple[float, float]:
-    """How much longer a block of many kinds takes than the chains of each, forward and backward."""
+    """How much longer a block of many kinds takes than the chains of each, forward and backward.
+
+    All take as much longer as those.
+    """
     alone = {entry.kind: (entry.forward_seconds, entry.backward_seconds) for entry in entries}
     forward, backward = (
         max(1.0, mixed[side] / total) if total else 1.0
@@ -192,36 +114,6 @@ def _slower(entries: Sequence[HostEntry], mixed: tuple[float, float]) -> tuple[f
         for total in [sum(n * alone[kind][side] for kind, n in IN_MIXED.items())]
     )
     return forward, backward
-
-
-def _scaled(entries: Sequence[HostEntry], slower: tuple[float, float]) -> tuple[HostEntry, ...]:
-    """Chains of one kind are faster than blocks of many: all take as much longer as those."""
-    return tuple(
-        HostEntry(
-            entry.kind,
-            rounded(entry.forward_seconds * slower[0]),
-            rounded(entry.backward_seconds * slower[1]),
-        )
-        for entry in entries
-    )
-
-
-def _slope(kind: str, device: str, dtype: torch.dtype) -> tuple[float, float]:
-    short, long = (_times(kind, count, device, dtype) for count in (SHORT, LONG))
-    return tuple(  # type: ignore[return-value]
-        rounded((b - a) / (LONG - SHORT)) for a, b in zip(short, long, strict=True)
-    )
-
-
-def _times(kind: str, count: int, device: str, dtype: torch.dtype) -> tuple[float, float]:
-    """The host's seconds of a chain's forward, and of its backward until all is done."""
-    link, makes = LINKS.get(kind, (_layer, kind))
-    with torch.device(device):
-        model = Chain(link, count, makes).to(dtype)
-    program = capture_program(model, (), {}, fold=False)
-    atoms = atomise(program.graph, rules_of(program.graph))
-    module = assemble(model, program, alone(program, atoms), Settings())
-    return times_of(module, device, ROUNDS, partial(module.zero_grad, set_to_none=True))
 
 
 def _update(

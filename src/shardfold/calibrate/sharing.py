@@ -11,17 +11,18 @@ plan, and one where it is run: what the second of them takes is little, and know
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from shardfold.calibrate.stopwatch import Times, rounded, times_of
+from shardfold.calibrate.stopwatch import Times, middle, rounded, times_of
 from shardfold.capture import Program, capture_program
 from shardfold.cluster import Mesh
 from shardfold.cluster.mesh import Axis
@@ -39,7 +40,7 @@ from shardfold.spaces import Atoms, Space, atomise, rules_of
 from shardfold.spaces.layout import REPLICATED
 from shardfold.spaces.space import NONE
 
-FEW, MANY, ROUNDS = 4, 20, 7
+FEW, MANY, ROUNDS = 4, 20, 15
 DEVICES = 8
 NARROW = 64
 GATHER, SCATTER = "all_gather", "reduce_scatter"
@@ -93,10 +94,8 @@ def sharing_entries(device: str, dtype: torch.dtype) -> tuple[HostEntry, ...]:
 
 def _collectives(width: int, device: str, dtype: torch.dtype) -> dict[str, float]:
     """What each collective adds to a layer of that width."""
-    plain = _layer(Way(is_shared=False), width, device, dtype)
-    whole = _layer(Way(), width, device, dtype)
-    parts = _layer(Way(parts=1), width, device, dtype)
-    twice = _layer(Way(parts=1, again=True), width, device, dtype)
+    ways = (Way(is_shared=False), Way(), Way(parts=1), Way(parts=1, again=True))
+    plain, whole, parts, twice = _layers(ways, width, device, dtype)
     return {
         "all_reduce": whole[1] - plain[1],
         "gather": parts[0] - plain[0],
@@ -107,8 +106,8 @@ def _collectives(width: int, device: str, dtype: torch.dtype) -> dict[str, float
 
 def _more(width: int, device: str, dtype: torch.dtype) -> dict[str, float]:
     """What a second collective adds, where a parameter is in parts of two dims."""
-    one, two = (_layer(Way(parts=n), width, device, dtype) for n in (1, 2))
-    once, twice = (_layer(Way(parts=n, again=True), width, device, dtype) for n in (1, 2))
+    ways = [Way(parts=n, again=again) for again in (False, True) for n in (1, 2)]
+    one, two, once, twice = _layers(ways, width, device, dtype)
     return {
         "gather": two[0] - one[0],
         SCATTER: two[1] - one[1],
@@ -116,20 +115,28 @@ def _more(width: int, device: str, dtype: torch.dtype) -> dict[str, float]:
     }
 
 
-def _layer(way: Way, width: int, device: str, dtype: torch.dtype) -> Times:
-    """Seconds of one layer more, forward and backward."""
-    few, many = (_seconds(way, width, count, device, dtype) for count in (FEW, MANY))
-    return (many[0] - few[0]) / (MANY - FEW), (many[1] - few[1]) / (MANY - FEW)
+def _layers(ways: Sequence[Way], width: int, device: str, dtype: torch.dtype) -> list[Times]:
+    """Seconds of one layer more, forward and backward, in each of these ways.
+
+    They take turns, so that a host that is slow for a while is slow for all of them.
+    """
+    chains = [_chain(way, width, count, device, dtype) for way in ways for count in (FEW, MANY)]
+    rounds = [[times_of(*chain) for chain in chains] for _ in range(ROUNDS)]
+    seconds = [middle(taken) for taken in zip(*rounds, strict=True)]
+    return [
+        ((many[0] - few[0]) / (MANY - FEW), (many[1] - few[1]) / (MANY - FEW))
+        for few, many in zip(seconds[::2], seconds[1::2], strict=True)
+    ]
 
 
-def _seconds(way: Way, width: int, count: int, device: str, dtype: torch.dtype) -> Times:
+def _chain(way: Way, width: int, count: int, device: str, dtype: torch.dtype) -> tuple[Any, ...]:
+    """A chain to be timed once at a time."""
     devices = dist.get_world_size()
     with torch.device(device):
         model = Rows(width, count).to(dtype)
         x = torch.randn(8 * devices, width, dtype=dtype)
     module = _module(way, model, x)
-    zero = partial(module.zero_grad, set_to_none=True)
-    return times_of(lambda: module(x), device, ROUNDS, zero)
+    return (lambda: module(x)), device, 1, partial(module.zero_grad, set_to_none=True)
 
 
 def _module(way: Way, model: nn.Module, x: Tensor) -> Parallel:

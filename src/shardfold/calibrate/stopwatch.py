@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -32,13 +32,19 @@ def times_of(
         wait(device)
         backwards.append(time.perf_counter() - began)
         after()
-    return statistics.median(forwards), statistics.median(backwards)
+    return middle(list(zip(forwards, backwards, strict=True)))
 
 
 def wait(device: str) -> None:
     """Until the device has done what it was asked for."""
     if device == "cuda":
         torch.cuda.synchronize()
+
+
+def middle(times: Sequence[Times]) -> Times:
+    """The median of each side."""
+    forwards, backwards = zip(*times, strict=True)
+    return statistics.median(forwards), statistics.median(backwards)
 
 
 def rounded(seconds: float) -> float:

@@ -33,7 +33,7 @@ def test_a_collective_takes_what_its_way_takes_beyond_another(monkeypatch):
         Way(parts=2): (15.5, 27.0),
         Way(parts=2, again=True): (16.5, 34.0),
     }
-    monkeypatch.setattr(sharing, "_layer", lambda way, *_: known[way])
+    monkeypatch.setattr(sharing, "_layers", lambda ways, *_: [known[way] for way in ways])
     found = {
         e.kind: (e.forward_seconds, e.backward_seconds)
         for e in sharing_entries("cpu", torch.float32)
