@@ -48,7 +48,7 @@ from shardfold.run.parallelize import Settings, assemble, parallelize
 from shardfold.spaces import atomise, rules_of
 
 WARM, WINDOW = 3, 5  # steps
-SETTLED, MOST_WINDOWS = 3, 12  # windows that agree, and how many there may be until then
+SETTLED, MOST_WINDOWS = 3, 10  # windows that agree, and how many there may be until then
 AGREED = 0.02  # how far apart they may be
 PACES = 3
 GRACE_SECONDS = 60.0  # for a case that was begun in time
@@ -81,7 +81,7 @@ def planned(case: Case, folder: str) -> str:
     return file
 
 
-def measured(case: Case, device: str, plans: Mapping[str, str], pace: Pace) -> dict[str, Any]:
+def measured(case: Case, device: str, plans: Mapping[str, str]) -> dict[str, Any]:
     """Seconds of each step, bytes at rest and at the peak, and the host's pace."""
     workspace = workspace_bytes(device)
     module, args, kwargs, choices = module_of(case, device, plans)
@@ -128,8 +128,8 @@ def measured(case: Case, device: str, plans: Mapping[str, str], pace: Pace) -> d
     if device == "cuda":
         found["peak_bytes"] = torch.cuda.max_memory_allocated()
         found["reserved_bytes"] = torch.cuda.max_memory_reserved()
-    paced = pace.on(device)
-    found["pace_seconds"] = middle([paced.now() for _ in range(PACES)])
+    pace = Pace(device, torch.bfloat16)
+    found["pace_seconds"] = middle([pace.now() for _ in range(PACES)])
     return found
 
 
@@ -168,14 +168,12 @@ def _join_fake_group() -> None:
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=DEVICES)
 
 
-def _in_process(
-    case: Case, device: str, plans: Mapping[str, str], pace: Pace, to: Connection
-) -> None:
+def _in_process(case: Case, device: str, plans: Mapping[str, str], to: Connection) -> None:
     """Measure one case, and send what was found, the machine, and its environment."""
     try:
         if case.method != ALONE:
             _join_fake_group()
-        entry = measured(case, device, plans, pace)
+        entry = measured(case, device, plans)
         machine = msgspec.to_builtins(machine_of(device))
         to.send((entry, machine, environment_of(device)))
     except Exception:  # reported where it is awaited: the other cases go on
@@ -197,16 +195,15 @@ def each(cases: list[Case], device: str, seconds: float) -> Iterator[tuple[Case,
             files = pool.starmap(planned, [(case, folder) for case in wanted], chunksize=1)
         print(f"{len(files)} plans made in {time.perf_counter() - began:.0f} s", flush=True)
         plans = dict(zip((case.name for case in wanted), files, strict=True))
-        pace = Pace(torch.bfloat16)
         for case in cases:
             left = seconds - (time.perf_counter() - began)
             if left <= 0:
                 print(f"{case.name}: no time left", file=sys.stderr)
                 continue
-            yield case, _awaited(forks, (case, device, plans, pace), left)
+            yield case, _awaited(forks, (case, device, plans), left)
 
 
-def _awaited(forks: Any, given: tuple[Any, ...], seconds: float) -> Any:
+def _awaited(forks: Any, given: tuple[Case, str, Mapping[str, str]], seconds: float) -> Any:
     """What a process of its own sends about a case, or why it does not."""
     here, there = forks.Pipe(duplex=False)
     process = forks.Process(target=_in_process, args=(*given, there))

@@ -14,9 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from shardfold.calibrate.stopwatch import Times, times_of
-from shardfold.capture import Program, capture_program
+from shardfold.capture import capture_program
 from shardfold.run.alone import alone
-from shardfold.run.module import Parallel
 from shardfold.run.parallelize import Settings, assemble
 from shardfold.spaces import atomise, rules_of
 
@@ -143,21 +142,13 @@ def times(kind: str, count: int, device: str, dtype: torch.dtype) -> Times:
     """The host's seconds of a chain's forward, and of its backward until all is done."""
     with torch.device(device):
         model = chain(kind, count).to(dtype)
-    return timed(module_of(model, capture_program(model, (), {}, fold=False)), device)
+    program = capture_program(model, (), {}, fold=False)
+    lowered = alone(program, atomise(program.graph, rules_of(program.graph)))
+    module = assemble(model, program, lowered, Settings())
+    return times_of(module, device, ROUNDS, partial(module.zero_grad, set_to_none=True))
 
 
 def chain(kind: str, count: int) -> Chain:
     """So many operators of a kind, or blocks of several."""
     link, makes = LINKS.get(kind, (_layer, kind))
     return Chain(link, count, makes)
-
-
-def module_of(model: nn.Module, program: Program) -> Parallel:
-    """A chain as the runner runs it."""
-    lowered = alone(program, atomise(program.graph, rules_of(program.graph)))
-    return assemble(model, program, lowered, Settings())
-
-
-def timed(module: Parallel, device: str, rounds: int = ROUNDS) -> Times:
-    """The host's seconds, forward and backward."""
-    return times_of(module, device, rounds, partial(module.zero_grad, set_to_none=True))

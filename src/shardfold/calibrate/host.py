@@ -49,10 +49,10 @@ def host_entries(
     device: str, dtype: torch.dtype, watch: Callable[[str, int, int], None]
 ) -> tuple[HostEntry, ...]:
     """The host's seconds for one operator of each kind, and for what else a step asks for."""
-    alone: Takes = {(kind,): _one(kind, partial(slope, kind)) for kind in LINKS}
+    alone: Takes = {(kind,): _one(kind, partial(slope, kind)) for kind in (*LINKS, MIXED)}
     base: Takes = {("step",): _one("step", partial(times, "aten.add", 1))}
     wanted: Takes = {**alone, **base, **dict(_beside(device, ()))}
-    pace = Pace(dtype).on(device)
+    pace = Pace(device, dtype)
     paces, found = [pace.now()], []
     for number, (kinds, take) in enumerate(wanted.items()):
         watch(kinds[0], number, len(wanted))
@@ -64,8 +64,9 @@ def host_entries(
     for kinds, taken, around in zip(wanted, found, pairwise(paces), strict=True):
         here = scaled(taken, [a / b for a, b in zip(typical, middle(around), strict=True)])
         entries += here if kinds in base or kinds[0] in UPDATES else scaled(here, slower)
-        if len(entries) == len(alone):
-            slower = _slower(entries, typical)
+        if kinds == (MIXED,):
+            mixed = entries.pop()
+            slower = _slower(entries, (mixed.forward_seconds, mixed.backward_seconds))
             entries = scaled(entries, slower)
     return (*entries, HostEntry(PACE, *map(rounded, typical)))
 

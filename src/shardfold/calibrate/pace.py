@@ -3,36 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from functools import partial
 
 import torch
 
-from shardfold.calibrate.chains import LONG, MIXED, SHORT, chain, module_of, per_link, timed
-from shardfold.calibrate.stopwatch import Times, rounded
-from shardfold.capture import capture_program
+from shardfold.calibrate.chains import LONG, MIXED, SHORT, chain, per_link
+from shardfold.calibrate.stopwatch import Times, rounded, times_of
 from shardfold.costs.profile import HostEntry
 
 PACE = "pace"
-ROUNDS = 5
+ROUNDS = 7
 
 
 class Pace:
-    """A block of operators, captured without a device, to be timed on one again and again."""
+    """Two chains of such blocks, as plain modules, to be timed again and again."""
 
-    def __init__(self, dtype: torch.dtype) -> None:
-        models = [chain(MIXED, count).to(dtype) for count in (SHORT, LONG)]
-        self.captured = [(m, capture_program(m, (), {}, fold=False)) for m in models]
-        self.modules: list[Any] = []
-
-    def on(self, device: str) -> Pace:
-        """Be ready to run on a device."""
+    def __init__(self, device: str, dtype: torch.dtype) -> None:
         self.device = device
-        self.modules = [module_of(model.to(device), program) for model, program in self.captured]
-        return self
+        with torch.device(device):
+            self.chains = [chain(MIXED, count).to(dtype) for count in (SHORT, LONG)]
 
     def now(self) -> Times:
         """The host's seconds for a block, forward and backward."""
-        short, long = (timed(module, self.device, ROUNDS) for module in self.modules)
+        short, long = (
+            times_of(each, self.device, ROUNDS, partial(each.zero_grad, set_to_none=True))
+            for each in self.chains
+        )
         return per_link(short, long)
 
 
