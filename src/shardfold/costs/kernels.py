@@ -35,6 +35,8 @@ SORTED_BYTES, SORT_PASSES = 16.0, 8.0  # a key and a place; a byte of the key in
 PIECES = ("aten.split", "aten.chunk", "aten.split_with_sizes", "aten.unbind", "aten.tensor_split")
 SUMS = ("aten.sum", "aten.mean")
 
+RUNNING = 5  # calls by which a batch norm of a part updates its running statistics
+
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
@@ -279,7 +281,7 @@ def _rows(family: str, columns: Callable[[Work], Values]) -> Callable[..., list[
 
 
 def _batch_norm(work: Work, habit: Habit, phase: str) -> list[Kernel]:
-    """Examples, channels, and the side of a plane."""
+    """Examples, channels, and the side of a plane; of a part, the running statistics apart."""
     b, c = work.factor("b"), work.factor("c")
     side = np.sqrt(work.operand_items(0) / (b * c))
     dtype = work.inputs[0].dtype
@@ -288,6 +290,8 @@ def _batch_norm(work: Work, habit: Habit, phase: str) -> list[Kernel]:
     found = [Kernel(f"batch_norm.{phase}", dtype, (b * ~is_split, c, side))]
     if is_split.any():
         found.append(Kernel(f"split_norm.{phase}", dtype, (b * is_split, c, side)))
+        if phase == "forward":
+            found.append(Kernel("vector", "float32", (8.0 * c * is_split,), RUNNING))
     return found
 
 

@@ -21,7 +21,7 @@ from shardfold.cluster.device import Device
 from shardfold.costs.families import UPDATED_TOGETHER
 from shardfold.costs.habits import EXPERTS
 from shardfold.costs.interpolate import Interpolated
-from shardfold.costs.kernels import PIECES, VIEWS, Kernel, kernels_of
+from shardfold.costs.kernels import PIECES, RUNNING, VIEWS, Kernel, kernels_of
 from shardfold.costs.profile import CollectiveEntry, Profile
 from shardfold.costs.roofline import Roofline
 from shardfold.costs.steps import BUCKET_BYTES, Collective, Compute, Values
@@ -162,6 +162,8 @@ class Measured:
         for kernel in kernels:
             if kernel.family.startswith("split_norm"):
                 parts = self.host_of(["split_norm", "aten.batch_norm"], step.phase)
+                if step.phase != "backward":
+                    parts += RUNNING * self.host_of([OTHERS], "forward")
                 found = np.where(kernel.sizes[0] > 0, parts, found)
         return found
 

@@ -133,6 +133,8 @@ def test_batch_norm_of_a_part_has_a_table_of_its_own() -> None:
         "b": ["split_norm.backward"],
         "c": ["batch_norm.backward"],
     }
+    forward = [k[0] for k in kernels(graph, "forward", TWO, "b") if k[2][0]]
+    assert forward == ["split_norm.forward", "vector"]  # and the running statistics
 
 
 def test_a_loss_over_classes_in_parts_is_passes_in_float32() -> None:
