@@ -11,11 +11,12 @@ from __future__ import annotations
 import json
 import math
 import platform
-import sys
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+
+import click
 
 from shardfold.plans.units import number, seconds, size
 
@@ -154,10 +155,12 @@ SVG = """<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" 
 """
 
 
-def main() -> None:
+@click.command(help=__doc__)
+@click.option("--draw", "only_draw", is_flag=True, help="From the stored figures, anew.")
+def main(only_draw: bool) -> None:
     """Measure unless told otherwise, draw, and print the table."""
     path = FOLDER / "readme.json"
-    if "--draw" not in sys.argv:
+    if not only_draw:
         results = [measure(*case) for case in CASES]
         whole = {"environment": environment(), "results": results}
         path.write_text(json.dumps(whole, indent=2) + "\n")
