@@ -11,6 +11,7 @@ comes is added up here, and the sum goes on as the gradient of the use that back
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -20,6 +21,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from shardfold.errors import RunError
 from shardfold.run.buckets import Launched
 from shardfold.run.gathers import Gather, Gathered, Joint, Member, Promise, joints_of
 from shardfold.run.gradients import Reducer, Reduction, is_free
@@ -142,7 +144,9 @@ class Uses:
             leaf = part if part.shape == shape else part.view(shape)
             leaf.requires_grad_()
             if use.number not in self.gathers:
-                leaf.register_post_accumulate_grad_hook(partial(self._taken, use.number))
+                # A tensor's hook that leads back to the tensor would keep it for ever.
+                taken = partial(_taken, weakref.ref(self), use.number)
+                leaf.register_post_accumulate_grad_hook(taken)
             self.leaves.append(leaf)
         members = [
             Member(number, gather, self.leaves[number], self.uses[number].stretch)
@@ -187,11 +191,6 @@ class Uses:
         for tensor, summed in self.sums.items():
             if summed.count:
                 self.reducer.arrived(self.last[tensor].number, summed.take())
-
-    def _taken(self, number: int, leaf: Tensor) -> None:
-        gradient, leaf.grad = leaf.grad, None
-        assert gradient is not None
-        self._arrived(number, gradient)
 
     def start(self, number: int) -> None:
         """Begin to gather the parameter of a use, if it is the first of those that go together."""
@@ -251,3 +250,13 @@ class Uses:
     def _wrapped(self, parameter: Any, own: Tensor) -> Tensor:
         found: Tensor = DTensor(own.contiguous(), parameter._spec, requires_grad=False)
         return found
+
+
+def _taken(owner: weakref.ref[Uses], number: int, leaf: Tensor) -> None:
+    """Take the gradient of a leaf from it."""
+    uses = owner()
+    if uses is None:
+        raise RunError("The module that this loss is of is gone: keep it until backward is done.")
+    gradient, leaf.grad = leaf.grad, None
+    assert gradient is not None
+    uses._arrived(number, gradient)
