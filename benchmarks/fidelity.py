@@ -170,8 +170,8 @@ def page(rows: list[dict[str, Any]], figures: dict[str, Any]) -> str:
         f"{total['profile_worst']:.1%}; {total['profile_within']} within 10%.",
         f"- Peak memory: median error {total['memory_median']:.1%}, worst "
         f"{total['memory_worst']:.1%}; {total['memory_within']} of {total['cases']} within 3%.",
-        "- One case was replaced, one price corrected and the pace brought in after errors of these "
-        "cases were seen, as told below; no fresh set of cases was measured since.",
+        "- One case was replaced, one price corrected and the pace brought in after errors of "
+        "these cases were seen, as told below; no fresh set of cases was measured since.",
         "",
         "| case | measured | windows apart | pace | predicted | error | peak | predicted | error |",
         "|---|---|---|---|---|---|---|---|---|",
