@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from shardfold.calibrate.stopwatch import Times, times_of
+from shardfold.calibrate.stopwatch import Times, per_link, times_of
 from shardfold.capture import capture_program
 from shardfold.run.alone import alone
 from shardfold.run.parallelize import Settings, assemble
@@ -97,7 +97,7 @@ MAKES: Mapping[str, Callable[[], nn.Module]] = {
     "batch_norm": lambda: nn.BatchNorm2d(SIDE),
     "conv": lambda: nn.Conv2d(SIDE, SIDE, 3, padding=1, bias=False),
     "table": lambda: nn.Embedding(SIDE, SIDE),
-    "mixed": Mixed,
+    MIXED: Mixed,
 }
 # kind of operator: how to apply it once more, and which layers it needs
 LINKS: Mapping[str, tuple[Link, str]] = {
@@ -130,12 +130,7 @@ LINKS: Mapping[str, tuple[Link, str]] = {
 def slope(kind: str, device: str, dtype: torch.dtype) -> Times:
     """The host's seconds for one more operator of a kind, or block of several."""
     short, long = (times(kind, count, device, dtype) for count in (SHORT, LONG))
-    return per_link(short, long)
-
-
-def per_link(short: Times, long: Times) -> Times:
-    """What one more link takes, by the times of two chains."""
-    return (long[0] - short[0]) / (LONG - SHORT), (long[1] - short[1]) / (LONG - SHORT)
+    return per_link(short, long, LONG - SHORT)
 
 
 def times(kind: str, count: int, device: str, dtype: torch.dtype) -> Times:

@@ -71,17 +71,10 @@ def host_entries(
     return (*entries, HostEntry(PACE, *map(rounded, typical)))
 
 
-def added_entries(
-    device: str,
-    dtype: torch.dtype,
-    known: Collection[str],
-    slower: tuple[float, float] | None = None,
-) -> tuple[HostEntry, ...]:
-    """Those that can be measured by themselves and are not known yet.
-
-    `slower` is how much longer than alone an operator takes among others; measured if not given.
-    """
+def added_entries(device: str, dtype: torch.dtype, known: Collection[str]) -> tuple[HostEntry, ...]:
+    """Those that can be measured by themselves and are not known yet."""
     found: list[HostEntry] = []
+    slower: tuple[float, float] | None = None  # how much longer than alone among others
     for kinds, take in _beside(device, known):
         entries = list(take(device, dtype))
         if kinds[0] not in UPDATES:

@@ -7,8 +7,8 @@ from functools import partial
 
 import torch
 
-from shardfold.calibrate.chains import LONG, MIXED, SHORT, chain, per_link
-from shardfold.calibrate.stopwatch import Times, rounded, times_of
+from shardfold.calibrate.chains import LONG, MIXED, SHORT, chain
+from shardfold.calibrate.stopwatch import Times, per_link, rounded, times_of
 from shardfold.costs.profile import HostEntry
 
 PACE = "pace"
@@ -29,7 +29,7 @@ class Pace:
             times_of(each, self.device, ROUNDS, partial(each.zero_grad, set_to_none=True))
             for each in self.chains
         )
-        return per_link(short, long)
+        return per_link(short, long, LONG - SHORT)
 
 
 def scaled(entries: Sequence[HostEntry], times: Sequence[float]) -> list[HostEntry]:

@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from shardfold.calibrate.stopwatch import Times, middle, rounded, times_of
+from shardfold.calibrate.stopwatch import Times, middle, per_link, rounded, times_of
 from shardfold.capture import Program, capture_program
 from shardfold.cluster import Mesh
 from shardfold.cluster.mesh import Axis
@@ -123,10 +123,8 @@ def _layers(ways: Sequence[Way], width: int, device: str, dtype: torch.dtype) ->
     chains = [_chain(way, width, count, device, dtype) for way in ways for count in (FEW, MANY)]
     rounds = [[times_of(*chain) for chain in chains] for _ in range(ROUNDS)]
     seconds = [middle(taken) for taken in zip(*rounds, strict=True)]
-    return [
-        ((many[0] - few[0]) / (MANY - FEW), (many[1] - few[1]) / (MANY - FEW))
-        for few, many in zip(seconds[::2], seconds[1::2], strict=True)
-    ]
+    pairs = zip(seconds[::2], seconds[1::2], strict=True)
+    return [per_link(few, many, MANY - FEW) for few, many in pairs]
 
 
 def _chain(way: Way, width: int, count: int, device: str, dtype: torch.dtype) -> tuple[Any, ...]:

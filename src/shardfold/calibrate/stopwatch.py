@@ -41,6 +41,11 @@ def wait(device: str) -> None:
         torch.cuda.synchronize()
 
 
+def per_link(short: Times, long: Times, more: int) -> Times:
+    """What one more link takes, by the times of two chains of which one has so many more."""
+    return (long[0] - short[0]) / more, (long[1] - short[1]) / more
+
+
 def middle(times: Sequence[Times]) -> Times:
     """The median of each side."""
     forwards, backwards = zip(*times, strict=True)

@@ -170,8 +170,9 @@ class Uses:
         dtype = self.parts[use.feed.tensor].dtype
         items = torch.Size(moves.source).numel()
         axes = moves.at_once("reduce_scatter", self.levels)
-        is_woven = axes is not None and moves.is_even
-        woven = Woven.of(moves, axes, self.groups.place) if axes and is_woven else None
+        woven = None
+        if axes is not None and moves.is_even:
+            woven = Woven.of(moves, axes, self.groups.place)
         return Reduction(use.number, moves, dtype, items * dtype.itemsize, woven)
 
     def _arrived(self, number: int, gradient: Tensor) -> None:
