@@ -10,6 +10,7 @@
     │   └── ProblemError    the search problem: a table that is wrong, an edge to nowhere
     ├── InfeasibleError     choices exist, but none fits in memory
     └── RunError            a plan cannot be run: a split, a process group, a batch
+        └── LostError       a process of the run ended, or the link to it is lost
 
 A message names what failed, the numbers, and what to try.
 """
@@ -67,6 +68,10 @@ class InfeasibleError(ShardfoldError):
 
 class RunError(ShardfoldError):
     """The plan cannot be run here; the message names the operator, the batch or the process."""
+
+
+class LostError(RunError):
+    """A process of the run ended, or the link to it is lost; nothing is wrong with the input."""
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -15,10 +15,12 @@ import msgspec
 import pytest
 import torch
 import torch.distributed as dist
+from click.testing import CliRunner
 from torch import nn
 
-from shardfold.errors import RunError, ShardfoldError
-from shardfold.plans.store import dumps, loads
+from shardfold.cli import main
+from shardfold.errors import LostError, RunError, ShardfoldError
+from shardfold.plans.store import dumps, loads, save
 from shardfold.run import parallelize
 from shardfold.run.launch import launch
 
@@ -95,19 +97,46 @@ def dies(rank: int, how: str, death: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("how", "said"),
-    [("killed", "SIGKILL"), ("raises", "rank 1 gives up"), ("breaks", "odd|closed|reset")],
+    ("how", "said", "is_lost"),
+    [
+        ("killed", "SIGKILL", True),
+        ("raises", "rank 1 gives up", False),
+        ("breaks", "odd|closed|reset", True),
+    ],
 )
-def test_a_rank_that_dies_ends_the_others_in_seconds(how: str, said: str, tmp_path: Path) -> None:
+def test_a_rank_that_dies_ends_the_others_in_seconds(
+    how: str, said: str, is_lost: bool, tmp_path: Path
+) -> None:
     death = tmp_path / "death"
-    with pytest.raises(RunError, match=said):
+    with pytest.raises(RunError, match=said) as raised:
         launch(dies, 2, how, death)
+    assert isinstance(raised.value, LostError) is is_lost
     assert time.time() - float(death.read_text()) < 60  # they would sleep for longer
+
+
+KILLED = """
+import os, signal, torch, torch.distributed as dist
+def make():
+    if dist.is_initialized() and dist.get_rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.MSELoss()), (torch.ones(4, 8),), {}
+"""
+
+
+def test_a_killed_rank_has_an_exit_code_of_its_own(tmp_path: Path) -> None:
+    file, saved = tmp_path / "model.py", tmp_path / "plan.json"
+    file.write_text(KILLED)
+    save(next(Chooser(*build("mlp"), "2xcpu", "2").baselines()), saved)
+    given = ["train", f"{file}:make", "--plan", str(saved), "--local", "2"]
+    found = CliRunner().invoke(main, given)
+    assert found.exit_code == 3, found.output
+    assert "SIGKILL" in found.output
+    assert "Traceback" not in found.output
 
 
 LOSES = """
 import os, torch, torch.distributed as dist
-from shardfold.errors import RunError
+from shardfold.errors import LostError
 from shardfold.run.launch import joined
 try:
     with joined() as (rank, _):
@@ -115,7 +144,7 @@ try:
         if rank == 1:
             os._exit(3)
         dist.all_reduce(torch.zeros(1))
-except RunError as error:
+except LostError as error:
     print("SAID", error, flush=True)
     os._exit(4)
 """

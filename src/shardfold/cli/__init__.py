@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from shardfold import __version__
-from shardfold.errors import ShardfoldError
+from shardfold.errors import LostError, ShardfoldError
 
 # Where each command lives, and its line in the help: listing them imports none of them.
 COMMANDS = {
@@ -26,13 +26,20 @@ COMMANDS = {
     "calibrate": ("shardfold.cli.calibrate", "Measure this machine, to price plans by it."),
     "solve": ("shardfold.cli.solve", "Solve a search problem from a file."),
 }
-INTERRUPTED = 130
+# Exit codes, as docs/reference/cli.md has them; 1 is `check`'s: something differs.
+REFUSED, LOST, INTERRUPTED = 2, 3, 130
 
 
 class Refused(click.ClickException):
     """What the user gave cannot be used: one message, no traceback."""
 
-    exit_code = 2
+    exit_code = REFUSED
+
+
+class Lost(click.ClickException):
+    """A process of the run ended: one message, and another exit code than for wrong input."""
+
+    exit_code = LOST
 
 
 class Interrupted(click.ClickException):
@@ -76,6 +83,8 @@ class LazyGroup(click.Group):
         """Run a command; turn shardfold's errors and Ctrl-C into a message and an exit code."""
         try:
             return super().invoke(ctx)
+        except LostError as error:
+            raise Lost(str(error)) from error
         except ShardfoldError as error:
             raise Refused(str(error)) from error
         except KeyboardInterrupt as stop:

@@ -1,7 +1,8 @@
 """The shape of cluster and hardware files: which keys they have, and the values they become.
 
-Only names and types are checked here; figures are checked by `Device`, `Level` and `Cluster`
-themselves, so that a value made in code meets the same rules as one read from a file.
+Names, types and units are checked here: a figure in GB or microseconds, where bytes or seconds
+are meant, is refused. All else is checked by `Device`, `Level` and `Cluster` themselves, so that a
+value made in code meets the same rules as one read from a file.
 """
 
 from __future__ import annotations
@@ -31,6 +32,14 @@ class DeviceTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def build(self) -> Device:
         """The device that the table describes."""
+        where = f"Device {self.name}: "
+        _check_unit(f"{where}memory_bytes", self.memory_bytes, "bytes", "80e9 for 80 GB")
+        _check_unit(
+            f"{where}memory_bandwidth", self.memory_bandwidth, "bytes/s", "900e9 for 900 GB/s"
+        )
+        for dtype, flops in self.peak_flops.items():
+            _check_unit(f"{where}peak_flops.{dtype}", flops, "FLOP/s", "312e12 for 312 TFLOP/s")
+        _check_seconds(f"{where}launch_seconds", self.launch_seconds)
         fields = msgspec.structs.asdict(self)
         if math.isfinite(self.memory_bytes):
             fields["memory_bytes"] = int(self.memory_bytes)
@@ -78,20 +87,77 @@ class HardwareTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 T = TypeVar("T", ClusterTable, HardwareTable)
+SMALLEST = 1e6  # bytes, bytes/s or FLOP/s: no device or link has less, but a figure in GB is less
+LONGEST = 1.0  # seconds of a launch or of a message's start: a figure in microseconds is more
 
 
 def convert(plain: Any, kind: type[T]) -> T:
-    """Read plain TOML or JSON values as a table; the error names the field that is wrong."""
+    """Read plain TOML or JSON values as a table; the error names every field that is wrong."""
     try:
         return msgspec.convert(plain, kind)
     except msgspec.ValidationError as error:
-        raise ClusterError(_in_words(str(error))) from None
+        message = _several_devices(plain) or _missing(plain, kind) or _in_words(str(error))
+        raise ClusterError(message) from None
+
+
+def _several_devices(plain: Any) -> str:
+    if not isinstance(plain, dict) or not isinstance(plain.get("device"), list):
+        return ""
+    return (
+        "device is a list, but a cluster is of one kind of device: describe one. For several, "
+        "plan for each in a file of its own."
+    )
+
+
+def _missing(plain: Any, kind: type[ClusterTable | HardwareTable]) -> str:
+    """All required fields that a file lacks, by table; nothing where another thing is wrong."""
+    if not isinstance(plain, dict):
+        return ""
+    levels = plain.get("levels")
+    level = LevelTable if kind is ClusterTable else LinkTable
+    tables: list[tuple[str, Any, type[msgspec.Struct]]] = [("", plain, kind)]
+    tables.append(("device", plain.get("device"), DeviceTable))
+    if isinstance(levels, list):
+        tables.extend((f"levels[{n}]", table, level) for n, table in enumerate(levels))
+    lines = []
+    for where, table, shape in tables:
+        absent = _absent(table, shape) if isinstance(table, dict) else []
+        if absent:
+            names = ", ".join(f"`{name}`" for name in absent)
+            lines.append(
+                f"{where + ': ' if where else ''}Object missing required "
+                f"field{'s' * (len(absent) > 1)} {names}"
+            )
+    return f"{'; '.join(lines)}." if lines else ""
+
+
+def _absent(table: dict[str, Any], shape: type[msgspec.Struct]) -> list[str]:
+    """The required fields that are not there, unless one that is not known stands for them."""
+    fields = msgspec.structs.fields(shape)
+    if table.keys() - {field.name for field in fields}:
+        return []
+    return [field.name for field in fields if field.required and field.name not in table]
+
+
+def _check_unit(what: str, value: float, unit: str, example: str) -> None:
+    """Refuse a figure that is too small to be in base units; others are checked elsewhere."""
+    if 0 < value < SMALLEST:
+        raise ClusterError(f"{what} is in {unit}, got {value:g}: write {example}.")
+
+
+def _check_seconds(what: str, value: float) -> None:
+    if value > LONGEST:
+        raise ClusterError(f"{what} is in seconds, got {value:g}: write 2e-6 for 2 microseconds.")
 
 
 def build_levels(links: Sequence[LinkTable], sizes: Sequence[int]) -> tuple[Level, ...]:
     """Levels of the given sizes, each link's bandwidth divided among the devices that share it."""
     levels: list[Level] = []
     for index, (link, size) in enumerate(zip(links, sizes, strict=True)):
+        where, example = f"Level {link.name}: ", "300e9 for 300 GB/s, 12.5e9 for 100 Gbit/s"
+        _check_unit(f"{where}bandwidth", link.bandwidth, "bytes/s", example)
+        _check_unit(f"{where}rated_bandwidth", link.rated_bandwidth or 0.0, "bytes/s", example)
+        _check_seconds(f"{where}latency_seconds", link.latency_seconds)
         sharers = _sharers(link, sizes[index + 1 :])
         rated = None if link.rated_bandwidth is None else link.rated_bandwidth / sharers
         bandwidth = link.bandwidth / sharers

@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from shardfold.errors import RunError, ShardfoldError
+from shardfold.errors import LostError, RunError, ShardfoldError
 
 WAIT = timedelta(seconds=120)
 NEVER_MAPPED, TRIMMED_AT = -4, -1  # M_MMAP_MAX and M_TRIM_THRESHOLD of malloc.h
@@ -48,7 +48,7 @@ def launch(function: Callable[..., Any], processes: int, *args: Any) -> list[Any
         try:
             mp.spawn(_process, given, nprocs=processes, join=True)
         except (mp.ProcessRaisedException, mp.ProcessExitedException) as error:
-            raise RunError(_reason(Path(folder), error)) from None
+            raise _failure(Path(folder), error) from None
         return [
             pickle.loads((Path(folder) / f"{rank}.result").read_bytes())
             for rank in range(processes)
@@ -72,7 +72,7 @@ def joined(wait: timedelta = WAIT) -> Iterator[tuple[int, int]]:
     except RuntimeError as error:
         if not any(sign in str(error) for sign in LOST):
             raise
-        raise RunError(
+        raise LostError(
             f"Another process has ended, or the link to it is lost ({_last_line(error)}): what it "
             "said itself comes first. Training goes on from the last checkpoint when all are back."
         ) from error
@@ -121,12 +121,12 @@ def _process(
     os._exit(0)
 
 
-def _reason(folder: Path, error: Exception) -> str:
+def _failure(folder: Path, error: Exception) -> RunError:
     """What shardfold itself said on the lowest rank, or the last line of what was raised."""
     said = sorted(folder.glob("*.error"))
     if said:
-        return said[0].read_text()
-    return f"A process ended: {_last_line(error)}"
+        return RunError(said[0].read_text())
+    return LostError(f"A process ended: {_last_line(error)}")
 
 
 def _last_line(error: Exception) -> str:

@@ -11,7 +11,7 @@ import pytest
 
 import shardfold
 from shardfold.cli import COMMANDS, main
-from shardfold.errors import InputError
+from shardfold.errors import InfeasibleError, InputError, LostError, RunError
 
 HEAVY = {"torch", "numpy", "scipy", "rich", "transformers"}
 
@@ -77,7 +77,13 @@ def test_an_unknown_command_suggests_the_nearest(refused) -> None:
 
 @pytest.mark.parametrize(
     ("raised", "code", "message"),
-    [(InputError("Not so."), 2, "Error: Not so."), (KeyboardInterrupt(), 130, "Interrupted.")],
+    [
+        (InputError("Not so."), 2, "Error: Not so."),
+        (InfeasibleError(needed_bytes=2, limit_bytes=1), 2, "Error: No choice fits"),
+        (RunError("No such split."), 2, "Error: No such split."),
+        (LostError("Rank 1 is gone."), 3, "Error: Rank 1 is gone."),
+        (KeyboardInterrupt(), 130, "Interrupted."),
+    ],
 )
 def test_errors_and_interrupts_end_in_a_message(run, monkeypatch, raised, code, message) -> None:
     @click.command()

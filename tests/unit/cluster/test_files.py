@@ -151,6 +151,12 @@ def test_a_wrong_figure_is_named(
         ('source = "measured"', "shared_by = 4", "innermost level are single devices"),
         ('name = "rack"', 'name = "site"', "level names must be unique, got site, site"),
         ('name = "lab"', 'name = "lab', "lab.toml is not valid TOML, or is cut off"),
+        ("bandwidth = 10e9", "bandwidth = 300", "rack: bandwidth is in bytes/s, got 300: .*300e9"),
+        ("latency_seconds = 2e-5", "latency_seconds = 2", "rack: latency_seconds is in seconds"),
+        ("24_000_000_000", "24", "memory_bytes is in bytes, got 24: write 80e9 for 80 GB"),
+        ("memory_bandwidth = 1e12", "memory_bandwidth = 900", "memory_bandwidth is in bytes/s"),
+        ("float32 = 40e12", "float32 = 40", "peak_flops.float32 is in FLOP/s, got 40: .*312e12"),
+        ("launch_seconds = 5e-6", "launch_seconds = 5", "launch_seconds is in seconds, got 5"),
     ],
 )
 def test_a_spoilt_file_is_explained(old: str, new: str, message: str, tmp_path: Path) -> None:
@@ -159,12 +165,31 @@ def test_a_spoilt_file_is_explained(old: str, new: str, message: str, tmp_path: 
         parse(write(tmp_path, LAB.replace(old, new, 1)))
 
 
+def test_all_missing_figures_are_named_at_once(tmp_path: Path) -> None:
+    plain = copy.deepcopy(PLAIN)
+    for field in ("matmul_efficiency", "memory_efficiency", "launch_seconds"):
+        del plain["device"][field]
+    del plain["levels"][0]["bandwidth"]
+    found = (
+        r"lab\.json: device: .*missing required fields `matmul_efficiency`, `memory_efficiency`, "
+        r"`launch_seconds`; levels\[0\]: .*missing required field `bandwidth`\."
+    )
+    with pytest.raises(ClusterError, match=found):
+        parse(write(tmp_path, json.dumps(plain), "lab.json"))
+
+
+def test_several_kinds_of_device_are_refused_in_words(tmp_path: Path) -> None:
+    plain = {**PLAIN, "device": [PLAIN["device"], PLAIN["device"]]}
+    with pytest.raises(ClusterError, match=r"lab\.json: device is a list.*of one kind"):
+        parse(write(tmp_path, json.dumps(plain), "lab.json"))
+
+
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("cut.toml", LAB[:200], "cut.toml.* missing required field `matmul_efficiency`|cut off"),
+        ("cut.toml", LAB[:200], "cut.toml.* missing required fields? `matmul_efficiency`|cut off"),
         ("cut.json", json.dumps(PLAIN)[:200], "cut.json is not valid JSON, or is cut off"),
-        ("empty.toml", "", "empty.toml: Object missing required field `device`"),
+        ("empty.toml", "", "empty.toml: Object missing required fields `device`, `levels`"),
         ("empty.json", "", "empty.json is not valid JSON, or is cut off"),
         ("list.json", "[]", "list.json: Expected `object`, got `array`"),
         ("deep.json", "[" * 100_000, "deep.json is not valid JSON"),
