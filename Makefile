@@ -1,12 +1,16 @@
 # Two commands: `make demo` shows what shardfold finds, `make test` checks everything.
-# Both build a virtual environment in .venv first; a fresh machine needs only Python 3.11+ and make.
+# While you work, `make quick` checks most of it in a minute or two, and `make fuzz` draws examples
+# that no run has drawn before. All build a virtual environment in .venv first; a fresh machine needs
+# only Python 3.11+ and make.
 
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
+# A worker that is done takes tests over from the other: both are busy to the end.
+PYTEST := $(BIN)/pytest -n 2 --dist worksteal
 
-.PHONY: demo test lint types imports unit docs clean
+.PHONY: demo test quick fuzz lint types imports unit docs clean
 
 demo: $(READY)
 	$(BIN)/python examples/demo.py
@@ -27,7 +31,16 @@ docs: $(READY)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 unit: $(READY)
-	$(BIN)/pytest -n 2
+	$(PYTEST)
+
+# Nothing that starts processes, exports large models or draws much.
+quick: lint
+	$(PYTEST) -m "not slow" --hypothesis-profile=quick
+
+# Seconds to draw for; the seed to begin with is FUZZ_SEED, or a random one.
+fuzz: export FUZZ_SECONDS ?= 300
+fuzz: $(READY)
+	$(BIN)/python tests/fuzz.py
 
 # torch comes first and pinned: whatever depends on torch then finds it installed.
 $(READY): pyproject.toml constraints.txt

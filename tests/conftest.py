@@ -1,7 +1,69 @@
-"""What tests share (the package `virtual`) is imported from this folder."""
+"""What tests share (the packages of this folder are imported from it), and how much they draw.
 
-from hypothesis import settings
+`make test` draws the same examples in every run; `make fuzz` draws others, and says how to repeat
+what it finds; `make quick` draws few. What was skipped is named at the end with what it needs.
+"""
 
-# Other work on the machine makes single examples slow; that is not what the tests are about.
-settings.register_profile("no deadline", deadline=None)
-settings.load_profile("no deadline")
+from __future__ import annotations
+
+import os
+import random
+import sys
+import time
+from collections import defaultdict
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+# Small tensors run fastest on one thread, and every core has a worker of its own. Torch and numpy
+# read this once, when a test imports them.
+for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+    os.environ.setdefault(variable, "1")
+
+# Other work on the machine makes single examples slow, and large ones are drawn on purpose.
+LARGE = (HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large)
+COMMON = {
+    "deadline": None,
+    "database": None,
+    "print_blob": True,
+    "suppress_health_check": LARGE,
+}
+settings.register_profile("test", derandomize=True, **COMMON)
+settings.register_profile("quick", derandomize=True, **COMMON)
+settings.register_profile("fuzz", derandomize=False, **COMMON)
+settings.load_profile("test")
+
+
+def pytest_runtest_setup() -> None:
+    """What a test draws does not depend on the tests before it."""
+    if time.time() > float(os.environ.get("FUZZ_END", "inf")):
+        pytest.skip("FUZZ_SECONDS are over")
+    random.seed(0)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(0)
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(0)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Name what was skipped and what that needs; say how to repeat what fuzzing found."""
+    _name_skipped(terminalreporter)
+    seed = terminalreporter.config.getoption("--hypothesis-seed")
+    failed = terminalreporter.stats.get("failed", [])
+    if seed is not None and failed:
+        terminalreporter.section("repeat what was found")
+        options = f"--hypothesis-profile=fuzz --hypothesis-seed={seed}"
+        for report in failed:
+            terminalreporter.line(f".venv/bin/pytest {options} '{report.nodeid}'")
+
+
+def _name_skipped(terminalreporter: pytest.TerminalReporter) -> None:
+    reasons: dict[str, list[str]] = defaultdict(list)
+    for report in terminalreporter.stats.get("skipped", []):
+        reasons[report.longrepr[-1].removeprefix("Skipped: ")].append(report.nodeid)
+    if reasons:
+        terminalreporter.section("skipped")
+    for reason, tests in sorted(reasons.items()):
+        terminalreporter.line(f"{len(tests)} skipped: {reason}")
+        for file in sorted({test.partition("::")[0] for test in tests}):
+            terminalreporter.line(f"    {file}")

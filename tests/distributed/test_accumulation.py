@@ -21,17 +21,16 @@ from shardfold.plans.store import dumps, loads
 from shardfold.run import gradients, uses
 from shardfold.run.alone import alone
 from shardfold.run.check import compare_captured, difference
-from shardfold.run.launch import launch
 from shardfold.run.parallelize import assemble, lowered_here, prepared
 from shardfold.spaces import atomise, rules_of
 
 from .choices import Chooser
 from .jobs import DOUBLE, build
+from .ranks import Launch
 from .recorder import by_member, planned, recorded
 
 CLOSE = 1e-10
 FEW_BYTES = 256  # of a bucket
-WHOLE = gradients.Reducer
 Told = tuple[str, str, float]
 
 
@@ -79,12 +78,14 @@ def stepped(rank: int, cases: list[tuple[str, list[bytes]]]) -> list[tuple[str, 
         for number, data in enumerate(plans):
             plan = loads(data)
             # Every other plan in many small buckets, so that some are awaited while others start.
-            uses.Reducer = partial(gradients.Reducer, limit=FEW_BYTES) if number % 2 else WHOLE
+            limits = {"limit": FEW_BYTES} if number % 2 else {}
             settings = replace(DOUBLE, passes=plan.micro_batches, cuts=plan.cuts)
             given = (captured, args, kwargs, None, settings)
-            outcome = compare_captured(model, plan, *given)
-            split = assemble(model, captured[0], lowered_here(plan, *captured, None), settings)
-            sent, apart = _taken(rank, plan, split, (args, kwargs), (single, expected))
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(uses, "Reducer", partial(gradients.Reducer, **limits))
+                outcome = compare_captured(model, plan, *given)
+                split = assemble(model, captured[0], lowered_here(plan, *captured, None), settings)
+                sent, apart = _taken(rank, plan, split, (args, kwargs), (single, expected))
             told.append((name, ("" if outcome.is_equal else str(outcome), sent, apart)))
     return told
 
@@ -132,14 +133,14 @@ def _apart(split: Any, loss: Any, single: nn.Module, expected: Any) -> float:
     ids=["2", "2x2"],
 )
 def test_micro_batches_give_the_numbers_of_the_whole_batch_and_send_what_the_plan_says(
-    cases: dict[str, tuple[int, int]], cluster: str, mesh: str
+    cases: dict[str, tuple[int, int]], cluster: str, mesh: str, on_ranks: Launch
 ) -> None:
     given = []
     for model, (passes, count) in cases.items():
         chooser = Passes(model, passes, cluster, mesh)
         plans = [chooser.best(), *chooser.baselines(), *(chooser.random(k) for k in range(count))]
         given.append((model, [dumps(plan).encode() for plan in plans]))
-    for told in launch(stepped, int(cluster.partition("x")[0]), given):
+    for told in on_ranks(stepped, int(cluster.partition("x")[0]), given):
         assert len(told) == sum(len(plans) for _, plans in given)
         for model, (said, sent, apart) in told:
             assert said == "", model

@@ -26,6 +26,7 @@ from shardfold.run.launch import launch
 
 from .choices import Chooser
 from .jobs import build
+from .ranks import Launch
 
 
 def refused(rank: int, plans: dict[str, bytes]) -> dict[str, str]:
@@ -63,14 +64,14 @@ def _pair(built: Any) -> tuple[Any, Any]:
     return model, (args, kwargs)
 
 
-def test_bad_input_is_refused_on_every_rank_once() -> None:
+def test_bad_input_is_refused_on_every_rank_once(on_ranks: Launch) -> None:
     chooser = Chooser(*build("mlp"), "2xcpu", "2")
     own = next(chooser.baselines())
     four = next(Chooser(*build("mlp"), "4xcpu", "4").baselines())
     axis = msgspec.structs.replace(own.mesh[0], name="other", size=1)
     plans = {"own": own, "of four": four}
     plans["two axes"] = msgspec.structs.replace(own, mesh=(*own.mesh, axis))
-    both = launch(refused, 2, {name: dumps(plan).encode() for name, plan in plans.items()})
+    both = on_ranks(refused, 2, {name: dumps(plan).encode() for name, plan in plans.items()})
     for rank, said in enumerate(both):
         assert "PlanError: The plan is for another model" in said["another model"]
         assert "The plan is for 4 processes" in said["another world"]

@@ -10,13 +10,16 @@ from shardfold.calibrate.collectives import collective_entries
 from shardfold.calibrate.processes import together
 from shardfold.costs.profile import HostEntry, Profile, Table, loads
 from shardfold.costs.profile import dumps as written
-from shardfold.run.launch import launch
+
+from .ranks import Launch
 
 
 def job(rank: int) -> str:
     """A profile in which every process measured something else."""
-    collectives.SIZES, collectives.ROUNDS = (1024.0, 4096.0), 2
-    entries = collective_entries("cpu", lambda *_: None)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(collectives, "SIZES", (1024.0, 4096.0))
+        patch.setattr(collectives, "ROUNDS", 2)
+        entries = collective_entries("cpu", lambda *_: None)
     tables = (
         Table("matmul.nt", "float32", ((8.0,), (8.0,), (8.0,)), (1.0 + rank,)),
         Table("vector", "float32", ((1024.0,),), (1e-6,)),
@@ -26,8 +29,8 @@ def job(rank: int) -> str:
 
 
 @pytest.mark.parametrize("processes", [2, 4])
-def test_processes_make_one_profile(processes: int) -> None:
-    found = launch(job, processes)
+def test_processes_make_one_profile(processes: int, on_ranks: Launch) -> None:
+    found = on_ranks(job, processes)
     assert len(set(map(_tables, found))) == 1  # all agree on the tables
     profile = loads(found[0].encode())
     middle = 1.0 + (processes - 1) / 2

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from shardfold.plans.store import dumps
-from shardfold.run.launch import launch
 
 from .choices import Chooser
 from .jobs import Case, build, collectives
+from .ranks import Launch
 
 
 def cases(models: dict[str, int], cluster: str, mesh: str) -> list[Case]:
@@ -37,9 +37,11 @@ def cases(models: dict[str, int], cluster: str, mesh: str) -> list[Case]:
     ],
     ids=lambda value: " ".join(value) if isinstance(value, dict) else value,
 )
-def test_a_step_sends_what_the_plan_says(models: dict[str, int], cluster: str, mesh: str) -> None:
+def test_a_step_sends_what_the_plan_says(
+    models: dict[str, int], cluster: str, mesh: str, on_ranks: Launch
+) -> None:
     given = cases(models, cluster, mesh)
     # Rank 0 has the fullest part of everything, which is what a plan counts.
-    found = launch(collectives, int(cluster.partition("x")[0]), given)[0]
+    found = on_ranks(collectives, int(cluster.partition("x")[0]), given)[0]
     assert len(found) == len(given)
     assert "\n".join(line for line in found if line) == ""

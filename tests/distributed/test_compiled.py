@@ -12,11 +12,11 @@ from shardfold.api import plan as find_plan
 from shardfold.plans.store import dumps, loads
 from shardfold.run import parallelize
 from shardfold.run.alone import alone
-from shardfold.run.launch import launch
 from shardfold.run.parallelize import Settings, assemble, prepared
 
 from .choices import Chooser
 from .jobs import build
+from .ranks import Launch
 
 Case = tuple[str, str, bytes]
 
@@ -72,9 +72,9 @@ def compiled(rank: int, given: list[Case]) -> list[str]:
     return said
 
 
-def test_a_compiled_step_is_the_eager_one_under_any_plan() -> None:
+def test_a_compiled_step_is_the_eager_one_under_any_plan(on_ranks: Launch) -> None:
     given = cases({"mlp": 1, "norms": 2, "planes": 1, "tied": 1})
-    for told in launch(compiled, 2, given):
+    for told in on_ranks(compiled, 2, given):
         assert len(told) == len(given)
         assert [line for line in told if line] == []
 
@@ -124,8 +124,8 @@ def in_halves(rank: int, given: list[Case]) -> list[tuple[float, float, float]]:
 
 
 @pytest.mark.parametrize("model", ["norms"])
-def test_autocast_gives_nearly_the_numbers_of_one_device(model: str) -> None:
+def test_autocast_gives_nearly_the_numbers_of_one_device(model: str, on_ranks: Launch) -> None:
     given = cases({model: 3})
-    for loss, expected, worst in launch(in_halves, 2, given)[0]:
+    for loss, expected, worst in on_ranks(in_halves, 2, given)[0]:
         assert abs(loss - expected) < 1e-3 * abs(expected)
         assert worst < 0.05

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from shardfold.plans.store import dumps
-from shardfold.run.launch import launch
 
 from .choices import Chooser
 from .jobs import Case, build, numbers
+from .ranks import Launch
 
 
 def cases(models: dict[str, int], cluster: str, mesh: str) -> list[Case]:
@@ -42,10 +42,10 @@ def cases(models: dict[str, int], cluster: str, mesh: str) -> list[Case]:
     ids=lambda value: " ".join(value) if isinstance(value, dict) else value,
 )
 def test_any_plan_gives_the_numbers_of_one_device(
-    models: dict[str, int], cluster: str, mesh: str
+    models: dict[str, int], cluster: str, mesh: str, on_ranks: Launch
 ) -> None:
     given = cases(models, cluster, mesh)
-    found = launch(numbers, int(cluster.partition("x")[0]), given)
+    found = on_ranks(numbers, int(cluster.partition("x")[0]), given)
     assert len(found[0]) == len(given)
     for told in found:
         assert [line for line in told if line] == []

@@ -14,9 +14,9 @@ from shardfold.plans import Plan
 from shardfold.plans.store import dumps, loads
 from shardfold.run import parallelize
 from shardfold.run.check import compare
-from shardfold.run.launch import launch
 
 from .choices import Chooser
+from .ranks import Launch
 from .recorder import by_member, planned, recorded
 
 
@@ -82,11 +82,13 @@ def stepped(rank: int, cases: list[bytes]) -> list[tuple[str, str, int]]:
     return told
 
 
-def test_recomputed_blocks_give_the_same_numbers_and_send_what_the_plan_says() -> None:
+def test_recomputed_blocks_give_the_same_numbers_and_send_what_the_plan_says(
+    on_ranks: Launch,
+) -> None:
     chooser = Again()
     plans = [*chooser.baselines(), *(chooser.random(seed) for seed in range(6))]
     given = [dumps(plan).encode() for plan in plans]
-    for number, (said, differs, blocks) in enumerate(launch(stepped, 2, given)[0]):
+    for number, (said, differs, blocks) in enumerate(on_ranks(stepped, 2, given)[0]):
         assert blocks == 3
         assert said == "", f"plan {number}"
         assert differs == "", f"plan {number}"

@@ -10,9 +10,9 @@ import torch
 from shardfold.plans.store import dumps
 from shardfold.run.checkpoint import load
 from shardfold.run.checkpoint.index import read_index
-from shardfold.run.launch import launch
 
 from .choices import Chooser
+from .ranks import Launch
 from .resume import Case, resumed_runs, tied, whole_runs
 
 MODELS = ("llama3-8b-tiny", "rnnlm-tiny", "planes")
@@ -29,10 +29,10 @@ def cases(cluster: str, mesh: str, root: Path, seed: int) -> list[Case]:
     return found
 
 
-def test_training_goes_on_under_other_plans(tmp_path: Path) -> None:
-    whole = launch(whole_runs, 4, cases("4xcpu", "2x2", tmp_path, 3), STEPS)
-    two = launch(resumed_runs, 2, cases("2xcpu", "2", tmp_path, 5), STEPS)
-    one = launch(resumed_runs, 1, cases("1xcpu", "1", tmp_path, 0), STEPS)
+def test_training_goes_on_under_other_plans(tmp_path: Path, on_ranks: Launch) -> None:
+    whole = on_ranks(whole_runs, 4, cases("4xcpu", "2x2", tmp_path, 3), STEPS)
+    two = on_ranks(resumed_runs, 2, cases("2xcpu", "2", tmp_path, 5), STEPS)
+    one = on_ranks(resumed_runs, 1, cases("1xcpu", "1", tmp_path, 0), STEPS)
     assert whole[0] == whole[3]
     for k, name in enumerate(MODELS):
         expected = whole[0][k][STEPS:]

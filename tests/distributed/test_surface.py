@@ -16,10 +16,10 @@ from shardfold.errors import RunError
 from shardfold.plans import Plan
 from shardfold.plans.store import dumps, loads
 from shardfold.run import parallelize
-from shardfold.run.launch import launch
 
 from .choices import Chooser
 from .jobs import build
+from .ranks import Launch
 
 OPTIMIZERS: dict[str, Any] = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, nesterov=True, weight_decay=0.01),
@@ -93,10 +93,10 @@ def loops(rank: int, cases: list[tuple[str, bytes]], optimizers: list[str]) -> N
                 close(value, single.state_dict()[key], f"{name} {kind} {key}: ")
 
 
-def test_any_optimizer_with_clipping_accumulation_and_a_schedule() -> None:
+def test_any_optimizer_with_clipping_accumulation_and_a_schedule(on_ranks: Launch) -> None:
     cases = plans("mlp", (1, 2)) + plans("planes", (3,))
-    launch(loops, 4, cases[:4], list(OPTIMIZERS))
-    launch(loops, 4, cases[4:], ["adamw"])
+    on_ranks(loops, 4, cases[:4], list(OPTIMIZERS))
+    on_ranks(loops, 4, cases[4:], ["adamw"])
 
 
 def in_parts(rank: int, cases: list[tuple[str, bytes]]) -> list[Any]:
@@ -133,9 +133,9 @@ def in_parts(rank: int, cases: list[tuple[str, bytes]]) -> list[Any]:
     return found
 
 
-def test_each_rank_gives_the_whole_batch_or_its_part() -> None:
+def test_each_rank_gives_the_whole_batch_or_its_part(on_ranks: Launch) -> None:
     cases = plans("mlp", (1, 2)) + plans("planes", (3, 4)) + plans("norms", (5,))
-    told = launch(in_parts, 4, cases)
+    told = on_ranks(in_parts, 4, cases)
     layouts = [layout for layout, _, _ in told[0]]
     assert layouts[0] == ("dim 0", "dim 0")  # data parallel on both axes
     sizes = [told[rank][0][1] for rank in range(4)]
@@ -188,9 +188,9 @@ def evaluated(rank: int, cases: list[tuple[str, bytes]], path: str) -> list[floa
     return found
 
 
-def test_eval_mode_is_the_models_own_and_results_are_put_together() -> None:
+def test_eval_mode_is_the_models_own_and_results_are_put_together(on_ranks: Launch) -> None:
     cases = plans("planes", (1, 2)) + plans("norms", (3, 4)) + plans("pixels", (5,))
-    told = launch(evaluated, 4, cases, "head")
+    told = on_ranks(evaluated, 4, cases, "head")
     assert all(found == told[0] for found in told)
 
 
@@ -210,10 +210,10 @@ def refused(rank: int, data: bytes) -> list[str]:
     return said
 
 
-def test_what_is_not_there_is_refused() -> None:
+def test_what_is_not_there_is_refused(on_ranks: Launch) -> None:
     chooser = Chooser(*build("mlp"), "4xcpu", "2x2")
     data = dumps(next(chooser.baselines())).encode()
-    for said in launch(refused, 4, data):
+    for said in on_ranks(refused, 4, data):
         assert "No module and no operator is called 'hed'" in said[0]
         assert "shape (7, 10), the plan is for" in said[1]
         assert "The data has 9 samples, one batch of the plan 10" in said[2]

@@ -14,11 +14,11 @@ from shardfold.plans.store import dumps, loads
 from shardfold.run import parallelize
 from shardfold.run.alone import alone
 from shardfold.run.check import compare
-from shardfold.run.launch import launch
 from shardfold.run.parallelize import Settings, assemble, prepared
 
 from .choices import Chooser
 from .jobs import build
+from .ranks import Launch
 
 STEPS = 20
 
@@ -104,7 +104,7 @@ def trained(rank: int, cases: list[tuple[str, bytes]]) -> list[Any]:
     return found
 
 
-def test_twenty_steps_are_those_of_one_device() -> None:
+def test_twenty_steps_are_those_of_one_device(on_ranks: Launch) -> None:
     gpt2 = Chooser(*build("gpt2-tiny"), "2xcpu", "2")
     planes = Chooser(*build("planes"), "2xcpu", "2")
     plans = [
@@ -114,7 +114,7 @@ def test_twenty_steps_are_those_of_one_device() -> None:
         ("planes", planes.random(4)),
     ]
     given = [(name, dumps(plan).encode()) for name, plan in plans]
-    for told in launch(trained, 2, given):
+    for told in on_ranks(trained, 2, given):
         for losses, expected, worst, kinds, _ in told:
             torch.testing.assert_close(losses, expected, rtol=1e-7, atol=1e-9)
             assert losses[-2] < losses[0]
@@ -149,10 +149,10 @@ def refused(rank: int, data: bytes) -> list[str]:
     return said
 
 
-def test_what_cannot_be_run_is_refused_on_every_rank() -> None:
+def test_what_cannot_be_run_is_refused_on_every_rank(on_ranks: Launch) -> None:
     chooser = Chooser(*build("mlp"), "2xcpu", "2")
     data = dumps(next(chooser.baselines())).encode()
-    for said in launch(refused, 2, data):
+    for said in on_ranks(refused, 2, data):
         shape, parts, kind, weights = said
         assert "has shape (6, 10), the plan is for (10, 10), or its part (5, 10)" in shape
         assert "not built like the example" in parts or "parts" in parts
@@ -170,10 +170,10 @@ def drawn(rank: int, data: bytes) -> tuple[bool, float]:
     return found.is_equal, found.loss
 
 
-def test_a_model_on_the_meta_device_draws_its_own_weights() -> None:
+def test_a_model_on_the_meta_device_draws_its_own_weights(on_ranks: Launch) -> None:
     chooser = Chooser(*build("llama3-8b-tiny"), "2xcpu", "2")
     data = dumps(list(chooser.baselines())[1]).encode()
-    told = launch(drawn, 2, data)
+    told = on_ranks(drawn, 2, data)
     assert all(is_equal for is_equal, _ in told)
     assert 5.0 < told[0][1] < 6.5  # about log(257): small random weights
     assert told[0][1] == told[1][1]

@@ -6,22 +6,16 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import shardfold as sf
+from draws import draws
 from shardfold import zoo
 
 WIDTH = 8
 BATCH = (torch.empty(8, 4, WIDTH, device="meta"), torch.empty(8, 4, dtype=torch.long))
-FEW = settings(
-    max_examples=6,
-    deadline=None,
-    derandomize=True,
-    database=None,
-    suppress_health_check=[HealthCheck.too_slow],
-)
 
 
 class Block(nn.Module):
@@ -105,13 +99,13 @@ def assert_alike(folded: sf.Plan, full: sf.Plan) -> None:
         assert ours.step_seconds == pytest.approx(theirs.step_seconds, rel=1e-9)
 
 
-@FEW
+@draws(6)
 @given(stacks())
 def test_random_stacks_cost_the_same(model: Stack) -> None:
     assert_alike(*both(model, BATCH, cluster="2xh100", memory_limit=1e18))
 
 
-@FEW
+@draws(6)
 @given(st.integers(7, 12), st.sampled_from(KINDS), st.sampled_from(["never", "every"]))
 def test_long_runs_cost_the_same(depth: int, kind: str, reads: str) -> None:
     model = Stack([kind], [kind] * depth, reads, flat=False)

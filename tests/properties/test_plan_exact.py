@@ -7,9 +7,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from draws import draws
 from shardfold.graph import Graph
 from shardfold.search import Problem, solve
 from virtual.choosing import Desk
@@ -17,7 +18,6 @@ from virtual.drawing import graphs, shuffled
 
 MESHES = {"2": "2xa100", "4": "4xa100", "2x2": "4xa100", "8": "8xa100", "2x2x2": "8xa100"}
 MOST = 300_000
-SLOW = (HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large)
 
 
 def cheapest(problem: Problem) -> float:
@@ -41,7 +41,7 @@ def best(graph: Graph, mesh: str, cluster: str) -> float:
 
 
 @given(graphs(), st.sampled_from(list(MESHES)))
-@settings(max_examples=700, deadline=None, suppress_health_check=SLOW)
+@draws(700)
 def test_the_plan_costs_what_brute_force_finds(graph: Graph, mesh: str) -> None:
     problem = Desk.of(graph, MESHES[mesh], mesh, "adamw").tables.problem
     assume(is_small(problem))
@@ -52,7 +52,7 @@ def test_the_plan_costs_what_brute_force_finds(graph: Graph, mesh: str) -> None:
 
 
 @given(graphs(max_ops=8), st.sampled_from(["2", "2x2"]), st.integers(0, 1000))
-@settings(max_examples=150, deadline=None, suppress_health_check=SLOW)
+@draws(150)
 def test_names_and_order_change_nothing(graph: Graph, mesh: str, seed: int) -> None:
     cluster = MESHES[mesh]
     again = best(shuffled(graph, seed), mesh, cluster)
@@ -60,7 +60,7 @@ def test_names_and_order_change_nothing(graph: Graph, mesh: str, seed: int) -> N
 
 
 @given(graphs(max_ops=4, sizes=(64, 1024, 8192)))
-@settings(max_examples=60, deadline=None, suppress_health_check=SLOW)
+@draws(60)
 def test_a_finer_mesh_never_costs_more(graph: Graph) -> None:
     coarse, middle, fine = (best(graph, mesh, "8xa100") for mesh in ("8", "2x4", "2x2x2"))
     assert middle <= coarse * (1 + 1e-9)
@@ -68,7 +68,7 @@ def test_a_finer_mesh_never_costs_more(graph: Graph) -> None:
 
 
 @given(graphs(max_ops=5), st.data())
-@settings(max_examples=100, deadline=None, suppress_health_check=SLOW)
+@draws(100)
 def test_fewer_choices_never_cost_less(graph: Graph, data: st.DataObject) -> None:
     problem = Desk.of(graph, "4xa100", "2x2").tables.problem
     whole = solve(problem).cost
@@ -88,7 +88,7 @@ def test_fewer_choices_never_cost_less(graph: Graph, data: st.DataObject) -> Non
 
 
 @given(graphs(max_ops=6), st.sampled_from(["2", "2x2", "2x2x2"]), st.integers(0, 1000))
-@settings(max_examples=150, deadline=None, suppress_health_check=SLOW)
+@draws(150)
 def test_any_choice_costs_the_sum_of_its_steps(graph: Graph, mesh: str, seed: int) -> None:
     """The tables are shared and priced in columns; the steps are made and priced one by one."""
     desk = Desk.of(graph, MESHES[mesh], mesh, "adamw")
@@ -108,7 +108,7 @@ def test_drawn_graphs_have_shared_tensors_tied_weights_and_views() -> None:
     seen = {"shared": 0, "tied": 0, "view": 0, "add": 0}
 
     @given(graphs(max_ops=6))
-    @settings(max_examples=100, database=None, derandomize=True)
+    @settings(max_examples=100, derandomize=True)
     def look(graph: Graph) -> None:
         readers = graph.readers()
         roles = {t: graph.tensors[t].role for t, found in readers.items() if len(found) > 1}

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from draws import draws
 from shardfold.graph import Graph
 from shardfold.plans.baselines import batch_factors, data_parallel
 from shardfold.plans.strategies import STRATEGIES, Setting, Unfit
@@ -17,11 +18,10 @@ from virtual.choosing import Desk
 from virtual.drawing import graphs
 
 MESHES = {"2": "2xa100", "4": "4xa100", "2x2": "2x2xh100", "2x2x2": "2x4xh100"}
-SLOW = (HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large)
 
 
 @given(graphs(), st.sampled_from(list(MESHES)))
-@settings(max_examples=150, deadline=None, suppress_health_check=SLOW)
+@draws(150)
 def test_no_strategy_beats_the_exact_search(graph: Graph, mesh: str) -> None:
     desk = Desk.of(graph, MESHES[mesh], mesh, "adamw")
     problem = desk.tables.problem
@@ -35,7 +35,7 @@ def test_no_strategy_beats_the_exact_search(graph: Graph, mesh: str) -> None:
 
 
 @given(graphs(), st.sampled_from(list(MESHES)))
-@settings(max_examples=150, deadline=None, suppress_health_check=SLOW)
+@draws(150)
 def test_operators_split_what_they_were_told_and_nothing_else(graph: Graph, mesh: str) -> None:
     desk = Desk.of(graph, MESHES[mesh], mesh, "adamw")
     batch = batch_classes(graph, desk.atoms)
@@ -49,7 +49,7 @@ def test_operators_split_what_they_were_told_and_nothing_else(graph: Graph, mesh
 
 
 @given(graphs(), st.sampled_from(["2", "4", "2x2"]))
-@settings(max_examples=150, deadline=None, suppress_health_check=SLOW)
+@draws(150)
 def test_by_batch_is_data_parallel(graph: Graph, mesh: str) -> None:
     """Two ways to the same strategy: fix and complete, or restrict and solve."""
     desk = Desk.of(graph, MESHES[mesh], mesh, "adamw")

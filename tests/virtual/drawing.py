@@ -62,10 +62,23 @@ def _operator(
         at = draw(st.sampled_from(halves))
         return sketch.view(x, *shape[:at], 2, shape[at] // 2, *shape[at + 1 :])
     if kind == "merge":
-        return sketch.view(x, shape[0] * shape[1], *shape[2:])
+        merged = (shape[0] * shape[1], *shape[2:])
+        return sketch.view(x, *merged) if _in_order(sketch, x) else sketch.reshape(x, *merged)
     if kind == "transpose":
         return sketch.transpose(x, 0, 1)
     return sketch.relu(x)
+
+
+def _in_order(sketch: Sketch, tensor: int) -> bool:
+    """Whether the elements surely lie in the order of the dims.
+
+    Dims that were transposed cannot be merged by a view: torch refuses it, and capture writes a
+    reshape there.
+    """
+    made = next((op for op in sketch.ops if tensor in op.results), None)
+    if made is None or made.kind == "aten.linear":
+        return True
+    return made.kind != "aten.transpose" and all(_in_order(sketch, t) for t in made.inputs)
 
 
 def _weights(sketch: Sketch) -> list[int]:

@@ -47,6 +47,10 @@ class Sketch:
         assert math.prod(shape) == math.prod(self.shape(x))
         return self.op("view", {"self": x}, shape, size=shape)
 
+    def reshape(self, x: int, *shape: int) -> int:
+        assert math.prod(shape) == math.prod(self.shape(x))
+        return self.op("reshape", {"self": x}, shape, shape=shape)
+
     def transpose(self, x: int, i: int, j: int) -> int:
         shape = list(self.shape(x))
         shape[i], shape[j] = shape[j], shape[i]
@@ -75,7 +79,7 @@ class Sketch:
         return self.op("sum", {"self": x}, ())
 
     def op(
-        self, kind: str, operands: dict[str, int], shape: Sequence[int], **attributes: Any
+        self, kind: str, operands: dict[str, int], shape: Sequence[int], /, **attributes: Any
     ) -> int:
         result = self._activation(shape, tuple(operands.values()))
         self._call(kind, operands, [result], attributes)

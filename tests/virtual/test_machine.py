@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from draws import draws
 from shardfold import zoo
 from shardfold.capture import capture
 from shardfold.graph import Graph
@@ -134,7 +135,7 @@ def test_random_plans_of_the_zoos_structures(name: str, monkeypatch: pytest.Monk
 
 
 @given(graphs(max_ops=7), st.sampled_from(["2", "2x2"]), st.integers(0, 1000))
-@settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
+@draws(80)
 def test_random_graphs_under_random_plans(graph: Graph, mesh: str, seed: int) -> None:
     desk = Desk.of(graph, MESHES[mesh], mesh)
     rng = np.random.default_rng(seed)

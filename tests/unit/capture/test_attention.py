@@ -8,9 +8,10 @@ import hypothesis.strategies as st
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import given
 from torch import Tensor, nn
 
+from draws import draws
 from shardfold.capture import capture
 from shardfold.capture.closed import Mask, Positions, forms_of
 from shardfold.graph import Graph, Op
@@ -151,7 +152,7 @@ def evaluated(form: Positions, shape: tuple[int, ...]) -> Tensor:
     return total
 
 
-@settings(max_examples=20, deadline=None)
+@draws(20)
 @given(
     rows=st.integers(1, 5),
     columns=st.integers(1, 5),

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from draws import draws
 from shardfold import zoo
 from shardfold.capture import capture
 from shardfold.capture.folding import fold
@@ -432,7 +433,7 @@ def test_the_users_model_is_left_alone() -> None:
     assert not any(module.training for module in model.modules())
 
 
-@settings(max_examples=15, deadline=None)
+@draws(15)
 @given(
     st.lists(
         st.tuples(st.booleans(), st.sampled_from([0.5, 1.0]), st.sampled_from([0.0, 0.1])),

@@ -7,9 +7,10 @@ from itertools import product
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from draws import draws
 from shardfold.cluster import mesh_from_text, parse
 from shardfold.costs import Roofline, price
 from shardfold.costs.model import VOLUME
@@ -70,7 +71,7 @@ def moves(draw: st.DrawFn) -> tuple[Layout, Layout, tuple[int, ...], tuple[int, 
 
 
 @given(moves())
-@settings(max_examples=400, deadline=None)
+@draws(400)
 def test_every_device_ends_with_what_the_target_says(
     move: tuple[Layout, Layout, tuple[int, ...], tuple[int, ...]],
 ) -> None:

@@ -8,9 +8,10 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from draws import draws
 from shardfold.capture import capture
 from shardfold.errors import PlanError
 from shardfold.graph import Graph
@@ -71,7 +72,7 @@ NAMES = st.text(max_size=20)
         max_size=2,
     ).map(tuple),
 )
-@settings(max_examples=60, deadline=None)
+@draws(60)
 def test_any_plan_loads_equal(
     plan: Plan, estimate: Any, operators: Any, tensors: Any, parameters: Any
 ) -> None:

@@ -45,9 +45,9 @@ def test_hard_small_cliques_agree_with_brute_force(seed: int) -> None:
 
 def test_running_out_of_time_states_the_gap() -> None:
     problem = clique(16, 16, seed=0)
-    begin = time.perf_counter()
+    begin = time.process_time()
     answer = bounded(factors_of(problem), table_bytes=1e6, seconds=1.0)
-    assert time.perf_counter() - begin < 5
+    assert time.process_time() - begin < 5
     assert answer.lower_bound is not None
     assert 0 < answer.lower_bound < problem.total(answer.choice)
 
@@ -113,9 +113,9 @@ def test_time_given_is_about_time_taken_with_a_memory_limit_too() -> None:
     hard = clique(14, 14, seed=0)
     sizes = tuple(np.random.default_rng(1).random(14) for _ in range(14))
     problem = Problem(hard.costs, hard.edges, hard.edge_costs, sizes)
-    begin = time.perf_counter()
+    begin = time.process_time()
     solution = solve(problem, memory_limit=5.0, table_bytes=1e5, seconds=0.3)
-    assert time.perf_counter() - begin < 6
+    assert time.process_time() - begin < 6
     assert not solution.is_optimal
     assert solution.bytes is not None
     assert solution.bytes <= 5.0

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hypothesis.strategies as st
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 
+from draws import draws
 from shardfold.search import Problem
 from shardfold.search.descent import descend
 from shardfold.search.kinds import Array
@@ -25,7 +26,7 @@ def some_problem(random: np.random.Generator, vertices: int) -> Problem:
     return Problem(costs, edges, edge_costs, sizes_bytes, edge_bytes)
 
 
-@settings(max_examples=60, deadline=None)
+@draws(60)
 @given(st.integers(0, 2**32 - 1), st.integers(1, 7))
 def test_no_vertex_alone_can_lower_the_sum_any_more(seed: int, vertices: int) -> None:
     random = np.random.default_rng(seed)
@@ -40,7 +41,7 @@ def test_no_vertex_alone_can_lower_the_sum_any_more(seed: int, vertices: int) ->
             assert problem.total(moved) >= problem.total(found)
 
 
-@settings(max_examples=60, deadline=None)
+@draws(60)
 @given(st.integers(0, 2**32 - 1), st.integers(1, 7), st.integers(0, 9))
 def test_descending_keeps_to_the_limit_and_never_costs_more(
     seed: int, vertices: int, room: int

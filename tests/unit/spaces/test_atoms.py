@@ -6,9 +6,10 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from draws import draws
 from shardfold.graph import Graph, Op
 from shardfold.spaces import AtomicRule, Atoms, atomise, rules_of
 from virtual.movement import chunks
@@ -112,7 +113,7 @@ def chains(draw: st.DrawFn) -> Graph:
 
 
 @given(chains())
-@settings(max_examples=300, deadline=None)
+@draws(300)
 def test_random_chains_of_views_carry_splits(graph: Graph) -> None:
     atoms = atoms_of(graph)
     for tensor, kind in enumerate(graph.tensors):

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from draws import draws
 from shardfold.spaces.layout import (
     PENDING,
     REPLICATED,
@@ -26,7 +27,7 @@ def test_values_and_gradients_mirror_each_other() -> None:
 
 
 @given(st.data())
-@settings(max_examples=200, deadline=None)
+@draws(200)
 def test_local_items_are_those_of_the_fullest_device(data: st.DataObject) -> None:
     shape = tuple(data.draw(st.lists(st.integers(2, 4), min_size=1, max_size=3)))
     atoms = tuple(data.draw(st.lists(st.integers(1, 20), min_size=1, max_size=3)))

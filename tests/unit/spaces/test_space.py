@@ -7,9 +7,10 @@ from math import prod
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from draws import draws
 from shardfold.cluster import Mesh
 from shardfold.cluster.mesh import Axis
 from shardfold.graph import Graph
@@ -42,7 +43,7 @@ def test_a_legal_split_leaves_no_part_empty_and_is_nearly_even(size: int, parts:
 
 
 @given(st.lists(st.integers(2, 4), min_size=1, max_size=3), st.data())
-@settings(max_examples=60, deadline=None)
+@draws(60)
 def test_configurations_are_all_that_are_legal(sizes: list[int], data: st.DataObject) -> None:
     on = mesh(*sizes)
     b, m, n = (data.draw(st.integers(1, 24)) for _ in range(3))

@@ -1,0 +1,111 @@
+"""Processes that stay: the jobs of many tests run on them, each in a process group of its own.
+
+`launch` of the library starts processes for one call; to start them and to import torch takes
+longer than most jobs do. A test of how processes start or end uses `launch` itself.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import pickle
+import random
+import tempfile
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from shardfold.run.launch import WAIT, keep_freed_memory
+
+Launch = Callable[..., list[Any]]  # job, number of processes, arguments
+Told = tuple[bool, Any]  # whether the job returned, and what; or what was raised
+
+
+class Ranks:
+    """As many processes as the largest job has asked for; a smaller one has the first of them."""
+
+    def __init__(self) -> None:
+        self.lines: list[Connection] = []
+        self.processes: list[Any] = []
+
+    def run(self, job: Callable[..., Any], processes: int, *args: Any) -> list[Any]:
+        """Call `job(rank, *args)` on so many processes; what each returns, by rank."""
+        if processes == 1:  # here, and without a group, as `launch` does it
+            return [job(0, *args)]
+        self._start(processes)
+        with tempfile.TemporaryDirectory(prefix="shardfold-") as folder:
+            sent = pickle.dumps((job, processes, Path(folder) / "store", args))
+            for line in self.lines[:processes]:
+                line.send_bytes(sent)
+            return self._collected(self.lines[:processes])
+
+    def stop(self) -> None:
+        """End the processes; the next job starts others."""
+        for process in self.processes:
+            process.kill()
+            process.join()
+        self.lines, self.processes = [], []
+
+    def _start(self, wanted: int) -> None:
+        context = multiprocessing.get_context("spawn")
+        for rank in range(len(self.lines), wanted):
+            here, there = context.Pipe()
+            process = context.Process(target=_serve, args=(rank, there), daemon=True)
+            process.start()
+            there.close()
+            self.lines.append(here)
+            self.processes.append(process)
+
+    def _collected(self, lines: list[Connection]) -> list[Any]:
+        """What all returned. After an error the others may wait for each other: they are ended."""
+        found: dict[int, Any] = {}
+        while len(found) < len(lines):
+            for line in wait([line for rank, line in enumerate(lines) if rank not in found]):
+                rank = lines.index(line)  # type: ignore[arg-type]
+                returned, what = _received(lines[rank])
+                if not returned:
+                    self.stop()
+                    raise AssertionError(f"On rank {rank} of {len(lines)}:\n{what}")
+                found[rank] = what
+        return [found[rank] for rank in range(len(lines))]
+
+
+def _received(line: Connection) -> Told:
+    try:
+        told: Told = pickle.loads(line.recv_bytes())
+    except EOFError:
+        return False, "The process ended."
+    return told
+
+
+def _serve(rank: int, line: Connection) -> None:
+    """Do jobs until nobody is there to send any."""
+    torch.set_num_threads(1)
+    keep_freed_memory()
+    with suppress(EOFError):
+        while True:
+            line.send_bytes(pickle.dumps(_told(rank, *pickle.loads(line.recv_bytes()))))
+
+
+def _told(
+    rank: int, job: Callable[..., Any], processes: int, store: Path, args: tuple[Any, ...]
+) -> Told:
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{store}", rank=rank, world_size=processes, timeout=WAIT
+    )
+    try:
+        found = job(rank, *args)
+        dist.barrier()  # no rank leaves the group while another still needs it
+    except Exception:
+        return False, traceback.format_exc()
+    dist.destroy_process_group()
+    return True, found
