@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from shardfold.run.figures import Figures
     from shardfold.run.train import Data, State, StepReport
 
-SHOWN = 10  # lines of progress, at most
+FIRST, SHARES, SILENCE_SECONDS = 10, 20, 10.0  # when a line of progress is due: see `_shown`
 PATIENCE_MINUTES = 60  # for a new plan: a large model on many devices may take its time
 TERMINATED = 128 + 15  # as shells say of a process that SIGTERM ended
 
@@ -139,12 +140,18 @@ def _train(rank: int, plan: Plan, wish: Wish) -> tuple[list[StepReport], Figures
     return reports, figures(plan, graph, reports, batch) if reports else None
 
 
-def _shown(rank: int, steps: int) -> Callable[[StepReport], None]:
-    """A line now and then, by rank 0; of the first step, and of the last."""
-    every = max(1, steps // SHOWN)
+def _shown(
+    rank: int, steps: int, clock: Callable[[], float] = time.monotonic
+) -> Callable[[StepReport], None]:
+    """Rank 0's lines: the first ten steps, the last, every twentieth part, and every 10 s."""
+    every, said = max(1, steps // SHARES), clock()
 
     def show(report: StepReport) -> None:
-        if rank == 0 and (report.number % every == 0 or report.number == steps - 1):
+        nonlocal said
+        number, now = report.number, clock()
+        is_due = number < FIRST or number % every == 0 or number == steps - 1
+        if rank == 0 and (is_due or now - said >= SILENCE_SECONDS):
+            said = now
             click.echo(
                 f"step {report.number:>5}  loss {report.loss:.4f}  {report.seconds * 1e3:.1f} ms",
                 err=True,

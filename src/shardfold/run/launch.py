@@ -6,6 +6,7 @@ seconds, with the first one's message.
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import logging
 import os
@@ -61,12 +62,7 @@ def joined(wait: timedelta = WAIT) -> Iterator[tuple[int, int]]:
 
     A collective that takes longer than `wait` is an error: a rank or a link is lost.
     """
-    cuda = torch.cuda.is_available()
-    if cuda:
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
-    else:
-        keep_freed_memory()
-    dist.init_process_group("nccl" if cuda else "gloo", timeout=wait)
+    _initialise(wait)
     try:
         yield dist.get_rank(), dist.get_world_size()
     except RuntimeError as error:
@@ -77,6 +73,39 @@ def joined(wait: timedelta = WAIT) -> Iterator[tuple[int, int]]:
             "said itself comes first. Training goes on from the last checkpoint when all are back."
         ) from error
     finally:
+        dist.destroy_process_group()
+
+
+def join_torchrun() -> None:
+    """Join the other processes that torchrun started, unless the script has already done so.
+
+    The group is left when the process ends.
+    """
+    if not dist.is_available() or dist.is_initialized() or not is_started():
+        return
+    if int(os.environ["WORLD_SIZE"]) > 1:
+        _initialise(WAIT)
+        atexit.register(_leave)
+
+
+def _initialise(wait: timedelta) -> None:
+    """A process group on this process's own GPU with NCCL, or on the CPU with gloo."""
+    if not torch.cuda.is_available():
+        keep_freed_memory()
+        dist.init_process_group("gloo", timeout=wait)
+        return
+    local, there = int(os.environ.get("LOCAL_RANK", 0)), torch.cuda.device_count()
+    if local >= there:
+        raise RunError(
+            f"Process {local} of this node has no GPU of its own: {there} can be seen. Start "
+            f"{there} with --nproc-per-node {there}, or set CUDA_VISIBLE_DEVICES= to run on CPUs."
+        )
+    torch.cuda.set_device(local)
+    dist.init_process_group("nccl", timeout=wait)
+
+
+def _leave() -> None:
+    if dist.is_initialized():
         dist.destroy_process_group()
 
 

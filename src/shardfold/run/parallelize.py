@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -24,6 +23,7 @@ from shardfold.run.batch import with_parts
 from shardfold.run.decisions import decisions_of
 from shardfold.run.evaluate import Original, evaluating
 from shardfold.run.groups import Groups, shared
+from shardfold.run.launch import join_torchrun
 from shardfold.run.lower import Lowered, lower
 from shardfold.run.materialise import tensors_of
 from shardfold.run.module import Parallel, Run
@@ -49,8 +49,9 @@ def parallelize(
 ) -> Parallel:
     """Make this rank's share of `model` under `plan`, ready for any training loop.
 
-    Call it on every rank of an initialised process group (one rank needs none), with the example
-    batch, loss and rules that the plan was made with. Weights of a real model are sliced; those
+    Call it on every process that torchrun started, with the example batch, loss and rules that the
+    plan was made with. If the script has not initialised a process group, NCCL is set up on GPUs,
+    each process on its own, or gloo on CPUs; one process needs none. Weights of a real model are sliced; those
     of a meta-device model are drawn module by module from `seed`, which also seeds dropout.
     `double` runs everything in float64, whatever the plan's dtype: for checking numbers. Under a
     plan of several micro-batches, the example is still the whole batch.
@@ -61,6 +62,7 @@ def parallelize(
         program, atoms = prepared(model, plan, args, kwargs, loss, rules)
         return program, atoms, lowered_here(plan, program, atoms, rules)
 
+    join_torchrun()
     program, atoms, lowered = agreed(lowering)
     prefix = "" if loss is None else LOSS_PREFIX
     settings = Settings(_dtype(plan), seed, double, prefix, plan.micro_batches, plan.cuts)
@@ -168,13 +170,12 @@ def _check_world(plan: Plan) -> None:
 
 
 def _device(model: nn.Module) -> torch.device:
-    """Where the model is; for one without data, this process's GPU if NCCL runs, else the CPU."""
-    for tensor in (*model.parameters(), *model.buffers()):
-        if not tensor.is_meta:
-            return tensor.device
-    if torch.cuda.is_available() and dist.is_initialized() and dist.get_backend() == "nccl":
-        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
-    return torch.device("cpu")
+    """Where the model is, or the CPU for one without data; this process's GPU if NCCL runs."""
+    tensors = (*model.parameters(), *model.buffers())
+    here = next((t.device for t in tensors if not t.is_meta), torch.device("cpu"))
+    if here.type == "cpu" and dist.is_initialized() and dist.get_backend() == "nccl":
+        return torch.device("cuda", torch.cuda.current_device())
+    return here
 
 
 def _tree(model: nn.Module, run: Run, dtype: torch.dtype | None) -> dict[str, Tensor]:
