@@ -34,7 +34,7 @@ def pin_option(command: Function) -> Function:
         "pins",
         multiple=True,
         metavar="PATTERN=SPLIT",
-        help="Fix a split, such as 'layers.*.mlp.up=out/8'. May be repeated.",
+        help="Fix a split, such as 'layers.*.mlp.up_proj=out/8'. May be repeated.",
     )(command)
 
 

@@ -6,9 +6,10 @@ its repeats that have the same place in it, the same kind, split and collectives
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from shardfold.graph.names import shared_prefix
 from shardfold.plans.joining import chained, gathered, in_order, merged
 from shardfold.plans.plan import OperatorEntry, Plan
 from shardfold.plans.rows import Block, Row, Traffic
@@ -76,18 +77,6 @@ def _located(module: str, skip: int) -> tuple[str, str, str]:
         return "", "", ".".join(parts)
     rest = ["*" if part.isdigit() else part for part in parts[at + 1 :]]
     return ".".join([*parts[:at], "*"]), parts[at], ".".join(rest)
-
-
-def shared_prefix(paths: Iterable[str]) -> int:
-    """How many leading names all paths share: a wrapper's name says nothing."""
-    split = [path.split(".") for path in paths if path]
-    depth = 0
-    while True:
-        heads = {tuple(parts[: depth + 1]) for parts in split}
-        inner = {parts[depth + 1] for parts in split if len(parts) > depth + 1}
-        if len(heads) != 1 or not inner or any(name.isdigit() for name in inner):
-            return depth
-        depth += 1
 
 
 def _row(members: _Members, mesh: Mapping[str, int]) -> Row:

@@ -1,4 +1,4 @@
-"""Pins: splits that the user fixes, as `layers.*.mlp.up=out/8`, before the search.
+"""Pins: splits that the user fixes, as `layers.*.mlp.up_proj=out/8`, before the search.
 
 A pattern with `*` and `?` names modules by their paths, or operators by their names; with a colon
 in front, `:linear_2`, by names alone. In a module the pin holds for every operator that can be
@@ -16,7 +16,7 @@ import numpy as np
 from shardfold.costs import Tabulated
 from shardfold.errors import InputError, nearest
 from shardfold.graph import Graph
-from shardfold.plans.blocks import shared_prefix
+from shardfold.graph.names import depth, shared_prefix, without
 from shardfold.plans.splits import UNSPLIT, Rows, Split, Splits, in_words
 
 REST = "*"  # among the words of a split: and whatever else is best
@@ -28,7 +28,7 @@ MOST = 12  # splits that a message lists
 class Pin:
     """A pattern for operators, and the split that they must have.
 
-    >>> pin = Pin.parse("layers.*.mlp.up", "batch/4 out")
+    >>> pin = Pin.parse("layers.*.mlp.up_proj", "batch/4 out")
     >>> pin.allows({"batch": 4, "out": 8}), pin.allows({"batch": 4}), pin.allows({"out": 8})
     (True, False, False)
     """
@@ -73,8 +73,9 @@ class Pin:
 
 def _unreadable(text: str) -> InputError:
     return InputError(
-        f"The pin {text!r} cannot be read: write PATTERN=SPLIT, such as 'layers.*.mlp.up=out/8', "
-        "'embedding=vocab', 'fc=batch/4 out/2', 'fc=out/2 *' or 'fc=unsplit'."
+        f"The pin {text!r} cannot be read: write PATTERN=SPLIT, such as "
+        "'layers.*.mlp.up_proj=out/8', 'embedding=vocab', 'fc=batch/4 out/2', 'fc=out/2 *' or "
+        "'fc=unsplit'."
     )
 
 
@@ -96,25 +97,34 @@ def parse_pins(pins: Mapping[str, str] | Iterable[str] | None) -> tuple[Pin, ...
 def matching(pattern: str, graph: Graph) -> list[list[int]]:
     """The operators that a pattern names: each by its own name, or together by their module.
 
-    A path may be written without the leading names that all paths of the model share.
+    A path is written in full, or as it is shown: without the leading names that all paths of the
+    model share. Where nothing is called so, more leading names may be left out: `layers.*` is
+    `model.layers.*`, too.
     """
-    skip = shared_prefix([op.origin.module for op in graph.ops])
+    paths = [op.origin.module for op in graph.ops]
+    skip = shared_prefix(paths)
+    deepest = max(map(depth, paths), default=0)
+    for left_out in ({0, skip}, *({names} for names in range(1, deepest + 1))):
+        found = _matching(pattern, graph, left_out)
+        if found:
+            return found
+    known = {without(path, skip) for path in paths} | {op.name for op in graph.ops}
+    raise InputError(f"No operator matches {pattern!r}. {_some(pattern, known - {''})}")
+
+
+def _matching(pattern: str, graph: Graph, left_out: set[int]) -> list[list[int]]:
+    """The operators that a pattern names where so many leading names are left out."""
     by_name = pattern.startswith(NAMED)
     alone: list[list[int]] = []
     modules: dict[str, list[int]] = {}
     for index, op in enumerate(graph.ops):
         path = op.origin.module
-        short = ".".join(path.split(".")[skip:])
-        if not by_name and path and (fnmatchcase(path, pattern) or fnmatchcase(short, pattern)):
+        shown = {without(path, names) for names in left_out if names <= depth(path)}
+        if not by_name and path and any(fnmatchcase(name, pattern) for name in shown):
             modules.setdefault(path, []).append(index)
         elif fnmatchcase(op.name, pattern.removeprefix(NAMED)):
             alone.append([index])
-    found = [*modules.values(), *alone]
-    if not found:
-        paths = {".".join(op.origin.module.split(".")[skip:]) for op in graph.ops}
-        known = {name for name in paths | {op.name for op in graph.ops} if name}
-        raise InputError(f"No operator matches {pattern!r}. {_some(pattern, known)}")
-    return found
+    return [*modules.values(), *alone]
 
 
 def _some(pattern: str, known: set[str]) -> str:
@@ -186,6 +196,7 @@ def _possible(
 def refused(refusals: Mapping[str, Refusal], graph: Graph) -> InputError:
     """Why no mesh allows the pins: what is possible at the operators that stand in the way."""
     lines = []
+    skip = shared_prefix([op.origin.module for op in graph.ops])
     distinct: dict[tuple[Pin, tuple[int, ...]], list[tuple[str, Refusal]]] = {}
     for mesh, refusal in refusals.items():
         distinct.setdefault((refusal.pin, refusal.operators), []).append((mesh, refusal))
@@ -195,7 +206,7 @@ def refused(refusals: Mapping[str, Refusal], graph: Graph) -> InputError:
         more = f" and {len(splits) - MOST} more" if len(splits) > MOST else ""
         op = graph.ops[operators[0]]
         name = op.name if len(operators) == 1 else ""
-        where = " ".join(filter(None, (op.origin.module, name)))
+        where = " ".join(filter(None, (without(op.origin.module, skip), name)))
         kinds = ", ".join(dict.fromkeys(graph.ops[i].kind for i in operators))
         meshes = ", ".join(mesh for mesh, _ in found)
         lines.append(

@@ -13,8 +13,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from shardfold.graph.names import shared_prefix
 from shardfold.plans import Plan
-from shardfold.plans.blocks import KINDS, shared_prefix
+from shardfold.plans.blocks import KINDS
 from shardfold.plans.plan import Move, OperatorEntry
 from shardfold.plans.plan import Row as Drawn
 from shardfold.plans.sketch import expanded, written_by

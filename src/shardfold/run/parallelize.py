@@ -51,10 +51,10 @@ def parallelize(
 
     Call it on every process that torchrun started, with the example batch, loss and rules that the
     plan was made with. If the script has not initialised a process group, NCCL is set up on GPUs,
-    each process on its own, or gloo on CPUs; one process needs none. Weights of a real model are sliced; those
-    of a meta-device model are drawn module by module from `seed`, which also seeds dropout.
-    `double` runs everything in float64, whatever the plan's dtype: for checking numbers. Under a
-    plan of several micro-batches, the example is still the whole batch.
+    each process on its own, or gloo on CPUs; one process needs none. Weights of a real model are
+    sliced; those of a meta-device model are drawn module by module from `seed`, which also seeds
+    dropout. `double` runs everything in float64, whatever the plan's dtype: for checking numbers.
+    Under a plan of several micro-batches, the example is still the whole batch.
     """
 
     def lowering() -> tuple[Program, Atoms, Lowered]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 from shardfold.cli.train import _shown
@@ -28,7 +30,7 @@ def test_lines_come_at_a_sensible_rate(
     shown = lines(capsys, steps, seconds)
     assert least <= len(shown) <= most
     assert (shown[0], shown[-1]) == (0, steps - 1)
-    gaps = [b - a for a, b in zip(shown, shown[1:], strict=False)]
+    gaps = [b - a for a, b in pairwise(shown)]
     assert max(gaps) <= max(1, steps // 20)
     assert seconds > 5 or max(gaps) * seconds <= 10.0 + seconds
 

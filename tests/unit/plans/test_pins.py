@@ -7,8 +7,11 @@ from pathlib import Path
 import pytest
 
 import shardfold as sf
+from shardfold import zoo
+from shardfold.capture import capture
 from shardfold.errors import InputError
 from shardfold.graph import Graph
+from shardfold.graph.names import shared_prefix, without
 from shardfold.plans import dumps
 from shardfold.plans.pins import Pin, matching, parse_pins
 from virtual.models import Language, tokens
@@ -55,7 +58,7 @@ def test_what_a_pin_allows(text: str, split: dict[str, int], is_allowed: bool) -
     "text", ["fc", "fc=", "=out/2", "fc=out/x", "fc=out/1", "fc=out/2 out/4", "fc=unsplit out/2"]
 )
 def test_a_pin_that_cannot_be_read_is_refused_with_examples(text: str) -> None:
-    with pytest.raises(InputError, match=r"cannot be read.*'layers\.\*\.mlp\.up=out/8'"):
+    with pytest.raises(InputError, match=r"cannot be read.*'layers\.\*\.mlp\.up_proj=out/8'"):
         parse_pins([text])
 
 
@@ -125,3 +128,42 @@ def test_pins_survive_the_file_and_plans_without_pins_read_as_before(
     found.save(tmp_path / "plan.json")
     assert sf.Plan.load(tmp_path / "plan.json") == found
     assert '"pinned"' not in dumps(plan)
+
+
+@pytest.fixture(scope="module")
+def llama() -> Graph:
+    return capture(*zoo.build("llama3-8b-tiny"))
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "layers.*.mlp.up_proj",
+        "model.layers.*.mlp.up_proj",
+        "model.model.layers.*.mlp.up_proj",
+        "*.mlp.up_proj",
+    ],
+)
+def test_a_path_matches_in_full_and_without_leading_names(llama: Graph, pattern: str) -> None:
+    paths = {
+        llama.ops[index].origin.module for group in matching(pattern, llama) for index in group
+    }
+    assert paths == {p.origin.module for p in llama.ops if p.origin.module.endswith("mlp.up_proj")}
+    assert len(paths) > 1
+
+
+def test_leading_names_are_left_out_only_where_nothing_is_called_so(llama: Graph) -> None:
+    (group,) = matching("layers.0.mlp.up_proj", llama)
+    assert {llama.ops[i].origin.module.rpartition("layers.0.")[2] for i in group} == {"mlp.up_proj"}
+    with pytest.raises(InputError, match=r"No operator matches '0\.mlp\.up_proj'"):
+        matching("0.mlp.up_proj", llama)
+
+
+def test_every_name_that_a_plan_shows_can_be_pinned(llama: Graph) -> None:
+    skip = shared_prefix([op.origin.module for op in llama.ops])
+    for op in llama.ops:
+        if op.origin.module:
+            shown = without(op.origin.module, skip) or op.origin.module
+            found = {llama.ops[i].origin.module for group in matching(shown, llama) for i in group}
+            assert op.origin.module in found
+            assert found <= {op.origin.module, shown}  # `model` is the wrapper's own name, too
