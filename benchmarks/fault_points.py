@@ -54,9 +54,9 @@ def arm(fault: Fault) -> None:
     import torch
     import torch.distributed as dist
 
-    from shardfold.run import train
-    from shardfold.run.checkpoint import folders, storage
-    from shardfold.run.module import Parallel
+    from shardfold.runtime import training
+    from shardfold.runtime.checkpoint import folders, storage
+    from shardfold.runtime.module import Parallel
 
     def before(owner: Any, name: str, point: str) -> None:
         whole = getattr(owner, name)
@@ -70,11 +70,11 @@ def arm(fault: Fault) -> None:
     for name in [n for n in dir(dist) if n.startswith(("all_", "reduce_scatter"))]:
         before(dist, name, "collective")
     before(storage.zlib, "crc32", "write")  # between two tensors of a part
-    before(sys.modules["shardfold.run.checkpoint.save"], "encode", "index")
+    before(sys.modules["shardfold.runtime.checkpoint.save"], "encode", "index")
     before(folders.Path, "rename", "rename")
-    before(sys.modules["shardfold.run.checkpoint.save"].folders, "prune", "prune")
+    before(sys.modules["shardfold.runtime.checkpoint.save"].folders, "prune", "prune")
     _arm_passes(fault, Parallel, torch)
-    _count_steps(fault, train)
+    _count_steps(fault, training)
 
 
 def _arm_passes(fault: Fault, module: Any, torch: Any) -> None:
@@ -110,8 +110,8 @@ def _arm_passes(fault: Fault, module: Any, torch: Any) -> None:
     module.forward = forward
 
 
-def _count_steps(fault: Fault, train: Any) -> None:
-    whole = train.advance
+def _count_steps(fault: Fault, training: Any) -> None:
+    whole = training.advance
 
     def advance(state: Any, *args: Any, **kwargs: Any) -> float:
         fault.step = state.step
@@ -119,7 +119,7 @@ def _count_steps(fault: Fault, train: Any) -> None:
         fault.log("step", step=fault.step, loss=found)
         return found
 
-    train.advance = advance
+    training.advance = advance
 
 
 def begin() -> None:

@@ -20,18 +20,18 @@ import click
 import msgspec
 
 from fidelity_cases import ALONE, CLUSTER, SINGLE, Case, choices_of
-from shardfold.calibrate.pace import PACE, at_pace
-from shardfold.calibrate.stopwatch import Times
+from shardfold.calibrate.host import PACE, at_pace
+from shardfold.calibrate.timers import Times
 from shardfold.capture import capture
 from shardfold.cluster import Mesh, mesh_from_text, parse
 from shardfold.costs import Measured, Profile, optimizer_named
-from shardfold.costs.asking import asked_for
-from shardfold.costs.profile import load
-from shardfold.costs.queue import Asked, queued_seconds
-from shardfold.plans.assemble import Assembly
-from shardfold.plans.recall import restated
+from shardfold.costs.launch_queue import Asked, asked_for, queued_seconds
+from shardfold.costs.profile.profile import load
+from shardfold.operators import rules_of
+from shardfold.plans.read import restated
+from shardfold.sharding import find_subdims
 from shardfold.simulate import simulate
-from shardfold.spaces import atomise, rules_of
+from shardfold.simulate.decoded import Assembly
 
 PAGE = Path("docs/results/fidelity.md")
 FIGURES = Path("docs/results/fidelity.json")
@@ -48,8 +48,8 @@ def predicted(case: Case, profile: Profile, pace: Times | None) -> dict[str, Any
     shape = "x".join(str(axis.size) for axis in plan.mesh)
     mesh = mesh_from_text(shape, cluster) if shape else Mesh(())
     model = Measured(cluster, mesh, profile)
-    atoms = atomise(graph, rules_of(graph))
-    assembly = restated(plan, graph, atoms, mesh, model, optimizer_named("adamw"))
+    subdims = find_subdims(graph, rules_of(graph))
+    assembly = restated(plan, graph, subdims, mesh, model, optimizer_named("adamw"))
     host = profile.host if pace is None else at_pace(profile.host, pace)
     then = Measured(cluster, mesh, msgspec.structs.replace(profile, host=host))
     return {

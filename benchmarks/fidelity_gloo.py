@@ -32,22 +32,23 @@ from torch import Tensor, nn
 
 import shardfold as sf
 from environment import environment
-from shardfold.calibrate.calibrate import calibrate
-from shardfold.calibrate.processes import together
+from shardfold.calibrate.profile import calibrate, together
 from shardfold.capture import capture
 from shardfold.cluster import Cluster, Mesh, mesh_from_text, parse
 from shardfold.costs import Measured, Profile, Roofline, optimizer_named, tabulate
-from shardfold.costs.profile import load
+from shardfold.costs.profile.profile import load
 from shardfold.graph import Graph
-from shardfold.plans import Assembly, Plan
-from shardfold.plans.baselines import batch_factors, data_parallel, fully_sharded
+from shardfold.operators import rules_of
+from shardfold.plans import Plan
 from shardfold.plans.batch import inputs_of
-from shardfold.plans.recall import recalled, restated
-from shardfold.plans.schedule import Scheduler
-from shardfold.run.launch import launch
-from shardfold.run.parallelize import Settings, assemble, lowered_here, prepared
+from shardfold.plans.read import recalled, restated
+from shardfold.runtime.launch import launch
+from shardfold.runtime.parallelize import Settings, assemble, lowered_here, prepared
+from shardfold.sharding import Subdims, find_subdims
 from shardfold.simulate import simulate
-from shardfold.spaces import Atoms, atomise, rules_of
+from shardfold.simulate.decoded import Assembly
+from shardfold.simulate.tasks import Scheduler
+from shardfold.strategies.baselines import batch_factors, data_parallel, fully_sharded
 
 FAMILIES = (
     "matmul",
@@ -108,13 +109,13 @@ def plans(processes: int, wanted: int, seed: int) -> list[Candidate]:
 
 def _altered(cluster: Cluster, mesh: Mesh, count: int, seed: int) -> Iterator[Candidate]:
     """The best plan, data parallel and fully sharded, and all three with some decisions drawn."""
-    graph, atoms = _graph()
+    graph, subdims = _graph()
     model, args = example()
     best = sf.plan(model, args, cluster=cluster, mesh=mesh)
     prices, updates = Roofline(cluster, mesh), optimizer_named("adamw")
-    tables = tabulate(graph, atoms, mesh, prices, updates)
-    blank = Assembly(graph, atoms, tables, (0,) * len(tables.vertices), prices, updates)
-    batch = batch_factors(graph, atoms)
+    tables = tabulate(graph, subdims, mesh, prices, updates)
+    blank = Assembly(graph, subdims, tables, (0,) * len(tables.vertices), prices, updates)
+    batch = batch_factors(graph, subdims)
     origins = {
         "the best by the datasheet": recalled(best, blank),
         "data parallel": data_parallel(tables, batch),
@@ -156,19 +157,19 @@ def spread(found: list[Candidate], wanted: int) -> list[Candidate]:
 
 def predicted(plan: Plan, profile: Profile) -> float:
     """Seconds of a step by the profile: as `shardfold plan --profile` would say."""
-    graph, atoms = _graph()
+    graph, subdims = _graph()
     cluster = parse(plan.cluster)
     mesh = mesh_from_text("x".join(str(axis.size) for axis in plan.mesh), cluster)
     prices = Measured(cluster, mesh, profile)
-    assembly = restated(plan, graph, atoms, mesh, prices, optimizer_named("adamw"))
-    return simulate(Scheduler(graph, atoms, cluster).alone(assembly)).step_seconds
+    assembly = restated(plan, graph, subdims, mesh, prices, optimizer_named("adamw"))
+    return simulate(Scheduler(graph, subdims, cluster).alone(assembly)).step_seconds
 
 
 @cache
-def _graph() -> tuple[Graph, Atoms]:
+def _graph() -> tuple[Graph, Subdims]:
     model, args = example()
     graph = capture(model, args)
-    return graph, atomise(graph, rules_of(graph))
+    return graph, find_subdims(graph, rules_of(graph))
 
 
 def calibrated(rank: int) -> Profile:
@@ -187,10 +188,10 @@ def timed(rank: int, files: list[str], number: int) -> list[float]:
     gc.disable()
     model, args = example()
     plans = [Plan.load(file) for file in files]
-    program, atoms = prepared(model, plans[0], args, {}, None, None)
+    program, subdims = prepared(model, plans[0], args, {}, None, None)
     times = [0.0] * len(plans)
     for at in random.Random(number).sample(range(len(plans)), len(plans)):
-        lowered = lowered_here(plans[at], program, atoms, None)
+        lowered = lowered_here(plans[at], program, subdims, None)
         times[at] = _median_step(assemble(model, program, lowered, Settings()), args)
         gc.collect()
     return times

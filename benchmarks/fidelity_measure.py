@@ -38,14 +38,15 @@ import torch.distributed as dist
 from torch import nn
 
 from fidelity_cases import ALONE, CASES, DEVICES, Case, choices_of
-from shardfold.calibrate.calibrate import environment_of, machine_of, workspace_bytes
-from shardfold.calibrate.pace import Pace
-from shardfold.calibrate.stopwatch import middle
+from shardfold.calibrate.host import Pace
+from shardfold.calibrate.profile import environment_of, machine_of, workspace_bytes
+from shardfold.calibrate.timers import middle
 from shardfold.capture import capture_program
+from shardfold.operators import rules_of
 from shardfold.plans import Plan
-from shardfold.run.alone import alone
-from shardfold.run.parallelize import Settings, assemble, parallelize
-from shardfold.spaces import atomise, rules_of
+from shardfold.runtime.lower import alone
+from shardfold.runtime.parallelize import Settings, assemble, parallelize
+from shardfold.sharding import find_subdims
 
 WARM, WINDOW = 3, 5  # steps
 SETTLED, MOST_WINDOWS = 3, 10  # windows that agree, and how many there may be until then
@@ -61,8 +62,8 @@ def module_of(
     model, args, kwargs = case.build(device)
     if not _is_planned(case):
         program = capture_program(model, args, kwargs)
-        atoms = atomise(program.graph, rules_of(program.graph))
-        return assemble(model, program, alone(program, atoms), Settings()), args, kwargs, ""
+        subdims = find_subdims(program.graph, rules_of(program.graph))
+        return assemble(model, program, alone(program, subdims), Settings()), args, kwargs, ""
     plan = Plan.load(plans[case.name])
     return parallelize(model, plan, args, kwargs), args, kwargs, choices_of(plan)
 

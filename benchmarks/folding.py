@@ -70,13 +70,14 @@ def unique_operators(model: Any, args: Any, kwargs: Any, cluster: str) -> dict[s
     from shardfold.capture import capture_short
     from shardfold.cluster import parse
     from shardfold.costs import optimizer_named, pricing_named, tabulate
-    from shardfold.spaces import atomise, rules_of
+    from shardfold.operators import rules_of
+    from shardfold.sharding import find_subdims
 
     graph = capture_short(model, args, kwargs, dtype="bf16")
     target, pricing = parse(cluster), pricing_named("roofline")
     mesh = target.meshes()[0]
-    atoms = atomise(graph, rules_of(graph, pricing.rules))
-    tables = tabulate(graph, atoms, mesh, pricing.model(target, mesh), optimizer_named("adamw"))
+    subdims = find_subdims(graph, rules_of(graph, pricing.rules))
+    tables = tabulate(graph, subdims, mesh, pricing.model(target, mesh), optimizer_named("adamw"))
     own = {
         id(cost)
         for vertex, cost in zip(tables.vertices, tables.problem.costs, strict=True)

@@ -102,7 +102,7 @@ def cases(model: str, processes: int, plans: int, training: int) -> list[Case]:
     """The best plan, and so many random ones, over the meshes of so many processes."""
     from tests.distributed.choices import Chooser
 
-    from shardfold.plans.store import dumps
+    from shardfold.plans.files import dumps
 
     meshes = MESHES[processes]
     found: list[Case] = []
@@ -119,21 +119,21 @@ class Captured:
     """A model and its program: made before the processes are started, and found in all of them."""
 
     def __init__(self, name: str, plan: Any) -> None:
-        from shardfold.run.parallelize import prepared
+        from shardfold.runtime.parallelize import prepared
 
         self.name = name
         self.model, self.args, self.kwargs = built(name)
-        self.program, self.atoms = prepared(self.model, plan, self.args, self.kwargs, None, None)
+        self.program, self.subdims = prepared(self.model, plan, self.args, self.kwargs, None, None)
 
     def module(self, plan: Any | None) -> Any:
         """The module under a plan, or on one device alone."""
-        from shardfold.run.alone import alone
-        from shardfold.run.parallelize import Settings, assemble, lowered_here
+        from shardfold.runtime.lower import alone
+        from shardfold.runtime.parallelize import Settings, assemble, lowered_here
 
         if plan is None:
-            lowered = alone(self.program, self.atoms)
+            lowered = alone(self.program, self.subdims)
         else:
-            lowered = lowered_here(plan, self.program, self.atoms, None)
+            lowered = lowered_here(plan, self.program, self.subdims, None)
         # A model may compute its loss in float32 whatever its own dtype: all of it is widened.
         return assemble(self.model, self.program, lowered, Settings(double=True))
 
@@ -174,7 +174,7 @@ def trained(captured: Captured, module: Any, steps: int, first: Any = nullcontex
 def job(rank: int, captured: Captured, given: Sequence[Case], show: bool) -> list[Row]:
     """Every plan of a model, one after the other; on each process."""
     from shardfold.errors import ShardfoldError
-    from shardfold.plans.store import loads
+    from shardfold.plans.files import loads
 
     # One device's numbers are made once for all plans; only rank 0 compares.
     single = trained(captured, captured.module(None), STEPS) if rank == 0 else None
@@ -228,7 +228,7 @@ def tried(captured: Captured, single: Numbers | None, plan: Any, steps: int) -> 
 
 def apart(found: Numbers, expected: Numbers) -> dict[str, Any]:
     """The largest relative differences: of the first loss, of gradients, and over all steps."""
-    from shardfold.run.check import SMALL, difference
+    from shardfold.runtime.check import SMALL, difference
 
     floor = SMALL * max(float(g.abs().max()) for g in expected.gradients.values() if g is not None)
     gradient = 0.0
@@ -285,7 +285,7 @@ def module_difference(rank: int, model: str) -> float:
 
     import shardfold as sf
     from shardfold import zoo
-    from shardfold.run.check import SMALL, difference
+    from shardfold.runtime.check import SMALL, difference
     from shardfold.zoo import transformer
 
     transformer.DROPOUT = 0.0
@@ -445,7 +445,7 @@ def main(
     if write:
         PAGE.write_text(page(json.loads(RESULTS.read_text())))
         return
-    from shardfold.plans.store import loads
+    from shardfold.plans.files import loads
 
     started = time.perf_counter()
     facts = {**environment(), "torch": version("torch"), "transformers": version("transformers")}

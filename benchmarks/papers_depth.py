@@ -20,10 +20,11 @@ from shardfold.cluster import mesh_from_text, parse
 from shardfold.costs import optimizer_named, pricing_named, tabulate
 from shardfold.errors import ShardfoldError
 from shardfold.graph import Graph
-from shardfold.plans.strategies import STRATEGIES, Setting, Unfit
+from shardfold.operators import rules_of
 from shardfold.search import Problem, solve
 from shardfold.search.ilp import ilp
-from shardfold.spaces import atomise, rules_of
+from shardfold.sharding import find_subdims
+from shardfold.strategies.named import STRATEGIES, Setting, Unfit
 
 CLUSTER, MESH = "2x8xv100", "2x2x4"
 PROGRAMS = (("8xv100", "8"), ("2x8xv100", "2x8"))  # what an integer program is tried on
@@ -86,10 +87,10 @@ def _exact(problem: Problem) -> tuple[float, float]:
 def _problem(graph: Graph, cluster_name: str, mesh_name: str) -> tuple[Problem, float | None]:
     """The whole model's search problem, and the sum of the best Megatron-style strategy on it."""
     pricing, cluster = pricing_named("roofline"), parse(cluster_name)
-    atoms = atomise(graph, rules_of(graph, pricing.rules))
+    subdims = find_subdims(graph, rules_of(graph, pricing.rules))
     mesh = mesh_from_text(mesh_name, cluster)
-    tables = tabulate(graph, atoms, mesh, pricing.model(cluster, mesh), optimizer_named("adamw"))
-    setting = Setting(graph, atoms, tables)
+    tables = tabulate(graph, subdims, mesh, pricing.model(cluster, mesh), optimizer_named("adamw"))
+    setting = Setting(graph, subdims, tables)
     names = ("megatron", "megatron-sequence", "mesh-tensorflow", "one-weird-trick")
     found = [STRATEGIES[name](setting) for name in names]
     steps = [tables.problem.total(c) for c in found if not isinstance(c, Unfit)]

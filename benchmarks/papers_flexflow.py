@@ -1,8 +1,8 @@
 """FlexFlow's search as it was: random moves, each judged by simulating the step.
 
-The moves of `shardfold.search.mcmc` are priced by a few table entries. FlexFlow simulates the step
-for every proposal, and so does this: the same rule of acceptance, from the best strategy by hand,
-with our simulator as the judge. They are given 100 times as long as the exact search takes on the
+The moves of `shardfold.search.baselines` are priced by a few table entries. FlexFlow
+simulates the step for every proposal, and so does this: the same rule of acceptance, from the best
+strategy by hand, with our simulator as the judge. They are given 100 times as long as the exact search takes on the
 same tables, and go on to a stated time where that is longer. How many are made in the hundredfold
 time, and with what, is measured. What all 250,000 would take is extrapolated from the second half
 of the moves made, as steps that were met before are not described again, so that the first take
@@ -27,10 +27,10 @@ from shardfold.capture import capture
 from shardfold.cluster import parse
 from shardfold.costs import optimizer_named, pricing_named
 from shardfold.graph import Graph
-from shardfold.plans.decide import decide
-from shardfold.plans.finalists import Finalist
-from shardfold.plans.judge import Judge
-from shardfold.plans.settle import Request
+from shardfold.planner.planner import decide
+from shardfold.planner.proposals import Finalist
+from shardfold.planner.request import Request
+from shardfold.planner.select import Judge
 from shardfold.search import solve
 
 BETA = 200.0  # as in `mcmc`: a step 0.5% longer is accepted one time in e

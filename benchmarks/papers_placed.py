@@ -28,9 +28,9 @@ from shardfold.capture import capture
 from shardfold.cluster import Cluster, parse
 from shardfold.costs import optimizer_named, pricing_named
 from shardfold.costs.steps import Collective
-from shardfold.plans.decide import decide
-from shardfold.plans.judge import Judge
-from shardfold.plans.settle import Request
+from shardfold.planner.planner import decide
+from shardfold.planner.request import Request
+from shardfold.planner.select import Judge
 from shardfold.simulate import timeline
 
 GROUPS = 2

@@ -17,10 +17,11 @@ from shardfold.cluster import parse
 from shardfold.costs import Tabulated, optimizer_named, pricing_named, tabulate
 from shardfold.errors import ShardfoldError
 from shardfold.graph import Graph
-from shardfold.plans.strategies import STRATEGIES, Setting, Unfit
+from shardfold.operators import rules_of
 from shardfold.search import Problem, solve
-from shardfold.search.mcmc import MOVES, mcmc
-from shardfold.spaces import Atoms, atomise, rules_of
+from shardfold.search.baselines import MOVES, mcmc
+from shardfold.sharding import Subdims, find_subdims
+from shardfold.strategies.named import STRATEGIES, Setting, Unfit
 
 MODELS = ("alexnet", "inceptionv3", "rnnlm", "transformer")
 DEVICES = (4, 8, 16, 32, 64)
@@ -42,23 +43,23 @@ def rows() -> Iterator[dict[str, Any]]:
         module, args, kwargs = zoo.build(model)
         graph = capture(module, args, kwargs)
         pricing = pricing_named("paper")
-        atoms = atomise(graph, rules_of(graph, pricing.rules))
+        subdims = find_subdims(graph, rules_of(graph, pricing.rules))
         for devices in DEVICES:
-            yield {"model": model, "devices": devices, **_row(graph, atoms, devices)}
+            yield {"model": model, "devices": devices, **_row(graph, subdims, devices)}
 
 
-def _row(graph: Graph, atoms: Atoms, devices: int) -> dict[str, Any]:
+def _row(graph: Graph, subdims: Subdims, devices: int) -> dict[str, Any]:
     pricing, cluster = pricing_named("paper"), parse(cluster_of(devices, "1080ti"))
     begin = time.perf_counter()
     made = [
-        tabulate(graph, atoms, mesh, pricing.model(cluster, mesh), optimizer_named("sgd"))
+        tabulate(graph, subdims, mesh, pricing.model(cluster, mesh), optimizer_named("sgd"))
         for mesh in cluster.meshes()
     ]
     tables = time.perf_counter() - begin
     found = [(solve(tabulated.problem), tabulated) for tabulated in made]
     best, tabulated = min(found, key=lambda pair: pair[0].cost)
     again = min(solve(tabulated.problem).statistics.seconds for _ in range(REPEATS))
-    start = _by_hand(graph, atoms, tabulated)
+    start = _by_hand(graph, subdims, tabulated)
     return {
         "mesh": str(tabulated.mesh),
         "vertices": len(tabulated.problem),
@@ -72,9 +73,9 @@ def _row(graph: Graph, atoms: Atoms, devices: int) -> dict[str, Any]:
     }
 
 
-def _by_hand(graph: Graph, atoms: Atoms, tabulated: Tabulated) -> tuple[int, ...]:
+def _by_hand(graph: Graph, subdims: Subdims, tabulated: Tabulated) -> tuple[int, ...]:
     """The best strategy by hand on these tables, from which random moves start."""
-    setting = Setting(graph, atoms, tabulated)
+    setting = Setting(graph, subdims, tabulated)
     found = (strategy(setting) for strategy in STRATEGIES.values())
     choices = [choice for choice in found if not isinstance(choice, Unfit)]
     return min(choices, key=setting.rank)

@@ -18,7 +18,7 @@ from typing import Any
 
 import click
 
-from shardfold.plans.units import number, seconds, size
+from shardfold.report.units import number, seconds, size
 
 FOLDER = Path(__file__).resolve().parent.parent / "docs" / "results"
 PAPER = "4x8x1080ti"

@@ -54,8 +54,8 @@ def measure(name: str, steps: int) -> dict[str, Any]:
     """The largest differences of any loss after the middle."""
     from distributed.choices import Chooser
     from distributed.resume import Case, resumed_runs, tied, whole_runs
-    from shardfold.plans.store import dumps
-    from shardfold.run.launch import launch
+    from shardfold.plans.files import dumps
+    from shardfold.runtime.launch import launch
 
     with tempfile.TemporaryDirectory() as folder:
 

@@ -33,12 +33,14 @@ from megatron import GPT, SplitGPT
 from shardfold.capture import capture
 from shardfold.cluster import mesh_from_text, parse
 from shardfold.costs import optimizer_named, pricing_named, tabulate
-from shardfold.plans import Assembly, Plan
-from shardfold.plans.store import dumps, loads
-from shardfold.plans.strategies import Setting, Unfit, strategy_named
-from shardfold.run import parallelize
-from shardfold.run.launch import launch
-from shardfold.spaces import atomise, rules_of
+from shardfold.operators import rules_of
+from shardfold.plans import Plan
+from shardfold.plans.files import dumps, loads
+from shardfold.runtime import parallelize
+from shardfold.runtime.launch import launch
+from shardfold.sharding import find_subdims
+from shardfold.simulate.decoded import Assembly
+from shardfold.strategies.named import Setting, Unfit, strategy_named
 
 SMALL = {"vocabulary": 8192, "seq": 64, "width": 384, "layers": 4, "heads": 6}
 BATCH = 8
@@ -55,12 +57,12 @@ def strategy_plan(model: nn.Module, args: tuple[Any, ...], name: str, world: int
     mesh = mesh_from_text(str(world), cluster)
     graph = capture(model, args)
     pricing, optimizer = pricing_named("roofline"), optimizer_named("adamw")
-    atoms = atomise(graph, rules_of(graph, pricing.rules))
+    subdims = find_subdims(graph, rules_of(graph, pricing.rules))
     prices = pricing.model(cluster, mesh)
-    tables = tabulate(graph, atoms, mesh, prices, optimizer)
-    choice = strategy_named(name)(Setting(graph, atoms, tables))
+    tables = tabulate(graph, subdims, mesh, prices, optimizer)
+    choice = strategy_named(name)(Setting(graph, subdims, tables))
     assert not isinstance(choice, Unfit), choice
-    made = Assembly(graph, atoms, tables, choice, prices, optimizer)
+    made = Assembly(graph, subdims, tables, choice, prices, optimizer)
     return msgspec.structs.replace(
         sf.plan(model, args, cluster=cluster, mesh=mesh),
         operators=made.operators(),
@@ -167,9 +169,9 @@ def one_process(
 
 def _model(name: str, device: str) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
     """A transformers model without dropout, which one device would draw in its own way."""
+    from shardfold.zoo.build import Draw
     from shardfold.zoo.huggingface import causal, gpt2, llama
-    from shardfold.zoo.inputs import Draw
-    from shardfold.zoo.shapes import StackShape
+    from shardfold.zoo.resize import StackShape
 
     shapes = {
         "gpt2": (gpt2, StackShape(12, 768, 3072, 50_257, 12, 12), 1, 64, torch.float32),

@@ -27,9 +27,10 @@ from shardfold.capture import capture
 from shardfold.cluster import parse
 from shardfold.costs import Tabulated, optimizer_named, pricing_named, tabulate
 from shardfold.graph import Graph, Op
+from shardfold.operators import rules_of
 from shardfold.search import solve
-from shardfold.spaces import Atoms, atomise, rules_of
-from shardfold.spaces.words import word, words_of
+from shardfold.sharding import Subdims, find_subdims
+from shardfold.sharding.factor_names import word, words_of
 
 CLUSTER = "4x8x1080ti"
 FOLDER = Path(__file__).resolve().parent.parent / "docs" / "results"
@@ -61,7 +62,7 @@ class Tables:
     """A model's search problem on one mesh."""
 
     graph: Graph
-    atoms: Atoms
+    subdims: Subdims
     tabulated: Tabulated
     words: Mapping[int, str]
 
@@ -80,7 +81,7 @@ class Tables:
 
     def _allowed(self, v: int, row: Row) -> np.ndarray:
         vertex = self.tabulated.vertices[v]
-        space, identities = vertex.space, self.atoms.factors[vertex.index]
+        space, identities = vertex.space, self.subdims.factors[vertex.index]
         assert space is not None
         found = []
         for counts in space.parts(self.tabulated.mesh.shape):
@@ -103,13 +104,13 @@ def tables_of(model: str) -> list[Tables]:
     module, args, kwargs = zoo.build(model)
     graph = capture(module, args, kwargs)
     pricing, cluster = pricing_named("paper"), parse(CLUSTER)
-    atoms = atomise(graph, rules_of(graph, pricing.rules))
-    words = words_of(graph, atoms)
+    subdims = find_subdims(graph, rules_of(graph, pricing.rules))
+    words = words_of(graph, subdims)
     found = []
     for mesh in cluster.meshes():
         prices = pricing.model(cluster, mesh)
-        tabulated = tabulate(graph, atoms, mesh, prices, optimizer_named("adamw"))
-        found.append(Tables(graph, atoms, tabulated, words))
+        tabulated = tabulate(graph, subdims, mesh, prices, optimizer_named("adamw"))
+        found.append(Tables(graph, subdims, tabulated, words))
     return found
 
 

@@ -76,35 +76,36 @@ def _published(case: Case, model: Any, args: Any, kwargs: Any, limit: float) -> 
     from shardfold.cluster import parse
     from shardfold.costs import optimizer_named, pricing_named, tabulate
     from shardfold.costs.recompute import KEEP_ALL, block_regions
-    from shardfold.costs.unfold import unfold
-    from shardfold.plans.choose import Candidate
-    from shardfold.plans.finalists import Field, proposed
-    from shardfold.plans.judge import Judge
-    from shardfold.plans.restrict import Restricted
-    from shardfold.plans.strategies import Setting, Unfit, sharded_by_node, zero_3
+    from shardfold.costs.unroll import unfold
+    from shardfold.operators import rules_of
+    from shardfold.planner.mesh_search import Candidate
+    from shardfold.planner.proposals import Field, proposed
+    from shardfold.planner.select import Judge
     from shardfold.search import Solution
     from shardfold.search.solution import Statistics
-    from shardfold.spaces import atomise, rules_of
+    from shardfold.search.subproblem import Restricted
+    from shardfold.sharding import find_subdims
+    from shardfold.strategies.named import Setting, Unfit, sharded_by_node, zero_3
 
     cluster, optimizer = parse(case.cluster), optimizer_named("adamw")
     graph = capture_short(model, args, kwargs, dtype="bf16")
-    atoms = atomise(graph, rules_of(graph))
+    subdims = find_subdims(graph, rules_of(graph))
     strategy = zero_3 if case.strategy == "zero-3" else sharded_by_node
     judge = Judge(cluster, optimizer)
     found: list[dict[str, Any]] = []
-    for regions in (KEEP_ALL, block_regions(graph, atoms)):
+    for regions in (KEEP_ALL, block_regions(graph, subdims)):
         for mesh in cluster.meshes()[:2]:
             costs = pricing_named("roofline").model(cluster, mesh)
-            tables = tabulate(graph, atoms, mesh, costs, optimizer, regions)
+            tables = tabulate(graph, subdims, mesh, costs, optimizer, regions)
             unfolded = unfold(tables, graph)
-            choice = strategy(Setting(graph, atoms, tables, limit, unfolded))
+            choice = strategy(Setting(graph, subdims, tables, limit, unfolded))
             if isinstance(choice, Unfit):
                 continue
             whole = tuple(unfolded.extended(choice).tolist())
             solution = Solution(whole, 0.0, False, 0.0, None, Statistics("published"))
             left = Restricted(unfolded.problem, {})
             candidate = Candidate(mesh, costs, tables, solution, left, unfolded)
-            field = Field(graph, atoms, (candidate,))
+            field = Field(graph, subdims, (candidate,))
             judged = judge.judged([proposed(case.published, field, candidate, whole)])
             figures = _figures(judged[0].simulation, limit)
             again = "always" if regions else "never"

@@ -17,8 +17,8 @@ from rich.table import Table
 
 import shardfold as sf
 from shardfold import zoo
-from shardfold.plans.units import number, seconds, size
 from shardfold.report import drawn, plan_view
+from shardfold.report.units import number, seconds, size
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def main() -> None:
 
 def _training(case: Case, console: Console) -> Table:
     """Train under a plan on two processes and on one, and put the losses side by side."""
-    from shardfold.run.launch import launch
+    from shardfold.runtime.launch import launch
 
     plan = _planned(case, console)
     module, args, kwargs = zoo.build(case.model, **case.sizes)
@@ -100,8 +100,8 @@ def _training(case: Case, console: Console) -> Table:
 
 def trained(rank: int, plan: sf.Plan, case: Case) -> list[float]:
     """The losses of a few steps under a plan; on every process."""
-    from shardfold.run.data import repeated
-    from shardfold.run.train import Recipe, begin, train
+    from shardfold.runtime.data import repeated
+    from shardfold.runtime.training import Recipe, begin, train
 
     _hush()
     module, *batch = zoo.build(case.model, device="cpu", **case.sizes)

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shardfold.spaces import Call, Rule
+from shardfold.operators.call import Call
+from shardfold.operators.notation import Rule
 
 
 @torch.library.custom_op("mine::low_rank", mutates_args=())

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from shardfold.cli import COMMANDS
-from shardfold.plans.units import seconds
+from shardfold.report.units import seconds
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))

@@ -53,9 +53,9 @@ def preload(job: Job) -> None:
 
     import shardfold.cli.train
     import shardfold.replan
-    import shardfold.run.elastic  # noqa: F401
+    import shardfold.runtime.elastic  # noqa: F401
     from shardfold.cli.model import load_model
-    from shardfold.run import parallelize as module
+    from shardfold.runtime import parallelize as module
 
     torch.set_num_threads(1)
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))

@@ -22,11 +22,11 @@ from torch import Tensor
 
 from shardfold.api import plan
 from shardfold.cluster import Cluster, Device, Level
-from shardfold.costs import registry
 from shardfold.costs.model import ROUNDS, VOLUME
-from shardfold.costs.roofline import Roofline
+from shardfold.costs.models import registry
+from shardfold.costs.models.roofline import Roofline
 from shardfold.costs.steps import Collective, Values
-from shardfold.run.groups import GATHER, SCATTER
+from shardfold.runtime.process_groups import GATHER, SCATTER
 
 REPEATS = 7
 MORE_REPEATS = 31  # of what takes no time to speak of, and is soon disturbed

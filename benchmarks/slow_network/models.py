@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from shardfold.zoo import alexnet, rnnlm, transformer
-from shardfold.zoo.shapes import ConvShape, StackShape
+from shardfold.zoo.resize import ConvShape, StackShape
 
 SEED = 0
 

@@ -17,8 +17,8 @@ from torch.nn.parallel import DistributedDataParallel
 from shardfold.api import plan
 from shardfold.cluster import Cluster
 from shardfold.plans import Plan
-from shardfold.plans.store import dumps, loads
-from shardfold.run.parallelize import Settings, assemble, lowered_here, prepared
+from shardfold.plans.files import dumps, loads
+from shardfold.runtime.parallelize import Settings, assemble, lowered_here, prepared
 from shardfold.versus import compare
 from slow_network.calibration import MEASURED
 from slow_network.models import build

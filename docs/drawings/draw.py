@@ -61,9 +61,9 @@ def spaces() -> str:
     from shardfold.cluster import Mesh
     from shardfold.cluster.mesh import Axis
     from shardfold.graph import Graph, Op, Tensor, TensorType
-    from shardfold.graph.op import Operand
-    from shardfold.spaces import atomise, space_of
-    from shardfold.spaces.rule import Rule
+    from shardfold.graph.values import Operand
+    from shardfold.operators.notation import Rule
+    from shardfold.sharding import find_subdims, space_of
 
     sizes = {"b": 4, "m": 4, "n": 4}
     tensors = [
@@ -72,8 +72,8 @@ def spaces() -> str:
     ]
     call = Op("linear", "aten.linear", (Operand("x", 0), Operand("w", 1)), (2,))
     graph = Graph(tuple(tensors), (call,), 2)
-    atoms = atomise(graph, [Rule.parse("b m, n m -> b n", sizes)])
-    space = space_of(atoms.rules[0], Mesh((Axis("gpu", 2, 0),)))
+    subdims = find_subdims(graph, [Rule.parse("b m, n m -> b n", sizes)])
+    space = space_of(subdims.rules[0], Mesh((Axis("gpu", 2, 0),)))
     names = ("x [b m]", "w [n m]", "y [b n]")
     parts = []
     for row, (factor, note) in enumerate(
@@ -99,7 +99,7 @@ def spaces() -> str:
 
 def _matrix(x: float, y: float, name: str, state: int) -> list[str]:
     """A 4 by 4 matrix: split by rows (0) or columns (1), whole, or a pending sum."""
-    from shardfold.spaces.layout import PENDING
+    from shardfold.sharding.layouts import PENDING
 
     found = [text(x, y - 6, name, "m")]
     for r in range(4):

@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     from shardfold.errors import ShardfoldError
     from shardfold.plans import Plan
     from shardfold.questions import explain, what_if
-    from shardfold.run import parallelize
-    from shardfold.run.checkpoint import load, save
+    from shardfold.runtime import parallelize
+    from shardfold.runtime.checkpoint import load, save
     from shardfold.versus import compare
 
 __version__ = "0.1.0"
@@ -33,10 +33,10 @@ _HOMES = {
     "ShardfoldError": "shardfold.errors",
     "compare": "shardfold.versus",
     "explain": "shardfold.questions",
-    "load": "shardfold.run.checkpoint",
-    "parallelize": "shardfold.run",
+    "load": "shardfold.runtime.checkpoint",
+    "parallelize": "shardfold.runtime",
     "plan": "shardfold.api",
-    "save": "shardfold.run.checkpoint",
+    "save": "shardfold.runtime.checkpoint",
     "what_if": "shardfold.questions",
 }
 

@@ -8,22 +8,22 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shardfold import collector
-from shardfold.captures import Captures
+from shardfold import gc_pause
 from shardfold.cluster import Cluster, Mesh, mesh_from_text, parse
 from shardfold.costs import Profile, optimizer_named, pricing_of
-from shardfold.costs.measured import check_profile
+from shardfold.costs.models.measured import check_profile
 from shardfold.errors import InputError, nearest
-from shardfold.passes import MicroBatches, check_wish, decided
+from shardfold.operators import Maker
+from shardfold.planner.capture_cache import Captures
+from shardfold.planner.mesh_search import RECOMPUTE, Recompute
+from shardfold.planner.micro_batches import MicroBatches, check_wish, decided
+from shardfold.planner.planner import Decision, decide
+from shardfold.planner.request import Request
 from shardfold.plans import Plan
-from shardfold.plans.choose import RECOMPUTE, Recompute
-from shardfold.plans.decide import Decision, decide
-from shardfold.plans.describe import describe
-from shardfold.plans.pins import parse_pins
-from shardfold.plans.settle import Request
-from shardfold.search.files import write_problem
-from shardfold.spaces import Maker
-from shardfold.stages import Stage, Watch, ignore
+from shardfold.plans.build import describe
+from shardfold.progress import Stage, Watch, ignore
+from shardfold.search.npz import write_problem
+from shardfold.strategies.pins import parse_pins
 
 if TYPE_CHECKING:
     from torch import nn
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 Pins = Mapping[str, str] | Iterable[str] | None  # {pattern: split}, or texts "pattern=split"
 
 
-@collector.paused()
+@gc_pause.paused()
 def plan(
     model: nn.Module,
     args: tuple[Any, ...] = (),
@@ -85,7 +85,7 @@ def plan(
         model,
         args,
         kwargs,
-        request.atomised,
+        request.subdims_of,
         lambda: watch(Stage("capture", 0, 1)),
         dtype=dtype,
         loss=loss,
@@ -112,7 +112,7 @@ def plan(
     watch(Stage("describe", 0, 1))
     return describe(
         settled.graph,
-        settled.atoms,
+        settled.subdims,
         target,
         settled.chosen,
         updates,

@@ -7,26 +7,26 @@ from math import isclose
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shardfold import collector
+from shardfold import gc_pause
 from shardfold.api import plan as find_plan
 from shardfold.cluster import Cluster, mesh_from_text, parse
-from shardfold.cluster.files import from_plain
+from shardfold.cluster.parse import from_plain
 from shardfold.costs import Pricing, Profile, optimizer_named, pricing_of
 from shardfold.errors import ClusterError, InputError, PlanError
+from shardfold.explanation.explain import case_of, mesh_of
+from shardfold.explanation.explain import explain as reasons
+from shardfold.explanation.sensitivity import Asker, Setting
+from shardfold.explanation.types import Explanation, Kept, WhatIf
 from shardfold.graph import Graph
+from shardfold.operators import Maker, rules_of
+from shardfold.planner.mesh_search import RESERVE
 from shardfold.plans import Plan, check
-from shardfold.plans.choose import RESERVE
-from shardfold.plans.cutting import example_for
-from shardfold.plans.explain import case_of, mesh_of
-from shardfold.plans.explain import explain as reasons
-from shardfold.plans.explanation import Explanation
-from shardfold.plans.recall import restated
-from shardfold.plans.schedule import Scheduler
-from shardfold.plans.turning import Asker, Setting
-from shardfold.plans.whatif import Kept, WhatIf
+from shardfold.plans.batch import example_for
+from shardfold.plans.read import restated
+from shardfold.progress import Stage, Watch, ignore
+from shardfold.sharding import Subdims, find_subdims
 from shardfold.simulate import simulate
-from shardfold.spaces import Atoms, Maker, atomise, rules_of
-from shardfold.stages import Stage, Watch, ignore
+from shardfold.simulate.tasks import Scheduler
 
 if TYPE_CHECKING:
     from torch import nn
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 AS_IN_MODEL = "as in the model"  # what a plan says whose dtype was not given
 
 
-@collector.paused()
+@gc_pause.paused()
 def explain(
     model: nn.Module,
     args: tuple[Any, ...] = (),
@@ -63,18 +63,18 @@ def explain(
     watch(Stage("capture", 0, 1))
     _, pricing = pricing_of(plan.provenance.cost, profile, set())
 
-    def captured(factor: float) -> tuple[Graph, Atoms]:
+    def captured(factor: float) -> tuple[Graph, Subdims]:
         part = example_for(plan, args, kwargs)
         batch = _scaled(part, factor)
         graph = capture(model, *batch, dtype=_dtype(plan), loss=loss)
-        return graph, atomise(graph, rules_of(graph, {**pricing.rules, **(rules or {})}))
+        return graph, find_subdims(graph, rules_of(graph, {**pricing.rules, **(rules or {})}))
 
-    graph, atoms = captured(1.0)
+    graph, subdims = captured(1.0)
     check(plan, graph)
     cluster = from_plain(plan.provenance.cluster)
-    case = case_of(plan, graph, atoms, cluster, pricing)
+    case = case_of(plan, graph, subdims, cluster, pricing)
     mesh = mesh_of(plan, cluster)
-    setting = Setting(plan, graph, atoms, cluster, mesh, case.limit_bytes, pricing)
+    setting = Setting(plan, graph, subdims, cluster, mesh, case.limit_bytes, pricing)
     return reasons(
         plan,
         case,
@@ -180,17 +180,17 @@ def _kept(
     rules: Mapping[str, Maker] | None,
 ) -> Kept:
     """What the plan's choice costs in the new setting, or why it is not possible there."""
-    atoms = atomise(graph, rules_of(graph, {**pricing.rules, **(rules or {})}))
+    subdims = find_subdims(graph, rules_of(graph, {**pricing.rules, **(rules or {})}))
     try:
         mesh = mesh_from_text("x".join(str(axis.size) for axis in plan.mesh) or "1", cluster)
         model = pricing.model(cluster, mesh)
-        assembly = restated(plan, graph, atoms, mesh, model, optimizer_named(optimizer))
+        assembly = restated(plan, graph, subdims, mesh, model, optimizer_named(optimizer))
     except (ClusterError, PlanError) as error:
         return Kept(None, None, str(error))
     problem = assembly.tabulated.problem
     peak = problem.total_bytes(assembly.choice)
     if pricing.overlaps:
-        peak = simulate(Scheduler(graph, atoms, cluster).alone(assembly)).peak_bytes
+        peak = simulate(Scheduler(graph, subdims, cluster).alone(assembly)).peak_bytes
     return Kept(problem.total(assembly.choice), peak)
 
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from shardfold.api import plan
 from shardfold.cluster import from_plain
-from shardfold.cluster.resize import resized
+from shardfold.cluster.cluster import resized
+from shardfold.operators import Maker
 from shardfold.plans import Plan
-from shardfold.spaces import Maker
 
 if TYPE_CHECKING:
     from torch import nn

@@ -10,18 +10,26 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from shardfold import collector
+from shardfold import gc_pause
 from shardfold.cluster import Cluster, Mesh, mesh_from_text, parse
 from shardfold.costs import Profile, optimizer_named, pricing_of
-from shardfold.costs.measured import check_profile
+from shardfold.costs.models.measured import check_profile
+from shardfold.operators import Maker, rules_of
+from shardfold.planner.method_comparison import (
+    METHODS,
+    Contest,
+    Effort,
+    Result,
+    check_methods,
+    speedups,
+)
+from shardfold.planner.planner import decide
+from shardfold.planner.request import Request
+from shardfold.planner.select import Judge
 from shardfold.plans import Plan
-from shardfold.plans.contest import METHODS, Contest, Effort, Result, check_methods, speedups
-from shardfold.plans.decide import decide
-from shardfold.plans.describe import describe
-from shardfold.plans.judge import Judge
-from shardfold.plans.settle import Request
-from shardfold.spaces import Maker, atomise, rules_of
-from shardfold.stages import Stage, Watch, ignore
+from shardfold.plans.build import describe
+from shardfold.progress import Stage, Watch, ignore
+from shardfold.sharding import find_subdims
 
 if TYPE_CHECKING:
     from torch import nn
@@ -53,7 +61,7 @@ class Comparison:
         return plain
 
 
-@collector.paused()
+@gc_pause.paused()
 def compare(
     model: nn.Module,
     args: tuple[Any, ...] = (),
@@ -93,7 +101,7 @@ def compare(
     graph = capture(model, args, kwargs, dtype=dtype, loss=loss)
     if pricing.profile is not None:
         check_profile(pricing.profile, target, graph)
-    atoms = atomise(graph, rules_of(graph, {**pricing.rules, **(rules or {})}))
+    subdims = find_subdims(graph, rules_of(graph, {**pricing.rules, **(rules or {})}))
     captured = time.perf_counter() - begin
     begin = time.perf_counter()
     meshes = target.meshes() if fixed is None else (fixed,)
@@ -102,7 +110,7 @@ def compare(
     chosen = decision.searched or decision.chosen
     searched = time.perf_counter() - begin
     judge = Judge(target, updates) if pricing.overlaps else None
-    contest = Contest(graph, atoms, chosen, updates, effort or Effort(), decision, judge)
+    contest = Contest(graph, subdims, chosen, updates, effort or Effort(), decision, judge)
     results = contest.results(methods, lambda done, total: watch(Stage("comparing", done, total)))
     if save_plans is not None:
         watch(Stage("describe", 0, 1))
@@ -131,7 +139,7 @@ def _save(
     folder.mkdir(parents=True, exist_ok=True)
     for name in (r.method for r in results if r.step_seconds is not None):
         chosen = contest.chosen_by(name)
-        plan = describe(contest.graph, contest.atoms, cluster, chosen, contest.optimizer, **made)
+        plan = describe(contest.graph, contest.subdims, cluster, chosen, contest.optimizer, **made)
         _noted(plan, f"Chosen by {name}.").save(folder / f"{name}.json")
 
 

@@ -11,7 +11,7 @@ from torch import nn
 
 import shardfold as sf
 from shardfold import zoo
-from shardfold.report.page import to_html
+from shardfold.report.html import to_html
 
 # Where screenshots are kept: SHARDFOLD_SCREENSHOTS=docs/report pytest tests/browser
 KEPT = os.environ.get("SHARDFOLD_SCREENSHOTS")

@@ -12,10 +12,12 @@ from shardfold.api import plan
 from shardfold.capture import capture
 from shardfold.cluster import mesh_from_text, parse
 from shardfold.costs import optimizer_named, pricing_named, tabulate
-from shardfold.plans import Assembly, Plan
-from shardfold.plans.baselines import batch_factors, data_parallel, fully_sharded
+from shardfold.operators import rules_of
+from shardfold.plans import Plan
 from shardfold.plans.batch import inputs_of
-from shardfold.spaces import atomise, rules_of
+from shardfold.sharding import find_subdims
+from shardfold.simulate.decoded import Assembly
+from shardfold.strategies.baselines import batch_factors, data_parallel, fully_sharded
 
 
 class Chooser:
@@ -29,10 +31,12 @@ class Chooser:
         self.mesh = mesh_from_text(mesh, self.cluster)
         self.graph = capture(model, args, kwargs, **given)
         pricing = pricing_named("roofline")
-        self.atoms = atomise(self.graph, rules_of(self.graph, {**pricing.rules, **self.rules}))
+        self.subdims = find_subdims(
+            self.graph, rules_of(self.graph, {**pricing.rules, **self.rules})
+        )
         self.prices = pricing.model(self.cluster, self.mesh)
         self.optimizer = optimizer_named("adamw")
-        self.tables = tabulate(self.graph, self.atoms, self.mesh, self.prices, self.optimizer)
+        self.tables = tabulate(self.graph, self.subdims, self.mesh, self.prices, self.optimizer)
         self._best = plan(
             model, args, kwargs, cluster=self.cluster, mesh=self.mesh, rules=self.rules, **given
         )
@@ -40,7 +44,7 @@ class Chooser:
     def plan(self, choice: tuple[int, ...]) -> Plan:
         """The best plan with every decision replaced; its estimate is not this one's."""
         assembly = Assembly(
-            self.graph, self.atoms, self.tables, choice, self.prices, self.optimizer
+            self.graph, self.subdims, self.tables, choice, self.prices, self.optimizer
         )
         return msgspec.structs.replace(
             self.best(),
@@ -54,7 +58,7 @@ class Chooser:
         return self._best
 
     def baselines(self) -> Iterator[Plan]:
-        batch = batch_factors(self.graph, self.atoms)
+        batch = batch_factors(self.graph, self.subdims)
         for choose in (data_parallel, fully_sharded):
             yield self.plan(choose(self.tables, batch))
 

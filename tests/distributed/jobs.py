@@ -10,10 +10,11 @@ import torch
 from shardfold import zoo
 from shardfold.capture import capture_program
 from shardfold.errors import ShardfoldError
-from shardfold.plans.store import loads
-from shardfold.run.check import compare_captured
-from shardfold.run.parallelize import Settings, assemble, lowered_here, prepared
-from shardfold.spaces import atomise, rules_of
+from shardfold.operators import rules_of
+from shardfold.plans.files import loads
+from shardfold.runtime.check import compare_captured
+from shardfold.runtime.parallelize import Settings, assemble, lowered_here, prepared
+from shardfold.sharding import find_subdims
 
 from .models import HAND_WRITTEN
 from .recorder import by_member, planned, recorded
@@ -40,8 +41,8 @@ def numbers(rank: int, cases: list[Case]) -> list[str]:
         if name not in captured:
             model, args, kwargs = build(name)
             program = capture_program(model, args, kwargs)
-            atoms = atomise(program.graph, rules_of(program.graph))
-            captured[name] = (model, args, kwargs, (program, atoms))
+            subdims = find_subdims(program.graph, rules_of(program.graph))
+            captured[name] = (model, args, kwargs, (program, subdims))
         model, args, kwargs, pair = captured[name]
         try:
             outcome = compare_captured(model, loads(data), pair, args, kwargs, None, DOUBLE)
@@ -62,8 +63,8 @@ def collectives(rank: int, cases: list[Case]) -> list[str]:
         if name not in models:
             model, args, kwargs = build(name)
             models[name] = (model, args, kwargs, prepared(model, plan, args, kwargs, None, None))
-        model, args, kwargs, (program, atoms) = models[name]
-        module = assemble(model, program, lowered_here(plan, program, atoms, None), Settings())
+        model, args, kwargs, (program, subdims) = models[name]
+        module = assemble(model, program, lowered_here(plan, program, subdims, None), Settings())
         names = tuple(axis.name for axis in plan.mesh)
         with recorded(module._run.context.groups, names) as ran:
             module(*args, **kwargs).backward()

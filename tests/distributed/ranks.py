@@ -21,7 +21,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from shardfold.run.launch import WAIT, keep_freed_memory
+from shardfold.runtime.launch import WAIT, keep_freed_memory
 
 Launch = Callable[..., list[Any]]  # job, number of processes, arguments
 Told = tuple[bool, Any]  # whether the job returned, and what; or what was raised

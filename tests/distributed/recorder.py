@@ -11,9 +11,9 @@ import torch
 import torch.distributed as dist
 
 from shardfold.plans import Plan
-from shardfold.run.buckets import Launched
-from shardfold.run.groups import GATHER, SCATTER, Groups
-from shardfold.run.operators import normalisation, windows
+from shardfold.runtime.gradient_reducer import Launched
+from shardfold.runtime.ops import norms, windows
+from shardfold.runtime.process_groups import GATHER, SCATTER, Groups
 
 Kinds = Counter[tuple[str, tuple[str, ...], float]]
 
@@ -87,7 +87,7 @@ def recorded(groups: Groups, names: tuple[str, ...], *, widened: bool = False) -
         found["halo", tuple(names[a] for a in axes), size] += 1
         return swap(up, down, axes, *rest)
 
-    pooled = normalisation.pooled
+    pooled = norms.pooled
 
     def pool(*args: Any) -> Any:
         """Sums that are in float64 however wide the model is."""
@@ -98,13 +98,13 @@ def recorded(groups: Groups, names: tuple[str, ...], *, widened: bool = False) -
         finally:
             always_double = False
 
-    windows._swap, normalisation.pooled = halo, pool
+    windows._swap, norms.pooled = halo, pool
     before = {name: getattr(dist, name) for name in kinds}
     for name, (kind, position) in kinds.items():
         setattr(dist, name, watched(kind, position, before[name]))
     try:
         yield found
     finally:
-        windows._swap, normalisation.pooled = swap, pooled
+        windows._swap, norms.pooled = swap, pooled
         for name, call in before.items():
             setattr(dist, name, call)

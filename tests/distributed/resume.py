@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from shardfold.plans.store import loads
-from shardfold.run import parallelize
-from shardfold.run.checkpoint import load, save
+from shardfold.plans.files import loads
+from shardfold.runtime import parallelize
+from shardfold.runtime.checkpoint import load, save
 
 from .jobs import build
 

@@ -14,15 +14,16 @@ from shardfold.api import plan as find_plan
 from shardfold.capture import capture_program
 from shardfold.cluster import mesh_from_text, parse
 from shardfold.costs import tabulate
-from shardfold.plans import Assembly, Plan
-from shardfold.plans.batch import inputs_of
-from shardfold.plans.cutting import first_part
-from shardfold.plans.store import dumps, loads
-from shardfold.run import gradients, uses
-from shardfold.run.alone import alone
-from shardfold.run.check import compare_captured, difference
-from shardfold.run.parallelize import assemble, lowered_here, prepared
-from shardfold.spaces import atomise, rules_of
+from shardfold.operators import rules_of
+from shardfold.plans import Plan
+from shardfold.plans.batch import first_part, inputs_of
+from shardfold.plans.files import dumps, loads
+from shardfold.runtime import gradient_reducer, parameter_uses
+from shardfold.runtime.check import compare_captured, difference
+from shardfold.runtime.lower import alone
+from shardfold.runtime.parallelize import assemble, lowered_here, prepared
+from shardfold.sharding import find_subdims
+from shardfold.simulate.decoded import Assembly
 
 from .choices import Chooser
 from .jobs import DOUBLE, build
@@ -55,11 +56,11 @@ class Passes(Chooser):
         self._best = best
         self.cuts = {e.name: (e.place, e.cut) for e in best.inputs if e.cut is not None}
         self.tables = tabulate(
-            self.graph, self.atoms, self.mesh, self.prices, self.optimizer, passes=passes
+            self.graph, self.subdims, self.mesh, self.prices, self.optimizer, passes=passes
         )
 
     def plan(self, choice: tuple[int, ...]) -> Plan:
-        at = Assembly(self.graph, self.atoms, self.tables, choice, self.prices, self.optimizer)
+        at = Assembly(self.graph, self.subdims, self.tables, choice, self.prices, self.optimizer)
         return msgspec.structs.replace(super().plan(choice), inputs=inputs_of(at, self.cuts))
 
 
@@ -70,8 +71,8 @@ def stepped(rank: int, cases: list[tuple[str, list[bytes]]]) -> list[tuple[str, 
     for name, plans in cases:
         model, args, kwargs = without_dropout(name)
         program = capture_program(model, args, kwargs)
-        atoms = atomise(program.graph, rules_of(program.graph))
-        single = assemble(model, program, alone(program, atoms), DOUBLE)
+        subdims = find_subdims(program.graph, rules_of(program.graph))
+        single = assemble(model, program, alone(program, subdims), DOUBLE)
         expected = single(*args, **kwargs)
         expected.backward()
         captured = prepared(model, loads(plans[0]), args, kwargs, None, None)
@@ -82,7 +83,9 @@ def stepped(rank: int, cases: list[tuple[str, list[bytes]]]) -> list[tuple[str, 
             settings = replace(DOUBLE, passes=plan.micro_batches, cuts=plan.cuts)
             given = (captured, args, kwargs, None, settings)
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(uses, "Reducer", partial(gradients.Reducer, **limits))
+                patch.setattr(
+                    parameter_uses, "Reducer", partial(gradient_reducer.Reducer, **limits)
+                )
                 outcome = compare_captured(model, plan, *given)
                 split = assemble(model, captured[0], lowered_here(plan, *captured, None), settings)
                 sent, apart = _taken(rank, plan, split, (args, kwargs), (single, expected))

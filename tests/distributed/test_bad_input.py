@@ -20,9 +20,9 @@ from torch import nn
 
 from shardfold.cli import main
 from shardfold.errors import LostError, RunError, ShardfoldError
-from shardfold.plans.store import dumps, loads, save
-from shardfold.run import parallelize
-from shardfold.run.launch import launch
+from shardfold.plans.files import dumps, loads, save
+from shardfold.runtime import parallelize
+from shardfold.runtime.launch import launch
 
 from .choices import Chooser
 from .jobs import build
@@ -138,7 +138,7 @@ def test_a_killed_rank_has_an_exit_code_of_its_own(tmp_path: Path) -> None:
 LOSES = """
 import os, torch, torch.distributed as dist
 from shardfold.errors import LostError
-from shardfold.run.launch import joined
+from shardfold.runtime.launch import joined
 try:
     with joined() as (rank, _):
         dist.barrier()

@@ -8,15 +8,16 @@ from pathlib import Path
 from click.testing import CliRunner
 
 from shardfold.cli import main
-from shardfold.plans.store import save
-from shardfold.spaces import Call, Rule
+from shardfold.operators.call import Call
+from shardfold.operators.notation import Rule
+from shardfold.plans.files import save
 
 from .choices import Chooser
 
 MODEL = """
 import torch
 from torch import nn
-from shardfold.spaces.rules.reduction import TABLE
+from shardfold.operators.reductions import TABLE
 
 class Model(nn.Module):
     def __init__(self):
@@ -44,7 +45,7 @@ RULES = {"aten.cumsum": along}
 def wrong(call: Call) -> Rule:
     from dataclasses import replace
 
-    from shardfold.spaces.rules.reduction import TABLE
+    from shardfold.operators.reductions import TABLE
 
     return replace(TABLE["aten.cumsum"](call), whole=frozenset(), linear=())
 

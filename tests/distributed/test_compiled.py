@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 from shardfold.api import plan as find_plan
-from shardfold.plans.store import dumps, loads
-from shardfold.run import parallelize
-from shardfold.run.alone import alone
-from shardfold.run.parallelize import Settings, assemble, prepared
+from shardfold.plans.files import dumps, loads
+from shardfold.runtime import parallelize
+from shardfold.runtime.lower import alone
+from shardfold.runtime.parallelize import Settings, assemble, prepared
 
 from .choices import Chooser
 from .jobs import build
@@ -107,9 +107,9 @@ def in_halves(rank: int, given: list[Case]) -> list[tuple[float, float, float]]:
     for name, _, data in given:
         model, args, kwargs = build(name)
         plan = loads(data)
-        program, atoms = prepared(model, plan, args, kwargs, None, None)
+        program, subdims = prepared(model, plan, args, kwargs, None, None)
         module = parallelize(model, plan, args, kwargs)
-        single = assemble(model, program, alone(program, atoms), Settings())
+        single = assemble(model, program, alone(program, subdims), Settings())
         with torch.autocast("cpu", torch.bfloat16):
             loss, expected = module(*args, **kwargs), single(*args, **kwargs)
         loss.backward()

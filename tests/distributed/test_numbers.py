@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shardfold.plans.store import dumps
+from shardfold.plans.files import dumps
 
 from .choices import Chooser
 from .jobs import Case, build, numbers

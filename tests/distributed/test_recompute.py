@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from shardfold.costs import tabulate
 from shardfold.costs.recompute import block_regions
 from shardfold.plans import Plan
-from shardfold.plans.store import dumps, loads
-from shardfold.run import parallelize
-from shardfold.run.check import compare
+from shardfold.plans.files import dumps, loads
+from shardfold.runtime import parallelize
+from shardfold.runtime.check import compare
 
 from .choices import Chooser
 from .ranks import Launch
@@ -53,9 +53,9 @@ class Again(Chooser):
 
     def __init__(self) -> None:
         super().__init__(*stack(), "2xcpu", "2")
-        self.regions = block_regions(self.graph, self.atoms)
+        self.regions = block_regions(self.graph, self.subdims)
         self.tables = tabulate(
-            self.graph, self.atoms, self.mesh, self.prices, self.optimizer, self.regions
+            self.graph, self.subdims, self.mesh, self.prices, self.optimizer, self.regions
         )
 
     def plan(self, choice: tuple[int, ...]) -> Plan:

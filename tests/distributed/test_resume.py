@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from shardfold.plans.store import dumps
-from shardfold.run.checkpoint import load
-from shardfold.run.checkpoint.index import read_index
+from shardfold.plans.files import dumps
+from shardfold.runtime.checkpoint import load
+from shardfold.runtime.checkpoint.index import read_index
 
 from .choices import Chooser
 from .ranks import Launch

@@ -14,8 +14,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from shardfold.errors import RunError
 from shardfold.plans import Plan
-from shardfold.plans.store import dumps, loads
-from shardfold.run import parallelize
+from shardfold.plans.files import dumps, loads
+from shardfold.runtime import parallelize
 
 from .choices import Chooser
 from .jobs import build

@@ -10,11 +10,11 @@ from torch.distributed.tensor import DTensor
 
 from shardfold.errors import RunError
 from shardfold.plans import Plan
-from shardfold.plans.store import dumps, loads
-from shardfold.run import parallelize
-from shardfold.run.alone import alone
-from shardfold.run.check import compare
-from shardfold.run.parallelize import Settings, assemble, prepared
+from shardfold.plans.files import dumps, loads
+from shardfold.runtime import parallelize
+from shardfold.runtime.check import compare
+from shardfold.runtime.lower import alone
+from shardfold.runtime.parallelize import Settings, assemble, prepared
 
 from .choices import Chooser
 from .jobs import build
@@ -26,10 +26,10 @@ STEPS = 20
 def by_heads(chooser: Chooser) -> Plan:
     """Every operator of attention by heads where it can be: c_attn in three parts at once."""
     choice = []
-    atoms = chooser.atoms
+    subdims = chooser.subdims
     heads = {
         atom
-        for op, rule, own in zip(chooser.graph.ops, atoms.rules, atoms.factors, strict=True)
+        for op, rule, own in zip(chooser.graph.ops, subdims.rules, subdims.factors, strict=True)
         if "attention" in op.kind
         for factor, atom in enumerate(own)
         if rule.base(factor) == "h"
@@ -37,7 +37,7 @@ def by_heads(chooser: Chooser) -> Plan:
     for vertex in chooser.tables.vertices:
         row = 0
         if vertex.space is not None:
-            own = atoms.factors[vertex.index]
+            own = subdims.factors[vertex.index]
             for k, config in enumerate(vertex.space.configs):
                 if config[0] >= 0 and own[config[0]] in heads:
                     row = k
@@ -53,8 +53,8 @@ def by_heads(chooser: Chooser) -> Plan:
 
 def _reference(name: str, plan: Plan) -> Any:
     model, args, kwargs = build(name)
-    program, atoms = prepared(model, plan, args, kwargs, None, None)
-    return assemble(model, program, alone(program, atoms), Settings(double=True))
+    program, subdims = prepared(model, plan, args, kwargs, None, None)
+    return assemble(model, program, alone(program, subdims), Settings(double=True))
 
 
 def _train(module: Any, args: Any, kwargs: Any, *, accumulate: int = 1) -> list[float]:

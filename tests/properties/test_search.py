@@ -10,13 +10,13 @@ from search_problems import random_problem, renumbered, repeated_problem
 from shardfold.errors import InfeasibleError
 from shardfold.search import Problem, solve
 from shardfold.search import exact as exact_module
-from shardfold.search import few as few_module
-from shardfold.search import limited as limited_module
-from shardfold.search import runs as runs_module
-from shardfold.search.bounded import bounded
+from shardfold.search import fold_sequential as few_module
+from shardfold.search import memory_limit as limited_module
+from shardfold.search import repeats as runs_module
+from shardfold.search.branch_and_bound import bounded
 from shardfold.search.factors import factors_of
-from shardfold.search.marginals import marginals
 from shardfold.search.orders import forecast
+from shardfold.search.pareto import marginals
 
 ORDERS = ("auto", "generate-seq", "min-degree", "min-fill", "breadth-first")
 

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from draws import draws
 from shardfold.graph import Graph
-from shardfold.plans.baselines import batch_factors, data_parallel
-from shardfold.plans.strategies import STRATEGIES, Setting, Unfit
-from shardfold.plans.ways import Way, choose_ways
 from shardfold.search import solve
-from shardfold.spaces.words import batch_classes
+from shardfold.sharding.factor_names import batch_classes
+from shardfold.strategies.baselines import batch_factors, data_parallel
+from shardfold.strategies.named import STRATEGIES, Setting, Unfit
+from shardfold.strategies.split_preferences import Way, choose_ways
 from virtual.choosing import Desk
 from virtual.drawing import graphs
 
@@ -27,7 +27,7 @@ def test_no_strategy_beats_the_exact_search(graph: Graph, mesh: str) -> None:
     problem = desk.tables.problem
     best = solve(problem).cost
     for strategy in STRATEGIES.values():
-        choice = strategy(Setting(desk.graph, desk.atoms, desk.tables))
+        choice = strategy(Setting(desk.graph, desk.subdims, desk.tables))
         if not isinstance(choice, Unfit):
             total = problem.total(choice)
             assert np.isfinite(total)
@@ -38,12 +38,12 @@ def test_no_strategy_beats_the_exact_search(graph: Graph, mesh: str) -> None:
 @draws(150)
 def test_operators_split_what_they_were_told_and_nothing_else(graph: Graph, mesh: str) -> None:
     desk = Desk.of(graph, MESHES[mesh], mesh, "adamw")
-    batch = batch_classes(graph, desk.atoms)
+    batch = batch_classes(graph, desk.subdims)
     axes = tuple(range(len(desk.tables.mesh.axes)))
-    choice = choose_ways(desk.tables, desk.atoms, lambda op: (Way(axes, (batch,)),))
+    choice = choose_ways(desk.tables, desk.subdims, lambda op: (Way(axes, (batch,)),))
     for v, vertex in enumerate(desk.tables.vertices):
         if vertex.space is not None:
-            identities = desk.atoms.factors[vertex.index]
+            identities = desk.subdims.factors[vertex.index]
             row = vertex.space.configs[choice[v]].tolist()
             assert all(f == -1 or identities[f] in batch for f in row)
 
@@ -53,10 +53,10 @@ def test_operators_split_what_they_were_told_and_nothing_else(graph: Graph, mesh
 def test_by_batch_is_data_parallel(graph: Graph, mesh: str) -> None:
     """Two ways to the same strategy: fix and complete, or restrict and solve."""
     desk = Desk.of(graph, MESHES[mesh], mesh, "adamw")
-    batch = batch_factors(graph, desk.atoms)
-    classes = batch_classes(graph, desk.atoms)
+    batch = batch_factors(graph, desk.subdims)
+    classes = batch_classes(graph, desk.subdims)
     axes = tuple(range(len(desk.tables.mesh.axes)))
     plain = data_parallel(desk.tables, batch)
-    solved = choose_ways(desk.tables, desk.atoms, lambda op: (Way(axes, (classes,)),))
+    solved = choose_ways(desk.tables, desk.subdims, lambda op: (Way(axes, (classes,)),))
     total = desk.tables.problem.total
     assert total(solved) == pytest.approx(total(plain), rel=1e-9)

@@ -7,8 +7,8 @@ import pytest
 import shardfold as sf
 from shardfold import zoo
 from shardfold.errors import InputError
-from shardfold.plans.contest import METHODS, SEARCHES, Effort
-from shardfold.plans.strategies import STRATEGIES
+from shardfold.planner.method_comparison import METHODS, SEARCHES, Effort
+from shardfold.strategies.named import STRATEGIES
 from shardfold.versus import Comparison
 
 CLUSTERS = ("8xa100", "4x8x1080ti", "2x8xh100")

@@ -12,11 +12,12 @@ from shardfold.cluster import mesh_from_text, parse
 from shardfold.costs import OPTIMIZERS, CostModel, Roofline, Tabulated, Vertex, tabulate
 from shardfold.costs.steps import Collective, Step
 from shardfold.graph import Graph
-from shardfold.plans import Assembly
-from shardfold.plans.baselines import complete
-from shardfold.spaces import Atoms, atomise, rules_of
-from shardfold.spaces.layout import Layouts, forward_states
-from shardfold.spaces.space import NONE, PASS
+from shardfold.operators import rules_of
+from shardfold.sharding import Subdims, find_subdims
+from shardfold.sharding.configs import NONE, PASS
+from shardfold.sharding.layouts import Layouts, forward_states
+from shardfold.simulate.decoded import Assembly
+from shardfold.strategies.baselines import complete
 
 Configs = Mapping[str, str]  # operator -> factor per axis, `-` for none, `+` to pass a sum
 NAMES = {NONE: "-", PASS: "+"}
@@ -27,7 +28,7 @@ class Desk:
     """A graph with its tables on one mesh."""
 
     graph: Graph
-    atoms: Atoms
+    subdims: Subdims
     tables: Tabulated
     model: CostModel
     optimizer: str = "sgd"
@@ -36,10 +37,10 @@ class Desk:
     def of(cls, graph: Graph, cluster: str, mesh: str, optimizer: str = "sgd") -> Desk:
         where = parse(cluster)
         on = mesh_from_text(mesh, where)
-        atoms = atomise(graph, rules_of(graph))
+        subdims = find_subdims(graph, rules_of(graph))
         model = Roofline(where, on)
-        tables = tabulate(graph, atoms, on, model, OPTIMIZERS[optimizer])
-        return cls(graph, atoms, tables, model, optimizer)
+        tables = tabulate(graph, subdims, on, model, OPTIMIZERS[optimizer])
+        return cls(graph, subdims, tables, model, optimizer)
 
     def choose(self, configs: Configs) -> Assembly:
         """Fix the configurations; parameters are kept as used, tensors in their cheapest layout."""
@@ -64,7 +65,7 @@ class Desk:
 
     def assembly(self, choice: tuple[int, ...]) -> Assembly:
         optimizer = OPTIMIZERS[self.optimizer]
-        return Assembly(self.graph, self.atoms, self.tables, choice, self.model, optimizer)
+        return Assembly(self.graph, self.subdims, self.tables, choice, self.model, optimizer)
 
 
 def _as_used(vertex: Vertex, used: Mapping[int, Layouts]) -> NDArray[np.bool_] | None:

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from shardfold.graph import Op
-from shardfold.spaces import Space
+from shardfold.sharding import Space
 from virtual.interpreter import call
 from virtual.movement import Device, chunks
 

@@ -21,9 +21,9 @@ from shardfold.costs import Edge
 from shardfold.costs.edges import sum_steps
 from shardfold.costs.steps import Collective
 from shardfold.graph import Op
-from shardfold.plans import Assembly
-from shardfold.spaces import Space
-from shardfold.spaces.layout import forward_states, gradient_states
+from shardfold.sharding import Space
+from shardfold.sharding.layouts import forward_states, gradient_states
+from shardfold.simulate.decoded import Assembly
 from virtual.interpreter import call, run
 from virtual.local import Place, local_results
 from virtual.movement import Array, Device, Shards, collect, devices, perform, place, region
@@ -36,7 +36,7 @@ class Machine:
     """One choice on one mesh; `leaves` are the inputs, parameters and buffers."""
 
     def __init__(self, assembly: Assembly, leaves: dict[int, Tensor]) -> None:
-        self.assembly, self.graph, self.atoms = assembly, assembly.graph, assembly.atoms
+        self.assembly, self.graph, self.subdims = assembly, assembly.graph, assembly.subdims
         self.tables, self.choice = assembly.tabulated, assembly.choice
         self.shape = self.tables.mesh.shape
         self.devices = devices(self.shape)
@@ -155,7 +155,7 @@ class Machine:
     def _onward(self, edge: Edge) -> list[Collective]:
         stored = edge.left[self.choice[edge.source]][None]
         size = self.graph.tensors[edge.tensor].type.item_bytes
-        steps = sum_steps(stored, self.tables.mesh, self.atoms.tensors[edge.tensor], size)
+        steps = sum_steps(stored, self.tables.mesh, self.subdims.tensors[edge.tensor], size)
         return [s for s in steps.case(0) if isinstance(s, Collective)]
 
     def _add(self, edge: Edge, shards: Shards) -> None:
@@ -170,7 +170,7 @@ class Machine:
         for device, (given, made) in self.tapes[number].items():
             gradients = [None if s is None else torch.from_numpy(np.array(s[device])) for s in sent]
             for k, gradient in enumerate(_pull_back(made, given, gradients)):
-                shape = self._atoms_of(op.inputs[k], given[k])
+                shape = self._subdims_of(op.inputs[k], given[k])
                 found[k][device] = gradient.numpy().reshape(shape)
         return found
 
@@ -183,8 +183,8 @@ class Machine:
         gradients = []
         for k, (tensor, shards) in enumerate(zip(op.results, sent, strict=True)):
             layout = _gradient(self._row(space.result_layouts(k), v))
-            atoms = self.atoms.tensors[tensor]
-            whole = None if shards is None else collect(shards, atoms, layout, self.shape)
+            subdims = self.subdims.tensors[tensor]
+            whole = None if shards is None else collect(shards, subdims, layout, self.shape)
             gradients.append(None if whole is None else torch.from_numpy(whole))
         pulled = _pull_back(call(op, given), given, gradients)
         return [
@@ -252,16 +252,16 @@ class Machine:
     # Shapes
 
     def _place(self, tensor: int, value: Tensor, layout: Layout) -> Shards:
-        array = value.detach().double().numpy().reshape(self.atoms.tensors[tensor])
+        array = value.detach().double().numpy().reshape(self.subdims.tensors[tensor])
         return place(array, layout, self.shape, self.rng)
 
     def _local_atoms(self, tensor: int, layout: Layout, device: Device) -> list[int]:
-        parts = region(self.atoms.tensors[tensor], layout, self.shape, device)
+        parts = region(self.subdims.tensors[tensor], layout, self.shape, device)
         return [part.stop - part.start for part in parts]
 
     def _merged(self, tensor: int, local: Sequence[int]) -> list[int]:
         shape = [1] * len(self.graph.tensors[tensor].type.shape)
-        for dim, size in zip(self.atoms.dims[tensor], local, strict=True):
+        for dim, size in zip(self.subdims.dims[tensor], local, strict=True):
             shape[dim] *= size
         return shape
 
@@ -269,18 +269,18 @@ class Machine:
         """A part as torch takes it: atoms merged into dims, a leaf where gradients flow."""
         value = torch.from_numpy(np.array(array)).reshape(self._merged(tensor, array.shape))
         value = value.to(self.truth[tensor].dtype)
-        value.atoms = array.shape  # type: ignore[attr-defined]
+        value.subdims = array.shape  # type: ignore[attr-defined]
         return value.requires_grad_(self.graph.tensors[tensor].requires_grad)
 
-    def _atoms_of(self, tensor: int, part: Tensor) -> tuple[int, ...]:
-        return part.atoms  # type: ignore[attr-defined,no-any-return]
+    def _subdims_of(self, tensor: int, part: Tensor) -> tuple[int, ...]:
+        return part.subdims  # type: ignore[attr-defined,no-any-return]
 
     def _compare(
         self, tensor: int, shards: Shards, layout: Layout, truth: Tensor, where: str
     ) -> None:
-        atoms = self.atoms.tensors[tensor]
-        found = collect(shards, atoms, layout, self.shape)
-        wanted = truth.detach().double().numpy().reshape(atoms)
+        subdims = self.subdims.tensors[tensor]
+        found = collect(shards, subdims, layout, self.shape)
+        wanted = truth.detach().double().numpy().reshape(subdims)
         name = self.graph.tensors[tensor].name
         # Some models round to float32 on the way, whatever the dtype of their weights.
         finite = wanted[np.isfinite(wanted)]

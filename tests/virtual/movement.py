@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardfold.costs.steps import Collective
-from shardfold.spaces.layout import PENDING
+from shardfold.sharding.layouts import PENDING
 
 Device = tuple[int, ...]
 Array = NDArray[np.float64]
@@ -32,10 +32,10 @@ def chunks(size: int, parts: int) -> list[tuple[int, int]]:
 
 
 def region(
-    atoms: Sequence[int], layout: Sequence[int], shape: Sequence[int], device: Device
+    subdims: Sequence[int], layout: Sequence[int], shape: Sequence[int], device: Device
 ) -> tuple[slice, ...]:
     """The part of the whole that a device holds."""
-    bounds = [(0, size) for size in atoms]
+    bounds = [(0, size) for size in subdims]
     for axis, state in enumerate(layout):
         if state >= 0:
             low, high = bounds[state]
@@ -71,12 +71,12 @@ def place(
 
 
 def collect(
-    shards: Shards, atoms: Sequence[int], layout: Sequence[int], shape: Sequence[int]
+    shards: Shards, subdims: Sequence[int], layout: Sequence[int], shape: Sequence[int]
 ) -> Array:
     """The value that shards stand for; fails where copies differ or a part is missing."""
-    whole = np.full(tuple(atoms), np.nan)
+    whole = np.full(tuple(subdims), np.nan)
     for group in groups(shape, pending(layout)):
-        at = region(atoms, layout, shape, group[0])
+        at = region(subdims, layout, shape, group[0])
         total = sum(shards[device] for device in group[1:]) + shards[group[0]]
         assert total.shape == whole[at].shape, (layout, group, total.shape, whole[at].shape)
         known = ~np.isnan(whole[at])

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from shardfold.graph import Graph, Op, Operand, Tensor, TensorType
-from shardfold.graph.tensor import Role
+from shardfold.graph.values import Role
 
 MEAN = 1
 

@@ -1,6 +1,6 @@
 """Measuring a machine: kernels, what the host takes to launch them, and collectives."""
 
-from shardfold.calibrate.calibrate import calibrate
-from shardfold.stages import Stage
+from shardfold.calibrate.profile import calibrate
+from shardfold.progress import Stage
 
 __all__ = ["Stage", "calibrate"]

@@ -16,13 +16,13 @@ from itertools import accumulate
 import torch
 import torch.distributed as dist
 
-from shardfold.costs.profile import CollectiveEntry
+from shardfold.costs.profile.profile import CollectiveEntry
 from shardfold.graph import TensorType
-from shardfold.run.groups import Groups
-from shardfold.run.moves import perform
-from shardfold.run.parts import Place, Row
-from shardfold.run.steps import Lie, Moves
-from shardfold.spaces.layout import PENDING, REPLICATED
+from shardfold.runtime.local_reshard import Lie, Moves
+from shardfold.runtime.process_groups import Groups
+from shardfold.runtime.reshard_ops import perform
+from shardfold.runtime.shards import Place, Row
+from shardfold.sharding.layouts import PENDING, REPLICATED
 
 SIZES = tuple(float(1 << e) for e in range(10, 27, 2))  # bytes of the larger side
 ROUNDS = 9

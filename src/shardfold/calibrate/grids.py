@@ -12,7 +12,7 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from shardfold.costs.families import FAMILIES, WINDOWS
+from shardfold.costs.profile.families import FAMILIES, WINDOWS
 
 Axes = tuple[tuple[int, ...], ...]
 

@@ -1,4 +1,6 @@
-"""What the host takes to ask for one operator: the runner's own path, on tensors of few numbers.
+"""How fast the host is at the moment: what it takes to ask for a block of different operators.
+
+What the host takes to ask for one operator: the runner's own path, on tensors of few numbers.
 
 A host that is shared with others is fast at one time and slow at another. Its pace is taken before
 and after each measurement, and every time is stated at the median of these paces: so all are of one
@@ -20,7 +22,8 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate
 
-from shardfold.calibrate.chains import (
+from shardfold.calibrate.comm_overhead import SHARING, sharing_entries
+from shardfold.calibrate.op_chains import (
     IN_MIXED,
     LINKS,
     LONG,
@@ -28,16 +31,58 @@ from shardfold.calibrate.chains import (
     ROUNDS,
     SHORT,
     SIDE,
+    chain,
     slope,
     times,
 )
-from shardfold.calibrate.pace import PACE, Pace, scaled
-from shardfold.calibrate.sharing import SHARING, sharing_entries
-from shardfold.calibrate.stopwatch import middle, rounded, times_of, wait
-from shardfold.costs.habits import EXPERTS
-from shardfold.costs.measured import EACH, SORT
-from shardfold.costs.profile import HostEntry
-from shardfold.run.operators.batch_norm import BatchNorm, Shared, passes_for
+from shardfold.calibrate.timers import Times, middle, per_link, rounded, times_of, wait
+from shardfold.costs.memory_format import EXPERTS
+from shardfold.costs.models.measured import EACH, SORT
+from shardfold.costs.profile.profile import HostEntry
+from shardfold.runtime.ops.batch_norm import BatchNorm, Shared, passes_for
+
+PACE = "pace"
+PACE_ROUNDS = 7
+
+
+class Pace:
+    """Two chains of such blocks, as plain modules, to be timed again and again."""
+
+    def __init__(self, device: str, dtype: torch.dtype) -> None:
+        self.device = device
+        with torch.device(device):
+            self.chains = [chain(MIXED, count).to(dtype) for count in (SHORT, LONG)]
+
+    def now(self) -> Times:
+        """The host's seconds for a block, forward and backward."""
+        short, long = (
+            times_of(each, self.device, PACE_ROUNDS, partial(each.zero_grad, set_to_none=True))
+            for each in self.chains
+        )
+        return per_link(short, long, LONG - SHORT)
+
+
+def scaled(entries: Sequence[HostEntry], times: Sequence[float]) -> list[HostEntry]:
+    """As much longer, forward and backward."""
+    forward, backward = times
+    return [
+        HostEntry(
+            entry.kind,
+            rounded(entry.forward_seconds * forward),
+            rounded(entry.backward_seconds * backward),
+        )
+        for entry in entries
+    ]
+
+
+def at_pace(entries: Sequence[HostEntry], pace: Times) -> tuple[HostEntry, ...]:
+    """What was measured at one pace of the host, when it is at another."""
+    known = next((entry for entry in entries if entry.kind == PACE), None)
+    if known is None:
+        return tuple(entries)
+    then = known.forward_seconds, known.backward_seconds
+    return tuple(scaled(entries, [a / b for a, b in zip(pace, then, strict=True)]))
+
 
 FEW_EXPERTS, MANY_EXPERTS, DRAWS = 2, 16, 21
 EXPERTS_TIMES = (EXPERTS, EXPERTS + EACH, EXPERTS + SORT)
@@ -189,7 +234,7 @@ def _experts(device: str, dtype: torch.dtype) -> tuple[HostEntry, ...]:
 
 def _routed(experts: int, device: str, dtype: torch.dtype) -> tuple[float, float]:
     """Seconds of a call whose rows were sorted before."""
-    from shardfold.zoo.experts import Sorted, SortedLinear
+    from shardfold.runtime.ops.experts import Sorted, SortedLinear
 
     with torch.device(device):
         start = torch.randn(SIDE * MANY_EXPERTS, SIDE, dtype=dtype, requires_grad=True)
@@ -214,7 +259,7 @@ def _routed(experts: int, device: str, dtype: torch.dtype) -> tuple[float, float
 
 def _sorting(device: str) -> float:
     """Seconds of asking for the rows in the order of their experts."""
-    from shardfold.zoo.experts import asked
+    from shardfold.runtime.ops.experts import asked
 
     route = torch.randint(MANY_EXPERTS, (SIDE * MANY_EXPERTS,), device=device)
     x = torch.zeros(1, device=device, requires_grad=True)

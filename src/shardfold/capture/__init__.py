@@ -1,8 +1,7 @@
 """From an unmodified `nn.Module` and an example batch to a `Graph`, without allocating weights."""
 
 from shardfold.capture.capture import capture, capture_program, capture_short
-from shardfold.capture.places import places_of
-from shardfold.capture.program import Invocation, Program, Slot, Source
+from shardfold.capture.program import Invocation, Program, Slot, Source, places_of
 
 __all__ = [
     "Invocation",

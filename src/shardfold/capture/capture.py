@@ -10,12 +10,12 @@ from torch import nn
 
 from shardfold.capture.convert import convert, convert_folded
 from shardfold.capture.export import export
-from shardfold.capture.folding import Folded, fold_short, has_global_hooks
-from shardfold.capture.folding import fold as fold_blocks
+from shardfold.capture.meta_copy import WithLoss, check_model, on_meta, skeleton
 from shardfold.capture.program import Program
-from shardfold.capture.shells import Hollow, UnfoldableError, hollow
+from shardfold.capture.repeated_blocks import Hollow, UnfoldableError, hollow
+from shardfold.capture.replicas import Folded, fold_short, has_global_hooks
+from shardfold.capture.replicas import fold as fold_blocks
 from shardfold.capture.shorten import Run
-from shardfold.capture.skeleton import WithLoss, check_model, on_meta, skeleton
 from shardfold.graph import Graph
 
 Folding = Callable[[Hollow, tuple[Any, ...], dict[str, Any]], tuple[Folded | None, tuple[Run, ...]]]

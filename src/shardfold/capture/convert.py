@@ -1,4 +1,6 @@
-"""From an exported program to a `Graph`: functional, without no-ops, without dead code.
+"""Where in the user's model a traced node comes from.
+
+From an exported program to a `Graph`: functional, without no-ops, without dead code.
 
 torch.export keeps in-place operators and wraps `no_grad` regions into subgraphs. Both are undone
 here in one pass: an in-place operator yields a new tensor that later readers see, and a subgraph
@@ -10,6 +12,7 @@ drop the `no_grad` regions, so a program with both is refused.
 from __future__ import annotations
 
 import operator
+import re
 from bisect import bisect_left
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -20,17 +23,26 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.utils import _pytree as pytree
 
-from shardfold.capture.attention import without_masks
+from shardfold.capture.causal_masks import without_masks
 from shardfold.capture.export import quiet
-from shardfold.capture.folding import Block, Folded
-from shardfold.capture.origins import origin_of
-from shardfold.capture.program import Invocation, Program, Slot, Source
-from shardfold.capture.shells import UnfoldableError
+from shardfold.capture.program import Invocation, Program, Slot, Source, Template
+from shardfold.capture.repeated_blocks import UnfoldableError
+from shardfold.capture.replicas import Block, Folded
 from shardfold.capture.shorten import KEPT, Run
-from shardfold.capture.templates import Template
 from shardfold.errors import ModelError
-from shardfold.graph import Graph, Op, Operand, Repeat, Tensor, TensorType
-from shardfold.graph.repeat import are_alike
+from shardfold.graph import Graph, Op, Operand, Origin, Repeat, Tensor, TensorType
+from shardfold.graph.repeats import are_alike
+
+FRAME = re.compile(r'File "([^"]+)", line (\d+)')
+
+
+def origin_of(node: fx.Node) -> Origin:
+    """Module path and source line of a node; the line is that of the innermost user frame."""
+    stack = list((node.meta.get("nn_module_stack") or {}).values())
+    frames = FRAME.findall(node.meta.get("stack_trace") or "")
+    source = f"{frames[-1][0].rsplit('/', 1)[-1]}:{frames[-1][1]}" if frames else ""
+    return Origin(stack[-1][0] if stack else "", source)
+
 
 # Operators that only check or re-label: what they return is what they were given.
 TRANSPARENT = {"aten.alias", "aten.lift_fresh_copy", "aten.lift_fresh", "aten.lift"}

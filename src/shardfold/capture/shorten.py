@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 from torch import nn
 
-from shardfold.capture.events import Event, Log, Ref
+from shardfold.capture.call_log import Event, Log, Ref
 
 HEAD, TAIL = 3, 2  # periods of a run that are kept at its beginning and at its end
 KEPT = HEAD + TAIL

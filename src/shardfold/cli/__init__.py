@@ -13,17 +13,17 @@ from shardfold.errors import LostError, ShardfoldError
 # Where each command lives, and its line in the help: listing them imports none of them.
 COMMANDS = {
     "plan": ("shardfold.cli.plan", "Find the best way to train a model on a cluster."),
-    "show": ("shardfold.cli.show", "Print a saved plan, or check it against a model."),
-    "report": ("shardfold.cli.report", "Draw a saved plan as one HTML page."),
+    "show": ("shardfold.cli.inspect", "Print a saved plan, or check it against a model."),
+    "report": ("shardfold.cli.inspect", "Draw a saved plan as one HTML page."),
     "explain": ("shardfold.cli.explain", "Say why operators are split as they are."),
     "compare": ("shardfold.cli.compare", "Hold the best plan against other methods, or plans."),
-    "simulate": ("shardfold.cli.simulate", "Simulate a plan's step: time, memory, a trace."),
-    "check": ("shardfold.cli.check", "Run one step of a plan beside one device, and compare."),
+    "simulate": ("shardfold.cli.inspect", "Simulate a plan's step: time, memory, a trace."),
+    "check": ("shardfold.cli.run", "Run one step of a plan beside one device, and compare."),
     "train": ("shardfold.cli.train", "Train a model under a plan."),
     "launch": ("shardfold.cli.launch", "Print the torchrun commands that start a plan."),
-    "models": ("shardfold.cli.models", "List the models of the zoo."),
-    "clusters": ("shardfold.cli.clusters", "List the known hardware, or show one cluster."),
-    "calibrate": ("shardfold.cli.calibrate", "Measure this machine, to price plans by it."),
+    "models": ("shardfold.cli.model", "List the models of the zoo."),
+    "clusters": ("shardfold.cli.hardware", "List the known hardware, or show one cluster."),
+    "calibrate": ("shardfold.cli.hardware", "Measure this machine, to price plans by it."),
     "solve": ("shardfold.cli.solve", "Solve a search problem from a file."),
 }
 # Exit codes, as docs/reference/cli.md has them; 1 is `check`'s: something differs.

@@ -68,7 +68,7 @@ def compare(what: tuple[str, ...], as_json: bool, everything: bool, **options: A
     shardfold compare mine.json theirs.json
     """
     if options["methods"] == "list":
-        from shardfold.plans.contest import METHODS
+        from shardfold.planner.method_comparison import METHODS
 
         click.echo("\n".join(METHODS))
     elif len(what) == 2:
@@ -86,7 +86,7 @@ def _plans(first: str, second: str, as_json: bool, everything: bool, options: An
     if given:
         raise click.UsageError(f"--{given[0]} goes with one MODEL, not with two plans.")
     from shardfold.plans import load
-    from shardfold.plans.between import difference
+    from shardfold.plans.diff import difference
 
     found = difference(load(first), load(second))
     if as_json:
@@ -123,12 +123,11 @@ def _methods(model: str, as_json: bool, options: Any) -> None:
 
 def _compared(model: str, options: Any) -> Comparison:
     from shardfold.cli.model import load_model
-    from shardfold.cli.printing import progress
-    from shardfold.cli.quiet import quiet
+    from shardfold.cli.printing import progress, quiet
     from shardfold.cluster import mesh_from_text, parse
     from shardfold.costs import optimizer_named, pricing_named
-    from shardfold.costs.profile import load as load_profile
-    from shardfold.plans.contest import METHODS, Effort, check_methods
+    from shardfold.costs.profile.profile import load as load_profile
+    from shardfold.planner.method_comparison import METHODS, Effort, check_methods
     from shardfold.versus import compare as hold
 
     # What is cheap to check is checked before the work begins.

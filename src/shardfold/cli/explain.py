@@ -66,9 +66,8 @@ def explain(
     shardfold explain plan.json --model gpt2-tiny lm_head
     """
     from shardfold.cli.model import load_model
-    from shardfold.cli.printing import progress
-    from shardfold.cli.quiet import quiet
-    from shardfold.costs.profile import load as load_profile
+    from shardfold.cli.printing import progress, quiet
+    from shardfold.costs.profile.profile import load as load_profile
     from shardfold.questions import explain as find_reasons
 
     planning = {name: options.pop(name) for name in PLANNING}
@@ -102,7 +101,7 @@ def explain(
 
         click.echo(json.dumps(msgspec.to_builtins(found), indent=2))
         return
-    from shardfold.plans.explained import as_text
+    from shardfold.explanation.text import as_text
 
     click.echo(as_text(found, everything))
 

@@ -3,6 +3,8 @@
 A function returns `(module, args, kwargs)`: an `nn.Module` and an example batch for it. It may
 take any of `batch`, `seq`, `layers` and `hidden`, which the options of the same names set. The
 file may define `RULES`, a dict from operator names to rule makers.
+
+`shardfold models`: what the zoo holds.
 """
 
 from __future__ import annotations
@@ -10,21 +12,25 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
+import json
 import os
 import sys
 import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+import click
+
 from shardfold.errors import ModelError, nearest
+from shardfold.zoo.catalog import Entry, entry, names
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from shardfold.spaces import Maker
+    from shardfold.operators import Maker
 
 CONFIG = "hf:"
 Sizes = Mapping[str, Any]
@@ -190,3 +196,42 @@ def _last_line(error: BaseException) -> str:
     if not here:
         return text
     return f"{text} ({Path(here[-1].filename).name}, line {here[-1].lineno})"
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="Print the list as JSON.")
+def models(as_json: bool) -> None:
+    r"""List the models of the zoo, with the batch that each is planned for.
+
+    \b
+    shardfold models
+    shardfold models --json
+    """
+    entries = [entry(name) for name in names()]
+    if as_json:
+        click.echo(json.dumps([asdict(known) for known in entries], indent=2))
+        return
+    _print([known for known in entries if not known.is_tiny])
+
+
+def _print(entries: list[Entry]) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(
+        box=box.SIMPLE_HEAD,
+        caption="Each has a laptop-sized variant with the same structure: alexnet-tiny, ... "
+        "hf: from Hugging Face transformers (pip install 'shardfold\\[hf]').",
+        caption_justify="left",
+    )
+    table.add_column("name", no_wrap=True)
+    table.add_column("what")
+    table.add_column("batch", justify="right", no_wrap=True)
+    table.add_column("seq", justify="right", no_wrap=True)
+    table.add_column("", no_wrap=True)
+    for known in entries:
+        origin = "hf" if "Hugging Face" in known.source else ""
+        seq = "" if known.seq is None else str(known.seq)
+        table.add_row(known.name, known.summary, str(known.batch), seq, origin)
+    Console().print(table)

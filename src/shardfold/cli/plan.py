@@ -20,8 +20,8 @@ from shardfold.cli.options import (
 from shardfold.errors import PlanError
 
 if TYPE_CHECKING:
-    from shardfold.passes import MicroBatches
-    from shardfold.plans.choose import Recompute
+    from shardfold.planner.mesh_search import Recompute
+    from shardfold.planner.micro_batches import MicroBatches
 
 
 @click.command()
@@ -97,12 +97,11 @@ def plan(
     """
     from shardfold.api import plan as find_plan
     from shardfold.cli.model import load_model
-    from shardfold.cli.printing import emit, progress
-    from shardfold.cli.quiet import quiet
+    from shardfold.cli.printing import emit, progress, quiet
     from shardfold.cluster import mesh_from_text, parse
     from shardfold.costs import optimizer_named, pricing_named
-    from shardfold.costs.profile import load as load_profile
-    from shardfold.plans.pins import parse_pins
+    from shardfold.costs.profile.profile import load as load_profile
+    from shardfold.strategies.pins import parse_pins
 
     # What is cheap to check is checked before the work begins.
     for file in filter(None, (save, save_problem)):

@@ -11,15 +11,14 @@ from typing import TYPE_CHECKING
 import click
 
 from shardfold.cli.options import size_options
-from shardfold.cli.running import on_every_rank, real_model, run_options
+from shardfold.cli.run import on_every_rank, real_model, run_options
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from shardfold.cli.model import Example
     from shardfold.plans import Plan
-    from shardfold.run.figures import Figures
-    from shardfold.run.train import Data, State, StepReport
+    from shardfold.runtime.training import Data, Figures, State, StepReport
 
 FIRST, SHARES, SILENCE_SECONDS = 10, 20, 10.0  # when a line of progress is due: see `_shown`
 PATIENCE_MINUTES = 60  # for a new plan: a large model on many devices may take its time
@@ -115,11 +114,10 @@ def train(
 
 
 def _train(rank: int, plan: Plan, wish: Wish) -> tuple[list[StepReport], Figures | None]:
-    from shardfold.cli.quiet import quiet
-    from shardfold.run.data import repeated, text
-    from shardfold.run.figures import figures
-    from shardfold.run.train import Recipe, begin
-    from shardfold.run.train import train as run
+    from shardfold.cli.printing import quiet
+    from shardfold.runtime.data import repeated, text
+    from shardfold.runtime.training import Recipe, begin, figures
+    from shardfold.runtime.training import train as run
 
     example = real_model(wish.model, wish.sizes)
     batch = (example.args, example.kwargs)
@@ -168,9 +166,9 @@ def _plan_for_all(rank: int, plan: Plan, example: Example) -> Plan:
 
     import torch.distributed as dist
 
-    from shardfold.plans.store import dumps, loads
+    from shardfold.plans.files import dumps, loads
     from shardfold.replan import replan
-    from shardfold.run.checkpoint.together import on_first
+    from shardfold.runtime.checkpoint.folders import on_first
 
     world = dist.get_world_size() if dist.is_initialized() else 1
     if world == prod(axis.size for axis in plan.mesh):
@@ -204,8 +202,8 @@ def _kept(
     saving: tuple[Path, int, int],
 ) -> list[StepReport]:
     """Train from the last checkpoint on, saving; a request to end ends the process."""
-    from shardfold.run.elastic import Saving, Stopped, listening, resume, saver
-    from shardfold.run.train import train as run
+    from shardfold.runtime.elastic import Saving, Stopped, listening, resume, saver
+    from shardfold.runtime.training import train as run
 
     chosen = Saving(*saving)
     with listening() as request:

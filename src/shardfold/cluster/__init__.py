@@ -2,11 +2,9 @@
 
 from shardfold.cluster.catalog import Hardware, catalog
 from shardfold.cluster.cluster import Cluster
-from shardfold.cluster.device import Device
-from shardfold.cluster.files import from_plain
-from shardfold.cluster.level import Level
+from shardfold.cluster.hardware import Device, Level
 from shardfold.cluster.mesh import Axis, Mesh
-from shardfold.cluster.notation import mesh_from_text, parse
+from shardfold.cluster.parse import from_plain, mesh_from_text, parse
 
 __all__ = [
     "Axis",

@@ -1,18 +1,210 @@
-"""Known hardware: one data file per device in `hardware/`, each figure with its source."""
+"""The shape of cluster and hardware files: which keys they have, and the values they become.
+
+Names, types and units are checked here: a figure in GB or microseconds, where bytes or seconds
+are meant, is refused. All else is checked by `Device`, `Level` and `Cluster` themselves, so that a
+value made in code meets the same rules as one read from a file.
+
+Known hardware: one data file per device in `hardware/`, each figure with its source.
+"""
 
 from __future__ import annotations
 
+import math
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
+from typing import Any, TypeVar
+
+import msgspec
 
 from shardfold.cluster.cluster import Cluster
-from shardfold.cluster.device import Device
-from shardfold.cluster.level import LARGEST_SIZE
-from shardfold.cluster.tables import HardwareTable, LinkTable, build_levels, convert
+from shardfold.cluster.hardware import LARGEST_SIZE, Device, Level
 from shardfold.errors import ClusterError, nearest
+
+
+class DeviceTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`[device]`: see `Device` for the meaning of each key."""
+
+    name: str
+    memory_bytes: int | float  # 24e9 is a natural way to write it
+    memory_bandwidth: float
+    peak_flops: dict[str, float]
+    matmul_efficiency: float
+    memory_efficiency: float
+    launch_seconds: float
+    source: str = ""
+
+    def build(self) -> Device:
+        """The device that the table describes."""
+        where = f"Device {self.name}: "
+        _check_unit(f"{where}memory_bytes", self.memory_bytes, "bytes", "80e9 for 80 GB")
+        _check_unit(
+            f"{where}memory_bandwidth", self.memory_bandwidth, "bytes/s", "900e9 for 900 GB/s"
+        )
+        for dtype, flops in self.peak_flops.items():
+            _check_unit(f"{where}peak_flops.{dtype}", flops, "FLOP/s", "312e12 for 312 TFLOP/s")
+        _check_seconds(f"{where}launch_seconds", self.launch_seconds)
+        fields = msgspec.structs.asdict(self)
+        if math.isfinite(self.memory_bytes):
+            fields["memory_bytes"] = int(self.memory_bytes)
+        fields["peak_flops"] = tuple(self.peak_flops.items())
+        return Device(**fields)
+
+
+class LinkTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """`[[levels]]` of a hardware file: links whose number of members is not fixed yet.
+
+    `bandwidth` is that of one link; `shared_by` says how many of a member's devices use one
+    link together (all eight devices of a node with one adapter: 8).
+    """
+
+    name: str
+    bandwidth: float
+    latency_seconds: float
+    source: str = ""
+    rated_bandwidth: float | None = None
+    shared_by: int = 1
+
+
+class LevelTable(LinkTable, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """`[[levels]]` of a cluster file: links, and how many members one group has."""
+
+    size: int
+
+
+class ClusterTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A cluster file: a device (a table, or the name of known hardware) and levels of links."""
+
+    device: DeviceTable | str
+    levels: list[LevelTable]
+    name: str = ""
+
+
+class HardwareTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A hardware file: a device, the links it comes with, and how many devices a node holds."""
+
+    name: str
+    node_size: int
+    device: DeviceTable
+    levels: list[LinkTable]
+    aliases: list[str] = []
+
+
+T = TypeVar("T", ClusterTable, HardwareTable)
+SMALLEST = 1e6  # bytes, bytes/s or FLOP/s: no device or link has less, but a figure in GB is less
+LONGEST = 1.0  # seconds of a launch or of a message's start: a figure in microseconds is more
+
+
+def convert(plain: Any, kind: type[T]) -> T:
+    """Read plain TOML or JSON values as a table; the error names every field that is wrong."""
+    try:
+        return msgspec.convert(plain, kind)
+    except msgspec.ValidationError as error:
+        message = _several_devices(plain) or _missing(plain, kind) or _in_words(str(error))
+        raise ClusterError(message) from None
+
+
+def _several_devices(plain: Any) -> str:
+    if not isinstance(plain, dict) or not isinstance(plain.get("device"), list):
+        return ""
+    return (
+        "device is a list, but a cluster is of one kind of device: describe one. For several, "
+        "plan for each in a file of its own."
+    )
+
+
+def _missing(plain: Any, kind: type[ClusterTable | HardwareTable]) -> str:
+    """All required fields that a file lacks, by table; nothing where another thing is wrong."""
+    if not isinstance(plain, dict):
+        return ""
+    levels = plain.get("levels")
+    level = LevelTable if kind is ClusterTable else LinkTable
+    tables: list[tuple[str, Any, type[msgspec.Struct]]] = [("", plain, kind)]
+    tables.append(("device", plain.get("device"), DeviceTable))
+    if isinstance(levels, list):
+        tables.extend((f"levels[{n}]", table, level) for n, table in enumerate(levels))
+    lines = []
+    for where, table, shape in tables:
+        absent = _absent(table, shape) if isinstance(table, dict) else []
+        if absent:
+            names = ", ".join(f"`{name}`" for name in absent)
+            lines.append(
+                f"{where + ': ' if where else ''}Object missing required "
+                f"field{'s' * (len(absent) > 1)} {names}"
+            )
+    return f"{'; '.join(lines)}." if lines else ""
+
+
+def _absent(table: dict[str, Any], shape: type[msgspec.Struct]) -> list[str]:
+    """The required fields that are not there, unless one that is not known stands for them."""
+    fields = msgspec.structs.fields(shape)
+    if table.keys() - {field.name for field in fields}:
+        return []
+    return [field.name for field in fields if field.required and field.name not in table]
+
+
+def _check_unit(what: str, value: float, unit: str, example: str) -> None:
+    """Refuse a figure that is too small to be in base units; others are checked elsewhere."""
+    if 0 < value < SMALLEST:
+        raise ClusterError(f"{what} is in {unit}, got {value:g}: write {example}.")
+
+
+def _check_seconds(what: str, value: float) -> None:
+    if value > LONGEST:
+        raise ClusterError(f"{what} is in seconds, got {value:g}: write 2e-6 for 2 microseconds.")
+
+
+def build_levels(links: Sequence[LinkTable], sizes: Sequence[int]) -> tuple[Level, ...]:
+    """Levels of the given sizes, each link's bandwidth divided among the devices that share it."""
+    levels: list[Level] = []
+    for index, (link, size) in enumerate(zip(links, sizes, strict=True)):
+        where, example = f"Level {link.name}: ", "300e9 for 300 GB/s, 12.5e9 for 100 Gbit/s"
+        _check_unit(f"{where}bandwidth", link.bandwidth, "bytes/s", example)
+        _check_unit(f"{where}rated_bandwidth", link.rated_bandwidth or 0.0, "bytes/s", example)
+        _check_seconds(f"{where}latency_seconds", link.latency_seconds)
+        sharers = _sharers(link, sizes[index + 1 :])
+        rated = None if link.rated_bandwidth is None else link.rated_bandwidth / sharers
+        bandwidth = link.bandwidth / sharers
+        levels.append(Level(link.name, size, bandwidth, link.latency_seconds, link.source, rated))
+    return tuple(levels)
+
+
+def _sharers(link: LinkTable, inner_sizes: Sequence[int]) -> int:
+    """How many devices use one link at once: no more than a member has."""
+    if link.shared_by < 1:
+        raise ClusterError(
+            f"Level {link.name}: shared_by must be at least 1, got {link.shared_by}."
+        )
+    if link.shared_by > 1 and not inner_sizes:
+        raise ClusterError(
+            f"Level {link.name}: shared_by is {link.shared_by}, but the members of the innermost "
+            f"level are single devices. Give the bandwidth that one device gets while all "
+            f"communicate."
+        )
+    return max(1, min(link.shared_by, math.prod(inner_sizes)))
+
+
+def _in_words(message: str) -> str:
+    """A validation message with the field's path in front and near names behind.
+
+    >>> _in_words("Expected `float`, got `str` - at `$.device.memory_bandwidth`")
+    'device.memory_bandwidth: Expected `float`, got `str`.'
+    """
+    what, _, path = message.partition(" - at `$")
+    where = path.strip(".`")
+    advice = ""
+    if "unknown field" in what:
+        advice = " " + nearest(what.split("`")[1], _KEYS)
+    return f"{where + ': ' if where else ''}{what}.{advice}"
+
+
+_KEYS = {
+    field
+    for table in (DeviceTable, LevelTable, ClusterTable, HardwareTable)
+    for field in table.__struct_fields__
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,14 +1,20 @@
 """What choices cost: steps, their prices, and the tables that the search minimises."""
 
-from shardfold.costs.decisions import Edge, Tabulated, Vertex
-from shardfold.costs.measured import Measured
 from shardfold.costs.model import CostModel, price
-from shardfold.costs.paper import Paper
-from shardfold.costs.profile import Profile
-from shardfold.costs.registry import PRICINGS, Pricing, measured_by, pricing_named, pricing_of
-from shardfold.costs.roofline import Roofline
-from shardfold.costs.storage import OPTIMIZERS, Optimizer, optimizer_named
-from shardfold.costs.tabulate import tabulate
+from shardfold.costs.models.measured import Measured
+from shardfold.costs.models.paper import Paper
+from shardfold.costs.models.registry import (
+    PRICINGS,
+    Pricing,
+    measured_by,
+    pricing_named,
+    pricing_of,
+)
+from shardfold.costs.models.roofline import Roofline
+from shardfold.costs.parameters import OPTIMIZERS, Optimizer, optimizer_named
+from shardfold.costs.profile.profile import Profile
+from shardfold.costs.tables import tabulate
+from shardfold.costs.variables import Edge, Tabulated, Vertex
 
 __all__ = [
     "OPTIMIZERS",

@@ -22,8 +22,8 @@ from itertools import groupby
 
 from shardfold.errors import PlanError
 from shardfold.graph import Graph
-from shardfold.graph.repeat import MODEL, operator_order
-from shardfold.spaces import Atoms
+from shardfold.graph.repeats import MODEL, operator_order
+from shardfold.sharding import Subdims
 
 FEWEST_OPERATORS = 4  # a shorter block has little to drop
 FEWEST_BLOCKS = 3
@@ -59,7 +59,7 @@ class Regions:
 KEEP_ALL = Regions()
 
 
-def block_regions(graph: Graph, atoms: Atoms) -> Regions:
+def block_regions(graph: Graph, subdims: Subdims) -> Regions:
     """A region for every block of the graph that has others like it."""
     blocks = [block for block in _blocks(graph) if _can_run_twice(graph, block)]
     kinds = [tuple(graph.ops[i].kind for i in block) for block in blocks]
@@ -67,15 +67,15 @@ def block_regions(graph: Graph, atoms: Atoms) -> Regions:
     for block, kind in zip(blocks, kinds, strict=True):
         many[kind] += _stands_for(graph, block)
     repeated = (b for b, kind in zip(blocks, kinds, strict=True) if many[kind] >= FEWEST_BLOCKS)
-    trimmed = [_trimmed(graph, atoms, block) for block in repeated]
+    trimmed = [_trimmed(graph, subdims, block) for block in repeated]
     found = tuple(block for block in trimmed if len(block) >= FEWEST_OPERATORS)
     last = {block[-1] for block in found}
-    return Regions(found, frozenset(i for i in last if _keeps_only_operands(atoms, i)))
+    return Regions(found, frozenset(i for i in last if _keeps_only_operands(subdims, i)))
 
 
-def stated_regions(ranges: Sequence[tuple[int, int]], graph: Graph, atoms: Atoms) -> Regions:
+def stated_regions(ranges: Sequence[tuple[int, int]], graph: Graph, subdims: Subdims) -> Regions:
     """The regions that a plan states for a graph with all its periods; they must be its blocks."""
-    blocks = block_regions(graph, atoms) if ranges else KEEP_ALL
+    blocks = block_regions(graph, subdims) if ranges else KEEP_ALL
     stated = tuple(range(first, end) for first, end in ranges)
     if not set(stated) <= set(blocks.ranges):
         raise PlanError(
@@ -132,19 +132,19 @@ def _stands_for(graph: Graph, block: range) -> int:
     return 1
 
 
-def _trimmed(graph: Graph, atoms: Atoms, block: range) -> range:
+def _trimmed(graph: Graph, subdims: Subdims, block: range) -> range:
     """The block up to its last operator that keeps anything for backward."""
-    keep = [i for i in block if _keeps(graph, atoms, i)]
+    keep = [i for i in block if _keeps(graph, subdims, i)]
     return range(block.start, keep[-1] + 1) if keep else range(0)
 
 
-def _keeps(graph: Graph, atoms: Atoms, op: int) -> bool:
-    rule = atoms.rules[op].rule
+def _keeps(graph: Graph, subdims: Subdims, op: int) -> bool:
+    rule = subdims.rules[op].rule
     trained = any(graph.tensors[t].requires_grad for t in graph.ops[op].results)
     return trained and (bool(rule.saves) or rule.saves_results)
 
 
-def _keeps_only_operands(atoms: Atoms, op: int) -> bool:
+def _keeps_only_operands(subdims: Subdims, op: int) -> bool:
     """Whether backward needs nothing that the operator computes; a norm needs its statistics."""
-    rule = atoms.rules[op].rule
+    rule = subdims.rules[op].rule
     return rule.engine == "matrix" and not rule.saves_results

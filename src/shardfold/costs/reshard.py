@@ -30,7 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardfold.costs.steps import Collective, Kind, Phase, Rows, Steps, by_axes
-from shardfold.spaces.layout import PENDING, REPLICATED, SHARED, Layouts, local_items
+from shardfold.sharding.layouts import PENDING, REPLICATED, SHARED, Layouts, local_items
 
 Mask = NDArray[np.bool_]
 Column = NDArray[np.int8]
@@ -61,7 +61,7 @@ def reshard(
     source: Layouts,
     target: Layouts,
     shape: Sequence[int],
-    atoms: Sequence[int],
+    subdims: Sequence[int],
     item_bytes: int,
     phase: Phase,
 ) -> Steps:
@@ -72,7 +72,9 @@ def reshard(
     """
     one = len(source) == 1
     moves = _moves_of_one(source.tobytes(), target.tobytes()) if one else _moves(source, target)
-    return Steps(len(source), tuple(_step(move, shape, atoms, item_bytes, phase) for move in moves))
+    return Steps(
+        len(source), tuple(_step(move, shape, subdims, item_bytes, phase) for move in moves)
+    )
 
 
 @lru_cache(maxsize=4096)
@@ -85,7 +87,7 @@ def reshard_all(
     sources: Layouts,
     targets: Layouts,
     shape: Sequence[int],
-    atoms: Sequence[int],
+    subdims: Sequence[int],
     item_bytes: int,
     phase: Phase,
 ) -> Steps:
@@ -93,7 +95,7 @@ def reshard_all(
     key = (sources.shape, sources.tobytes(), targets.shape, targets.tobytes())
     return Steps(
         len(sources) * len(targets),
-        tuple(_step(move, shape, atoms, item_bytes, phase) for move in _moves_of_pairs(*key)),
+        tuple(_step(move, shape, subdims, item_bytes, phase) for move in _moves_of_pairs(*key)),
     )
 
 
@@ -116,37 +118,37 @@ def _moves(source: Layouts, target: Layouts) -> tuple[Move, ...]:
 
 
 def _step(
-    move: Move, shape: Sequence[int], atoms: Sequence[int], item_bytes: int, phase: Phase
+    move: Move, shape: Sequence[int], subdims: Sequence[int], item_bytes: int, phase: Phase
 ) -> Collective:
     if move.kind == "slice":
         sizes = np.zeros(len(move.rows))
     else:
         parts = math.prod(shape[a] for a in move.axes) if move.kind in JOINED else 1
-        sizes = _items(move, tuple(atoms), tuple(shape)) * (item_bytes * parts)
+        sizes = _items(move, tuple(subdims), tuple(shape)) * (item_bytes * parts)
     return Collective(
         phase, move.kind, move.axes, move.rows, sizes, before=move.before, after=move.after
     )
 
 
-def _items(move: Move, atoms: tuple[int, ...], shape: tuple[int, ...]) -> NDArray[np.float64]:
+def _items(move: Move, subdims: tuple[int, ...], shape: tuple[int, ...]) -> NDArray[np.float64]:
     """As `local_items`, by look-up: a layout is a number in base (states), all are precomputed."""
-    base, layouts = len(atoms) - LOWEST, move.counted
+    base, layouts = len(subdims) - LOWEST, move.counted
     if len(layouts) < base ** len(shape) > MOST_CODES or len(layouts) == 1:
-        return local_items(layouts, atoms, shape)
+        return local_items(layouts, subdims, shape)
     if base not in move.codes:
         code = np.zeros(len(layouts), dtype=np.int64)
         for axis in range(len(shape)):
             code *= base
             code += layouts[:, axis] - np.int64(LOWEST)
         move.codes[base] = code
-    return _items_by_code(atoms, shape).take(move.codes[base])
+    return _items_by_code(subdims, shape).take(move.codes[base])
 
 
 @lru_cache(maxsize=256)
-def _items_by_code(atoms: tuple[int, ...], shape: tuple[int, ...]) -> NDArray[np.float64]:
-    base = len(atoms) - LOWEST
+def _items_by_code(subdims: tuple[int, ...], shape: tuple[int, ...]) -> NDArray[np.float64]:
+    base = len(subdims) - LOWEST
     every = np.indices((base,) * len(shape)).reshape(len(shape), -1).T + LOWEST
-    return local_items(every.astype(np.int8), atoms, shape)
+    return local_items(every.astype(np.int8), subdims, shape)
 
 
 @dataclass(slots=True)

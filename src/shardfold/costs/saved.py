@@ -14,12 +14,12 @@ from typing import Literal
 import numpy as np
 
 from shardfold.cluster import Mesh
-from shardfold.costs.aliases import DROPOUTS, drops_nothing
+from shardfold.costs.memory_format import DROPOUTS, drops_nothing
+from shardfold.costs.operator_steps import Tensors, operand_local_bytes, result_bytes
 from shardfold.costs.recompute import KEEP_ALL, Regions
 from shardfold.costs.steps import Values
-from shardfold.costs.work import Tensors, operand_local_bytes, result_bytes
 from shardfold.graph import Graph, Op
-from shardfold.spaces import Atoms, Space
+from shardfold.sharding import Space, Subdims
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,14 +33,14 @@ class Kept:
 class Saved:
     """Who keeps what, for one graph."""
 
-    def __init__(self, graph: Graph, atoms: Atoms, regions: Regions = KEEP_ALL) -> None:
-        self.graph, self.atoms, self.regions = graph, atoms, regions
+    def __init__(self, graph: Graph, subdims: Subdims, regions: Regions = KEEP_ALL) -> None:
+        self.graph, self.subdims, self.regions = graph, subdims, regions
         self.readers = graph.readers()
         self.writer = {t: i for i, op in enumerate(graph.ops) for t in op.results}
 
     def by_operator(self, index: int) -> Kept:
         """What the operator at `index` answers for."""
-        op, rule = self.graph.ops[index], self.atoms.rules[index].rule
+        op, rule = self.graph.ops[index], self.subdims.rules[index].rule
         if not self._has_gradient(index):
             return Kept()
         recomputed = self.regions.of(index) is not None
@@ -59,7 +59,7 @@ class Saved:
     def by_reader(self, tensor: int) -> bool:
         """Whether an operator that reads the tensor keeps it, or a region that it enters."""
         return self._enters(tensor) or any(
-            k in self.atoms.rules[i].rule.saves
+            k in self.subdims.rules[i].rule.saves
             and self._has_gradient(i)
             and self.regions.of(i) is None
             for i, k in self.readers.get(tensor, ())
@@ -68,7 +68,7 @@ class Saved:
     def by_anyone(self, tensor: int) -> bool:
         """Whether a reader or the writer keeps the tensor."""
         writer = self.writer[tensor]
-        writes = self.atoms.rules[writer].rule.saves_results and self.regions.of(writer) is None
+        writes = self.subdims.rules[writer].rule.saves_results and self.regions.of(writer) is None
         return writes or self.by_reader(tensor)
 
     def _enters(self, tensor: int) -> bool:
@@ -102,9 +102,9 @@ WIDE_BYTES = 4  # of an item of statistics, at least
 GATES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
 
 
-def kept_operands(graph: Graph, atoms: Atoms, index: int) -> tuple[int, ...]:
+def kept_operands(graph: Graph, subdims: Subdims, index: int) -> tuple[int, ...]:
     """The operands that autograd really keeps for the backward of an operator."""
-    op, rule = graph.ops[index], atoms.rules[index].rule
+    op, rule = graph.ops[index], subdims.rules[index].rule
     if not any(graph.tensors[t].requires_grad for t in op.results):
         return ()
     name = op.kind.rpartition(".")[2]
@@ -119,13 +119,13 @@ def kept_operands(graph: Graph, atoms: Atoms, index: int) -> tuple[int, ...]:
     )
 
 
-def keeps_results(graph: Graph, atoms: Atoms, index: int) -> bool:
+def keeps_results(graph: Graph, subdims: Subdims, index: int) -> bool:
     """Whether autograd keeps what the operator leaves, not only something made beside it."""
     op = graph.ops[index]
     name = op.kind.rpartition(".")[2]
     flows = any(graph.tensors[t].requires_grad for t in op.results)
     beside = name in DROPOUTS or name.startswith(("max_pool", "adaptive_max_pool"))
-    return flows and atoms.rules[index].rule.saves_results and not beside
+    return flows and subdims.rules[index].rule.saves_results and not beside
 
 
 @dataclass(frozen=True, slots=True)

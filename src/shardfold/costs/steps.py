@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from shardfold.spaces.layout import Layouts
+from shardfold.sharding.layouts import Layouts
 
 if TYPE_CHECKING:
-    from shardfold.costs.work import Work
+    from shardfold.costs.operator_steps import Work
 
 Kind = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "halo", "slice"]
 Phase = Literal["forward", "recompute", "backward", "update"]

@@ -5,9 +5,8 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 
-from shardfold.graph.op import Op
-from shardfold.graph.repeat import Repeat, records
-from shardfold.graph.tensor import Tensor
+from shardfold.graph.repeats import Repeat, records
+from shardfold.graph.values import Op, Tensor
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,10 @@
-"""The batch in parts: which samples each process reads, and so needs to load.
+"""A batch in equal parts, one for each pass of a step.
+
+A plan names the inputs that are cut and the dim of each, by their places in the batch: `0` is the
+first argument, `input_ids` an argument by name, `batch.image` what lies within one. All else is
+whole in every part.
+
+The batch in parts: which samples each process reads, and so needs to load.
 
 An axis of the mesh is one of the batch if most of what is read of the batch (in bytes) is read in
 parts of its leading dim over that axis. The part of a process is then a range of samples, cut by
@@ -10,17 +16,74 @@ from __future__ import annotations
 import math
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shardfold.errors import RunError
-from shardfold.plans.assemble import Assembly
-from shardfold.plans.cutting import mapped
+from shardfold.errors import InputError, RunError
 from shardfold.plans.plan import InputEntry, Plan
-from shardfold.spaces.layout import Bounds, chunk
+from shardfold.sharding.layouts import Bounds, chunk
+from shardfold.simulate.decoded import Assembly
+
+if TYPE_CHECKING:
+    from shardfold.plans.plan import Plan
+
+Batch = tuple[tuple[Any, ...], dict[str, Any]]
+Cuts = Mapping[str, int]  # the place of each input that is cut, and the dim
+
+
+def cut(args: Sequence[Any], kwargs: Mapping[str, Any], cuts: Cuts, parts: int) -> list[Batch]:
+    """The parts of a batch, in the order in which the passes take them."""
+    return [_part(args, kwargs, cuts, parts, number) for number in range(parts)]
+
+
+def first_part(args: Sequence[Any], kwargs: Mapping[str, Any], cuts: Cuts, parts: int) -> Batch:
+    """The first of the parts: an example of all."""
+    return _part(args, kwargs, cuts, parts, 0)
+
+
+def example_for(plan: Plan, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> Batch:
+    """What a pass of the plan takes of an example of its whole batch."""
+    return first_part(args, kwargs or {}, plan.cuts, plan.micro_batches)
+
+
+def _part(
+    args: Sequence[Any], kwargs: Mapping[str, Any], cuts: Cuts, parts: int, number: int
+) -> Batch:
+    def piece(place: str, value: Any) -> Any:
+        return _slice(place, value, cuts[place], parts, number) if place in cuts else value
+
+    if parts == 1:
+        return tuple(args), dict(kwargs)
+    positional = tuple(mapped(value, piece, str(k)) for k, value in enumerate(args))
+    return positional, {name: mapped(value, piece, name) for name, value in kwargs.items()}
+
+
+def mapped(value: Any, change: Callable[[str, Any], Any], place: str = "") -> Any:
+    """The same structure with every leaf changed, given its place."""
+    before = f"{place}." if place else ""
+    if isinstance(value, Mapping):
+        return {key: mapped(item, change, f"{before}{key}") for key, item in value.items()}
+    if isinstance(value, tuple | list):
+        items = [mapped(item, change, f"{before}{k}") for k, item in enumerate(value)]
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    return change(place, value)
+
+
+def _slice(place: str, value: Any, dim: int, parts: int, number: int) -> Any:
+    shape = tuple(getattr(value, "shape", ()))
+    if dim >= len(shape):
+        raise InputError(f"The input {place} has shape {shape}: it has no dim {dim} to cut.")
+    if shape[dim] % parts:
+        raise InputError(
+            f"The input {place} has {shape[dim]} samples (dim {dim} of {shape}), which cannot be "
+            f"cut into {parts} equal micro-batches. Try a number that divides {shape[dim]}."
+        )
+    size = shape[dim] // parts
+    return value[(slice(None),) * dim + (slice(number * size, (number + 1) * size),)]
+
 
 WHOLE, SAMPLES = "whole", "dim 0"
 
@@ -29,13 +92,13 @@ def inputs_of(
     assembly: Assembly, cuts: Mapping[str, tuple[str, int]] = MappingProxyType({})
 ) -> tuple[InputEntry, ...]:
     """Every tensor of the batch, and how it is cut into parts: of devices, and of passes."""
-    graph, atoms = assembly.graph, assembly.atoms
+    graph, subdims = assembly.graph, assembly.subdims
     votes, leading = _votes(assembly)
     entries = []
     for index, tensor in enumerate(graph.tensors):
         if tensor.role != "input":
             continue
-        is_batch = _has_samples(assembly, index) and atoms.classes[index][0] == leading
+        is_batch = _has_samples(assembly, index) and subdims.classes[index][0] == leading
         layout = tuple(SAMPLES if vote and is_batch else WHOLE for vote in votes)
         place, dim = cuts.get(tensor.name, ("", None))
         entries.append(InputEntry(tensor.name, tensor.type.shape, layout, dim, place))
@@ -44,19 +107,19 @@ def inputs_of(
 
 def _has_samples(assembly: Assembly, tensor: int) -> bool:
     """Whether the leading dim is one piece, of which every device can have a range."""
-    return assembly.atoms.dims[tensor].count(0) == 1
+    return assembly.subdims.dims[tensor].count(0) == 1
 
 
 def _votes(assembly: Assembly) -> tuple[list[bool], int]:
     """For each axis, whether it splits the samples; and which atom the samples are."""
-    graph, atoms, tabulated = assembly.graph, assembly.atoms, assembly.tabulated
+    graph, subdims, tabulated = assembly.graph, assembly.subdims, assembly.tabulated
     of_op = {x.index: v for v, x in enumerate(tabulated.vertices) if x.space is not None}
     weights = np.zeros((2, len(tabulated.mesh.axes)))
     sizes: dict[int, float] = {}
     for tensor, readers in graph.readers().items():
         if graph.tensors[tensor].role != "input" or not _has_samples(assembly, tensor):
             continue
-        leading, size = atoms.classes[tensor][0], graph.tensors[tensor].type.bytes
+        leading, size = subdims.classes[tensor][0], graph.tensors[tensor].type.bytes
         sizes[leading] = sizes.get(leading, 0.0) + size
         for reader, position in readers:
             if all(not graph.tensors[t].requires_grad for t in graph.ops[reader].results):

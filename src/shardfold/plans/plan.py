@@ -274,21 +274,21 @@ class Plan(Value, frozen=True, omit_defaults=True):
 
     def save(self, path: str | Path) -> None:
         """Write the plan as JSON; an existing file is replaced only by a complete one."""
-        from shardfold.plans.store import save
+        from shardfold.plans.files import save
 
         save(self, path)
 
     @classmethod
     def load(cls, path: str | Path, graph: Graph | None = None) -> Plan:
         """Read a plan; with the graph of a model, check that the plan is for that model."""
-        from shardfold.plans.store import load
+        from shardfold.plans.files import load
 
         return load(path, graph)
 
     def to_html(self, title: str | None = None) -> str:
         """A report of the plan as the text of one HTML file that needs nothing else."""
         # Reports read plans: by name, so that a plan does not depend on them.
-        page: str = import_module("shardfold.report.page").to_html(self, title=title)
+        page: str = import_module("shardfold.report.html").to_html(self, title=title)
         return page
 
     def _repr_html_(self) -> str:
@@ -321,6 +321,6 @@ class Plan(Value, frozen=True, omit_defaults=True):
         return Sampler(self, count, shuffle=shuffle, seed=seed, rank=rank)
 
     def __str__(self) -> str:
-        from shardfold.plans.text import as_text
+        from shardfold.report.text import as_text
 
         return as_text(self)

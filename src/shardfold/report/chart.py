@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from xml.sax.saxutils import escape
 
-from shardfold.plans.contest import Result
-from shardfold.plans.units import seconds
+from shardfold.planner.method_comparison import Result
+from shardfold.report.units import seconds
 
 LEFT, TOP, ROW, WIDTH, RIGHT = 150, 64, 28, 460, 190
 

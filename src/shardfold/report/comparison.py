@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from shardfold.plans.between import Difference, Line
-from shardfold.plans.contest import Result
-from shardfold.plans.units import seconds, size
+from shardfold.planner.method_comparison import Result
+from shardfold.plans.diff import Difference, Line
+from shardfold.report.units import seconds, size
 
 if TYPE_CHECKING:
     from rich.console import Group

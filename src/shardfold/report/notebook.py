@@ -5,9 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable
 from html import escape
 
-from shardfold.plans import Plan, verdict
-from shardfold.plans.blocks import main_traffic, shown
-from shardfold.plans.rows import Block, Row, kind_words, label, times, traffic_words
+from shardfold.plans import Plan
+from shardfold.report import summary_text
+from shardfold.report.plan_table import (
+    Block,
+    Row,
+    kind_words,
+    label,
+    main_traffic,
+    shown,
+    times,
+    traffic_words,
+)
 
 NUMBER = "text-align:right;white-space:nowrap"
 TEXT = "text-align:left;vertical-align:top"
@@ -15,14 +24,14 @@ TEXT = "text-align:left;vertical-align:top"
 
 def summary(plan: Plan) -> str:
     """What `print(plan)` says, with the page's own font and no scripts."""
-    title, figures = verdict.heading(plan)
+    title, figures = summary_text.heading(plan)
     says = [
-        f"Step: {verdict.parts(plan)}; {verdict.proof(plan)}.",
-        *verdict.accumulated(plan),
-        *verdict.too_large(plan),
-        *verdict.pinned(plan),
-        verdict.meshes(plan),
-        *verdict.unsplit(plan),
+        f"Step: {summary_text.parts(plan)}; {summary_text.proof(plan)}.",
+        *summary_text.accumulated(plan),
+        *summary_text.too_large(plan),
+        *summary_text.pinned(plan),
+        summary_text.meshes(plan),
+        *summary_text.unsplit(plan),
     ]
     return (
         f"<div><strong>{escape(title)}</strong><br>{escape(figures)}"
@@ -63,10 +72,10 @@ def _row(row: Row, prefix: str, often: str, plan: Plan) -> tuple[str, ...]:
 def _rivals(plan: Plan) -> str:
     rows = [
         (r.name, r.step, r.ratio, r.memory, "fits" if r.fits else "DOES NOT FIT")
-        for r in verdict.comparison(plan)
+        for r in summary_text.comparison(plan)
     ]
     return _table(
-        ("", "step", "", "memory", verdict.memory(plan)), rows, numbers=frozenset({1, 2, 3})
+        ("", "step", "", "memory", summary_text.memory(plan)), rows, numbers=frozenset({1, 2, 3})
     )
 
 

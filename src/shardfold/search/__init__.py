@@ -8,12 +8,12 @@
 ((0, 1), 3.5, True)
 """
 
-from shardfold.search.files import read_problem, write_problem
+from shardfold.search.npz import read_problem, write_problem
 from shardfold.search.orders import ORDERS
 from shardfold.search.problem import Problem
+from shardfold.search.progress import Progress, Watch, ignore
 from shardfold.search.solution import Solution, Statistics, unproven
-from shardfold.search.solver import METHODS, solve
-from shardfold.search.watch import Progress, Watch, ignore
+from shardfold.search.solve import METHODS, solve
 
 __all__ = [
     "METHODS",

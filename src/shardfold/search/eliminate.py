@@ -19,9 +19,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from shardfold.search.factors import Factor, Factors, spread
-from shardfold.search.kinds import Array
+from shardfold.search.interning import Array
 from shardfold.search.minplus import minimise
-from shardfold.search.watch import Progress, Watch, ignore
+from shardfold.search.progress import Progress, Watch, ignore
 
 Trail = list[tuple[int, list[Factor]]]
 

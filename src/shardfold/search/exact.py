@@ -9,22 +9,20 @@ from __future__ import annotations
 
 import numpy as np
 
-from shardfold.search.blocks import total_by_rows, without_run
-from shardfold.search.bounded import SECONDS, bounded
+from shardfold.search.backtrack import unfold
+from shardfold.search.branch_and_bound import SECONDS, bounded
 from shardfold.search.eliminate import eliminate, trace_back
 from shardfold.search.factors import Factor, Factors, factors_of
-from shardfold.search.few import fold_few
+from shardfold.search.float32_pruning import narrowed
 from shardfold.search.fold import condition, fold, start
-from shardfold.search.groups import Folding
-from shardfold.search.kinds import Array
+from shardfold.search.fold_sequential import fold_few
+from shardfold.search.interning import Array
 from shardfold.search.orders import Forecast, forecast
 from shardfold.search.problem import Problem
-from shardfold.search.rough import narrowed
-from shardfold.search.runs import find_run
+from shardfold.search.progress import Watch, ignore
+from shardfold.search.repeats import find_run, total_by_rows, without_run
 from shardfold.search.solution import Answer
-from shardfold.search.store import Store
-from shardfold.search.unfold import unfold
-from shardfold.search.watch import Watch, ignore
+from shardfold.search.table_store import Folding, Store
 
 TABLE_BYTES = 1 << 30
 """What all tables together may hold, unless the caller says otherwise."""

@@ -17,9 +17,8 @@ from typing import Any
 import numpy as np
 
 from shardfold.errors import InfeasibleError, InputError
-from shardfold.search.factors import factors_of
-from shardfold.search.kinds import Array
-from shardfold.search.pairwise import Pairwise
+from shardfold.search.factors import Pairwise, factors_of
+from shardfold.search.interning import Array
 from shardfold.search.problem import Problem
 from shardfold.search.solution import Answer
 

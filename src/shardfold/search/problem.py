@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from shardfold.errors import ProblemError
-from shardfold.search.kinds import Array, Ints, Kinds
+from shardfold.search.interning import Array, Ints, Kinds
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -9,7 +9,7 @@ from typing import Any, overload
 
 import numpy as np
 
-from shardfold.search.kinds import Ints
+from shardfold.search.interning import Ints
 from shardfold.search.problem import Problem
 
 TOLERANCE = 1e-9

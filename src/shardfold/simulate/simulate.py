@@ -17,8 +17,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
-from shardfold.simulate.passes import combined, in_a_row, parted
-from shardfold.simulate.record import Record, Sums
+from shardfold.simulate.accounting import Record, Sums
+from shardfold.simulate.micro_batches import combined, in_a_row, parted
 from shardfold.simulate.schedule import COMPUTE, Schedule, Segment, Task
 from shardfold.simulate.streams import Pending, Place, Streams
 from shardfold.simulate.timeline import Simulation, Timeline

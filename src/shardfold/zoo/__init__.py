@@ -33,9 +33,9 @@ def build(
     are random, and the same on every call.
     """
     known = entry(name)
-    from shardfold.zoo import assembly
+    from shardfold.zoo import build
 
-    return assembly.build(
+    return build.build(
         known, batch=batch, seq=seq, layers=layers, hidden=hidden, device=device, dtype=dtype
     )
 
@@ -50,8 +50,6 @@ def from_config(
     dtype: torch.dtype | str | None = None,
 ) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
     """As `build`, for a Hugging Face `config.json`; nothing is downloaded."""
-    from shardfold.zoo import assembly
+    from shardfold.zoo import build
 
-    return assembly.from_config(
-        path, batch=batch, seq=seq, layers=layers, device=device, dtype=dtype
-    )
+    return build.from_config(path, batch=batch, seq=seq, layers=layers, device=device, dtype=dtype)

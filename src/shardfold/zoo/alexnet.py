@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shardfold.zoo.shapes import ConvShape
+from shardfold.zoo.resize import ConvShape
 
 FULL = ConvShape(image=227, classes=1000, width=96)
 TINY = ConvShape(image=95, classes=10, width=12)

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shardfold.zoo.shapes import ConvShape
+from shardfold.zoo.resize import ConvShape
 
 FULL = ConvShape(image=224, classes=1000, width=64, blocks=(6, 12, 24, 16), growth=32)
 TINY = ConvShape(image=32, classes=10, width=16, blocks=(2, 2, 2, 2), growth=8)

@@ -17,8 +17,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from shardfold.errors import ModelError, nearest
-from shardfold.zoo.inputs import Draw
-from shardfold.zoo.shapes import StackShape
+from shardfold.zoo.build import Draw
+from shardfold.zoo.resize import StackShape
 
 try:
     import transformers
@@ -30,7 +30,7 @@ except ImportError as error:
         "Run: pip install 'shardfold[hf]'"
     ) from error
 
-from shardfold.zoo.experts import routed_experts
+from shardfold.runtime.ops.experts import routed_experts
 
 ATTENTION = "shardfold_sdpa"
 EXPERTS = "shardfold_experts"

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shardfold.zoo.shapes import ConvShape
+from shardfold.zoo.resize import ConvShape
 
 # `width` is the channels of the first convolution; every other width is a multiple of it.
 FULL = ConvShape(image=299, classes=1000, width=32)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shardfold.zoo.shapes import ConvShape
+from shardfold.zoo.resize import ConvShape
 
 RESNET50 = ConvShape(image=224, classes=1000, width=64, blocks=(3, 4, 6, 3))
 RESNET101 = ConvShape(image=224, classes=1000, width=64, blocks=(3, 4, 23, 3))

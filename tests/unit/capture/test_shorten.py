@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from shardfold import zoo
 from shardfold.capture import capture, capture_short
 
-from .test_folding import BATCH, Block, Stack, stack
+from .test_replicas import BATCH, Block, Stack, stack
 
 
 def short(model: nn.Module) -> Any:

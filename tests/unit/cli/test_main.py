@@ -90,7 +90,7 @@ def test_errors_and_interrupts_end_in_a_message(run, monkeypatch, raised, code, 
     def models() -> None:
         raise raised
 
-    monkeypatch.setattr("shardfold.cli.models.models", models)
+    monkeypatch.setattr("shardfold.cli.model.models", models)
     result = run("models")
     assert result.exit_code == code
     assert message in result.stderr

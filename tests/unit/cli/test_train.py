@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from shardfold.cli.train import _shown
-from shardfold.run.train import StepReport
+from shardfold.runtime.training import StepReport
 
 
 def lines(capsys, steps: int, seconds: float, rank: int = 0) -> list[int]:

@@ -10,11 +10,12 @@ from shardfold.capture import capture
 from shardfold.cluster import mesh_from_text, parse
 from shardfold.costs import optimizer_named, pricing_named, tabulate
 from shardfold.costs.steps import Collective, held, is_held, times
-from shardfold.plans import Assembly
-from shardfold.plans.baselines import batch_factors, data_parallel, fully_sharded
-from shardfold.plans.schedule import Scheduler
+from shardfold.operators import rules_of
+from shardfold.sharding import find_subdims
 from shardfold.simulate import simulate
-from shardfold.spaces import atomise, rules_of
+from shardfold.simulate.decoded import Assembly
+from shardfold.simulate.tasks import Scheduler
+from shardfold.strategies.baselines import batch_factors, data_parallel, fully_sharded
 
 CLUSTER = parse("2x2xa100")
 MESH = mesh_from_text("2x2", CLUSTER)
@@ -25,7 +26,7 @@ ADAMW = optimizer_named("adamw")
 @pytest.fixture(scope="module", params=["gpt2-tiny", "rnnlm-tiny"])
 def captured(request):
     graph = capture(*zoo.build(request.param))
-    return graph, atomise(graph, rules_of(graph))
+    return graph, find_subdims(graph, rules_of(graph))
 
 
 def assembly(captured, passes, choose):

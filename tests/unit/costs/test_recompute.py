@@ -16,9 +16,10 @@ from shardfold.costs import optimizer_named, pricing_named, tabulate
 from shardfold.costs.recompute import KEEP_ALL, Regions, block_regions, in_model
 from shardfold.errors import InputError
 from shardfold.graph import Graph
-from shardfold.plans.assemble import Assembly
-from shardfold.plans.baselines import batch_factors, data_parallel
-from shardfold.spaces import atomise, rules_of
+from shardfold.operators import rules_of
+from shardfold.sharding import find_subdims
+from shardfold.simulate.decoded import Assembly
+from shardfold.strategies.baselines import batch_factors, data_parallel
 
 ROWS = 65536  # enough for splitting the batch to pay
 
@@ -54,7 +55,7 @@ def stack(layers: int, norm: type[nn.Module] = nn.LayerNorm) -> tuple[nn.Module,
 
 
 def regions_of(graph: Graph) -> Regions:
-    return block_regions(graph, atomise(graph, rules_of(graph)))
+    return block_regions(graph, find_subdims(graph, rules_of(graph)))
 
 
 def planned(layers: int = 8, **options: Any) -> sf.Plan:
@@ -92,18 +93,18 @@ def test_two_blocks_alike_are_not_enough() -> None:
 def test_recomputing_costs_one_more_forward_and_keeps_one_tensor_a_block(mesh: str) -> None:
     model, args = stack(8)
     graph, cluster = capture(model, args), parse("4xa100")
-    atoms, on = atomise(graph, rules_of(graph)), mesh_from_text(mesh, parse("4xa100"))
+    subdims, on = find_subdims(graph, rules_of(graph)), mesh_from_text(mesh, parse("4xa100"))
     prices, adamw = pricing_named("roofline").model(cluster, on), optimizer_named("adamw")
     keeping, again = (
-        tabulate(graph, atoms, on, prices, adamw, regions)
-        for regions in (KEEP_ALL, block_regions(graph, atoms))
+        tabulate(graph, subdims, on, prices, adamw, regions)
+        for regions in (KEEP_ALL, block_regions(graph, subdims))
     )
-    by_batch = data_parallel(keeping, batch_factors(graph, atoms))
+    by_batch = data_parallel(keeping, batch_factors(graph, subdims))
     # norm's, up's, gelu's and down's operands against the block's own.
     rows, width = ROWS // 4, 64
     dropped = 8 * rows * (width + 4 * width + 4 * width) * 4
     assert keeping.problem.total_bytes(by_batch) - again.problem.total_bytes(by_batch) == dropped
-    steps = Assembly(graph, atoms, again, by_batch, prices, adamw).steps.values()
+    steps = Assembly(graph, subdims, again, by_batch, prices, adamw).steps.values()
     repeated = [s for each in steps for s in each if s.phase == "recompute"]
     assert len(repeated) == 8 * 3  # norm, up and gelu; nothing moves between them
     cost = again.problem.total(by_batch) - keeping.problem.total(by_batch)

@@ -8,10 +8,11 @@ from torch.utils import _pytree as pytree
 from shardfold.capture import capture
 from shardfold.cluster import parse
 from shardfold.costs import Roofline, optimizer_named, tabulate
-from shardfold.plans.assemble import Assembly
-from shardfold.plans.footprint import Footprint
-from shardfold.plans.lying import Facts, Wiring
-from shardfold.spaces import atomise, rules_of
+from shardfold.operators import rules_of
+from shardfold.sharding import find_subdims
+from shardfold.simulate.decoded import Assembly
+from shardfold.simulate.local_layouts import Facts, Wiring
+from shardfold.simulate.memory import Footprint
 from shardfold.zoo import build
 
 
@@ -35,14 +36,14 @@ def kept_by_autograd(module, args, kwargs):
 
 def kept_by_our_count(module, args, kwargs):
     graph = capture(module, args, kwargs)
-    atoms = atomise(graph, rules_of(graph))
+    subdims = find_subdims(graph, rules_of(graph))
     cluster = parse("1xh100")
     mesh = cluster.meshes()[0]
     model, optimizer = Roofline(cluster, mesh), optimizer_named("adamw")
-    tables = tabulate(graph, atoms, mesh, model, optimizer)
+    tables = tabulate(graph, subdims, mesh, model, optimizer)
     alone = (0,) * len(tables.vertices)
-    assembly = Assembly(graph, atoms, tables, alone, model, optimizer)
-    return Footprint(assembly, Facts(graph, atoms), Wiring(graph, tables)).kept_bytes
+    assembly = Assembly(graph, subdims, tables, alone, model, optimizer)
+    return Footprint(assembly, Facts(graph, subdims), Wiring(graph, tables)).kept_bytes
 
 
 def zoo_model(name):

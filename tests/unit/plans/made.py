@@ -3,14 +3,8 @@
 from __future__ import annotations
 
 from shardfold.plans import Estimate, MeshEntry, Plan, Provenance
-from shardfold.plans.plan import (
-    VERSION,
-    AxisEntry,
-    CollectiveEntry,
-    OperatorEntry,
-    UnsplitEntry,
-)
-from shardfold.plans.store import FORMAT
+from shardfold.plans.files import FORMAT
+from shardfold.plans.plan import VERSION, AxisEntry, CollectiveEntry, OperatorEntry, UnsplitEntry
 
 MIB = 2**20
 

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 import shardfold as sf
-from shardfold.plans import verdict
+from shardfold.report import summary_text
 from virtual.models import Language, tokens
 
 
@@ -21,7 +21,7 @@ def test_it_is_well_formed_and_has_the_totals(plan: sf.Plan) -> None:
     text = plan._repr_html_()
     root = ElementTree.fromstring(text.replace("<br>", "<br/>"))
     words = " ".join(root.itertext())
-    for rival in verdict.comparison(plan):
+    for rival in summary_text.comparison(plan):
         assert rival.step in words
         assert rival.memory in words
 

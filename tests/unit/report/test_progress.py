@@ -4,8 +4,8 @@ import io
 
 from rich.console import Console
 
+from shardfold.progress import Stage
 from shardfold.report import drawn
-from shardfold.stages import Stage
 
 
 def test_stages_are_drawn_and_leave_no_line_behind() -> None:

@@ -3,15 +3,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from shardfold.search import Problem, runs, solve
+from shardfold.search import Problem, repeats, solve
 from shardfold.search.exact import folded
-from shardfold.search.runs import find_run
+from shardfold.search.repeats import find_run
 
 
 @pytest.fixture(autouse=True)
 def short_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs are looked for in problems of some thousand vertices already."""
-    monkeypatch.setattr(runs, "_MIN_VERTICES", 2_000)
+    monkeypatch.setattr(repeats, "_MIN_VERTICES", 2_000)
 
 
 # An encoder layer as the PaSE paper draws it: attention and feed-forward, two residual sums.

@@ -3,8 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from shardfold.search.alike import Alike
-from shardfold.search.minplus import minimise, product, undominated
+from shardfold.search.minplus import Alike, minimise, product, undominated
 
 random = np.random.default_rng(0)
 

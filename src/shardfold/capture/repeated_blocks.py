@@ -1,0 +1,276 @@
+"""Blocks that a module tree repeats, found by structure and not by name.
+
+A block is a module with children of its own whose fingerprint (class, children, shapes and
+dtypes of parameters and buffers) occurs at least three times. The outermost such modules are
+taken: the layers of a Transformer, the bottlenecks of a ResNet, the branches of an Inception
+module. A module with hooks, or with a parameter that is used outside it too, is never one.
+
+A model of which only what is around its repeated blocks is copied.
+
+In the copy, a shell stands for each block: it looks like the block from outside, holds no
+parameters or children, and asks whoever holds the copy what to answer when it is called. A block
+itself is copied when it is run for the first time, so a thousand equal layers cost a thousand
+shells and a copy of one.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import _disable_current_modes
+
+from shardfold.capture.meta_copy import EMPTY, UNCHANGING, Twins, WithLoss, copies_itself, skeleton
+
+FEWEST = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A block of the tree, and the kind that it has in common with others."""
+
+    module: nn.Module
+    kind: int
+
+
+class Survey:
+    """One walk over a module tree: what each module is made of, and who shares parameters."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.prints: dict[int, int] = {}  # of each module, by identity
+        self.known: dict[Any, tuple[int, int]] = {}  # fingerprint -> its number, modules inside
+        self.hooked: set[int] = set()  # modules with a hook on them or inside
+        self.wilful: set[int] = set()  # with an own idea of training mode, on them or inside
+        self.holders: Counter[int] = Counter()  # of each parameter: modules at different paths
+        self.classes: dict[type[nn.Module], bool] = {}  # and whether they have their own `train`
+        self.originals: dict[int, Any] = {}  # every module, parameter and buffer, by identity
+        self._visit(model)
+
+    def _visit(self, module: nn.Module) -> tuple[int, int]:
+        """The number of a module's fingerprint and how many modules it holds.
+
+        Equal fingerprints have one number, so that comparing is comparing numbers.
+        """
+        own, kind = vars(module), type(module)
+        if kind not in self.classes:
+            self.classes[kind] = kind.train is not nn.Module.train
+        wilful = self.classes[kind] or "train" in own
+        hooked = bool(
+            own["_forward_hooks"]
+            or own["_forward_pre_hooks"]
+            or own["_backward_hooks"]
+            or own["_backward_pre_hooks"]
+        )
+        children, inside = [], 1
+        for name, child in own["_modules"].items():
+            if child is not None:
+                number, size = self._visit(child)
+                children.append((name, number))
+                inside += size
+                hooked = hooked or id(child) in self.hooked
+                wilful = wilful or id(child) in self.wilful
+        if hooked:
+            self.hooked.add(id(module))
+        if wilful:
+            self.wilful.add(id(module))
+        key = (kind, tuple(children), self._tensors(own))
+        found = self.known.setdefault(key, (len(self.known), inside))
+        self.prints[id(module)] = found[0]
+        self.originals[id(module)] = module
+        return found
+
+    def _tensors(self, own: Mapping[str, Any]) -> tuple[Any, ...]:
+        """What a module itself holds."""
+        found = []
+        for name, tensor in own["_parameters"].items():
+            if tensor is not None:
+                found.append((name, tensor.shape, tensor.dtype, tensor.requires_grad))
+                self.holders[id(tensor)] += 1
+                self.originals[id(tensor)] = tensor
+        for name, tensor in own["_buffers"].items():
+            if tensor is not None:
+                found.append((name, tensor.shape, tensor.dtype, tensor.requires_grad))
+                self.originals[id(tensor)] = tensor
+        return tuple(found)
+
+    def blocks(self) -> dict[str, Found]:
+        """The outermost modules that occur often enough, by path."""
+        counts = Counter(self.prints.values())
+        sizes = dict(self.known.values())
+        often = {k for k, size in sizes.items() if counts[k] >= FEWEST and size >= FEWEST}
+        shared = {key for key, count in self.holders.items() if count > 1}
+        found = dict(self._outermost(self.model, "", often, shared))
+        kinds = Counter(block.kind for block in found.values())
+        return {path: block for path, block in found.items() if kinds[block.kind] >= FEWEST}
+
+    def _outermost(
+        self, module: nn.Module, path: str, often: set[int], shared: set[int]
+    ) -> Iterator[tuple[str, Found]]:
+        for name, child in module._modules.items():
+            if child is None:
+                continue
+            inner = f"{path}.{name}" if path else name
+            kind = self.prints[id(child)]
+            if kind in often and self._is_block(child, shared):
+                yield inner, Found(child, kind)
+            else:
+                yield from self._outermost(child, inner, often, shared)
+
+    def _is_block(self, module: nn.Module, shared: set[int]) -> bool:
+        if isinstance(module, nn.ModuleList | nn.ModuleDict) or id(module) in self.hooked:
+            return False
+        return not shared or not any(id(p) in shared for p in module.parameters())
+
+
+Answer = Callable[[str, Any, Any], Any]  # of a block's path and arguments
+
+
+class UnfoldableError(Exception):
+    """The replicas cannot be proven to be what was traced; the message says why."""
+
+
+@dataclass(slots=True)
+class Hollow:
+    """A copy of a model without data, with shells in place of its repeated blocks."""
+
+    model: nn.Module
+    blocks: dict[str, Found]  # path -> the block itself, never to be run unless it is a copy
+    twins: Twins | None  # None: the blocks are copies already
+    answer: Answer | None = None
+    copied: dict[str, nn.Module] = field(default_factory=dict)
+
+    @contextmanager
+    def answering(self, answer: Answer) -> Iterator[None]:
+        """Let `answer` speak for the blocks."""
+        before, self.answer = self.answer, answer
+        try:
+            yield
+        finally:
+            self.answer = before
+
+    def copy(self, path: str) -> nn.Module:
+        """A copy of a block, to be run."""
+        if self.twins is None:
+            return self.blocks[path].module
+        if path not in self.copied:
+            # Whoever is recording or tracing the model must not see it.
+            with _disable_current_modes(), torch._C.DisableTorchFunction():
+                self.copied[path] = self.twins.make(self.blocks[path].module).train()
+        return self.copied[path]
+
+    def call(self, path: str, args: Any, kwargs: Any) -> Any:
+        """What a shell does when it is called."""
+        assert self.answer is not None
+        return self.answer(path, args, kwargs)
+
+    def attribute(self, path: str, name: str) -> Any:
+        """What a shell lacks; whoever wants a part of the block gets no shell."""
+        found = getattr(self.copy(path), name)
+        if isinstance(found, nn.Module | torch.Tensor):
+            raise UnfoldableError(f"{path}.{name} is used from outside its block")
+        return found
+
+
+def hollow(
+    model: nn.Module, dtype: str | None, loss: Callable[[Any], Any] | None = None
+) -> Hollow | None:
+    """A copy of `model` with shells for its repeated blocks; None where nothing repeats."""
+    survey = Survey(model)
+    blocks = survey.blocks()
+    if not blocks:
+        return None
+    is_plain = not any(map(copies_itself, survey.classes))
+    if is_plain and not any(id(block.module) in survey.wilful for block in blocks.values()):
+        try:
+            return _around(model, blocks, Twins(survey.originals, dtype), loss)
+        except _InsideError:
+            pass
+    copied = skeleton(model, dtype)
+    blocks = {p: Found(copied.get_submodule(p), block.kind) for p, block in blocks.items()}
+    return _around(copied, blocks, None, loss)
+
+
+def _around(
+    model: nn.Module,
+    blocks: dict[str, Found],
+    twins: Twins | None,
+    loss: Callable[[Any], Any] | None,
+) -> Hollow:
+    """The model's copy with shells; without twins, the model is a copy itself."""
+    prefix = "" if loss is None else "model."  # as a part of `WithLoss`
+    found = Hollow(model, {prefix + path: block for path, block in blocks.items()}, twins)
+    classes = {cls: _shell_class(cls) for cls in {type(b.module) for b in blocks.values()}}
+    shells = {
+        path: _shell(found, prefix + path, block.module, classes[type(block.module)])
+        for path, block in blocks.items()
+    }
+    if twins is not None:
+        twins.update({id(block.module): shells[path] for path, block in blocks.items()})
+        model = _copied(model, twins, list(shells.values()))
+    else:
+        for path, shell in shells.items():
+            parent, _, name = path.rpartition(".")
+            model.get_submodule(parent)._modules[name] = shell
+    found.model = model if loss is None else WithLoss(model, loss)
+    return found
+
+
+def _copied(model: nn.Module, twins: Twins, shells: list[nn.Module]) -> nn.Module:
+    """A copy in training mode, in which the shells that `twins` knows stand for the blocks."""
+    sealed = _Sealed()
+    for shell in shells:
+        vars(shell)["_modules"] = sealed
+    copied = twins.make(model).train()
+    for shell in shells:
+        vars(shell)["_modules"] = {}
+    if not all(shell.training for shell in shells):
+        raise _InsideError
+    return copied
+
+
+class _InsideError(Exception):
+    """The model's own way to training mode does something to its blocks."""
+
+
+class _Sealed(dict[str, nn.Module]):
+    """The children of a shell while the model is put into training mode: nobody may look."""
+
+    def _refuse(self, *args: Any) -> Any:
+        raise _InsideError
+
+    __iter__ = __len__ = __getitem__ = __contains__ = get = keys = values = items = _refuse
+
+
+def _shell(owner: Hollow, path: str, block: nn.Module, cls: type[nn.Module]) -> nn.Module:
+    """An object that looks like `block` from outside."""
+    shell: nn.Module = object.__new__(cls)
+    own = vars(shell)
+    for name, value in vars(block).items():
+        if isinstance(value, UNCHANGING):
+            own[name] = value
+        elif type(value) in EMPTY and not value:
+            own[name] = type(value)()
+    own.update(_parameters={}, _buffers={}, _modules={}, _non_persistent_buffers_set=set())
+    own["_shell_of"] = (owner, path)
+    own["forward"] = lambda *args, **kwargs: owner.call(path, args, kwargs)
+    return shell
+
+
+def _shell_class(cls: type[nn.Module]) -> type[nn.Module]:
+    def otherwise(self: nn.Module, name: str) -> Any:
+        owner, path = vars(self)["_shell_of"]
+        return owner.attribute(path, name)
+
+    def train(self: nn.Module, mode: bool = True) -> nn.Module:
+        vars(self)["training"] = mode
+        return self
+
+    own = {"__getattr__": otherwise, "train": train, "__module__": cls.__module__}
+    shell: type[nn.Module] = type(cls.__name__, (cls,), own)
+    return shell

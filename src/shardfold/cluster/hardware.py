@@ -1,0 +1,144 @@
+"""One accelerator: how much it remembers, how fast it computes, and who says so.
+
+One level of links: how many groups it joins, how fast, and who says so.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+
+from shardfold.errors import ClusterError, nearest
+
+DTYPES = ("float64", "float32", "tf32", "bfloat16", "float16")
+"""The names under which a device states its matrix rate; `tf32` is float32 data rounded."""
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """What one device can do.
+
+    `peak_flops` pairs a dtype with the dense FLOP/s of the device's fastest matrix unit for it,
+    a multiply-add counted as two. The efficiencies are the fractions of the peak rate and of
+    `memory_bandwidth` (bytes/s) that large, well-shaped work reaches. `launch_seconds` is what
+    starting one kernel costs. A dtype without an entry is one that the device cannot be planned
+    with: there is no figure to fall back on.
+    """
+
+    name: str
+    memory_bytes: int
+    memory_bandwidth: float
+    peak_flops: tuple[tuple[str, float], ...]
+    matmul_efficiency: float
+    memory_efficiency: float
+    launch_seconds: float
+    source: str
+
+    def __post_init__(self) -> None:
+        for field in ("memory_bytes", "memory_bandwidth"):
+            self._require_positive(field, getattr(self, field))
+        for field in ("matmul_efficiency", "memory_efficiency"):
+            value = getattr(self, field)
+            self._require_positive(field, value)
+            if value > 1:
+                raise ClusterError(f"Device {self.name}: {field} is a fraction, got {value:g} > 1.")
+        if not (math.isfinite(self.launch_seconds) and self.launch_seconds >= 0):
+            raise ClusterError(
+                f"Device {self.name}: launch_seconds must be finite and not negative, "
+                f"got {self.launch_seconds:g}."
+            )
+        self._check_peaks()
+
+    def _check_peaks(self) -> None:
+        if not self.peak_flops:
+            raise ClusterError(
+                f"Device {self.name}: peak_flops is empty. "
+                f"Give at least one of {', '.join(DTYPES)}."
+            )
+        for dtype, flops in self.peak_flops:
+            if dtype not in DTYPES:
+                raise ClusterError(
+                    f"Device {self.name}: peak_flops has the unknown dtype {dtype!r}. "
+                    f"{nearest(dtype, DTYPES)}"
+                )
+            self._require_positive(f"peak_flops.{dtype}", flops)
+        if len(set(self.dtypes)) != len(self.dtypes):
+            raise ClusterError(f"Device {self.name}: peak_flops names a dtype twice.")
+        # One order, so that equal devices compare equal however they were written down.
+        ordered = tuple(sorted(self.peak_flops, key=lambda peak: DTYPES.index(peak[0])))
+        object.__setattr__(self, "peak_flops", ordered)
+
+    def _require_positive(self, field: str, value: float) -> None:
+        if not (math.isfinite(value) and value > 0):
+            raise ClusterError(
+                f"Device {self.name}: {field} must be finite and positive, got {value:g}."
+            )
+
+    @property
+    def dtypes(self) -> tuple[str, ...]:
+        """The dtypes that the device has a rate for."""
+        return tuple(dtype for dtype, _ in self.peak_flops)
+
+    def peak(self, dtype: str) -> float:
+        """The dense FLOP/s of matrix products in `dtype`, before `matmul_efficiency`."""
+        for known, flops in self.peak_flops:
+            if known == dtype:
+                return flops
+        raise ClusterError(
+            f"Device {self.name} has no peak rate for {dtype!r}; it has {', '.join(self.dtypes)}. "
+            f"Plan in one of these, or give the rate in a cluster file."
+        )
+
+
+LARGEST_SIZE = 1_000_000
+"""No level is wider than this; larger numbers are typing errors."""
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """The links among the `size` members of one group, a member being a `name`.
+
+    `Level("node", 4, ...)` joins four nodes; `Level("gpu", 8, ...)` joins the eight devices of a
+    node. `bandwidth` is what large messages reach, in bytes/s per device and direction *while
+    every device of the group communicates*: an adapter that eight devices share counts for an
+    eighth. `latency_seconds` is the cost of one step of a collective, whatever its size.
+    `rated_bandwidth` is the link's nominal figure on the same terms, where it is known.
+    """
+
+    name: str
+    size: int
+    bandwidth: float
+    latency_seconds: float
+    source: str
+    rated_bandwidth: float | None = None
+
+    def __post_init__(self) -> None:
+        # Axis names are level names with a digit appended, so a level's own ends in none.
+        if not re.fullmatch(r"[a-z](?:[a-z_]*[a-z])?", self.name):
+            raise ClusterError(
+                f"Level name {self.name!r} must be lower-case letters, such as node, gpu or rack."
+            )
+        if not 1 <= self.size <= LARGEST_SIZE:
+            raise ClusterError(
+                f"Level {self.name}: size must be from 1 to {LARGEST_SIZE:,}, got {self.size:,}."
+            )
+        if not (math.isfinite(self.bandwidth) and self.bandwidth > 0):
+            raise ClusterError(
+                f"Level {self.name}: bandwidth must be finite and positive, "
+                f"got {self.bandwidth:g} bytes/s."
+            )
+        if not (math.isfinite(self.latency_seconds) and self.latency_seconds >= 0):
+            raise ClusterError(
+                f"Level {self.name}: latency_seconds must be finite and not negative, "
+                f"got {self.latency_seconds:g}."
+            )
+        self._check_rated()
+
+    def _check_rated(self) -> None:
+        rated = self.rated_bandwidth
+        if rated is not None and not (math.isfinite(rated) and rated >= self.bandwidth):
+            raise ClusterError(
+                f"Level {self.name}: bandwidth is what large messages reach and cannot exceed "
+                f"rated_bandwidth, got {self.bandwidth:g} and {rated:g} bytes/s."
+            )

@@ -1,0 +1,273 @@
+"""The steps of an operator under each of its configurations, forward and backward.
+
+The matrix work of a step at the device's peak rate: what utilisation is measured against.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from math import fsum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardfold.cluster import Device, Mesh
+from shardfold.costs.memory_format import Habit, habit_of
+from shardfold.costs.steps import (
+    Collective,
+    Compute,
+    Phase,
+    Step,
+    Steps,
+    Values,
+    by_axes,
+    recomputed,
+)
+from shardfold.graph import Graph, TensorType
+from shardfold.operators.notation import Exchange
+from shardfold.sharding import Space, Subdims
+from shardfold.sharding.layouts import forward_states, local_items
+
+
+@dataclass(frozen=True, slots=True)
+class Tensors:
+    """What an operator's steps depend on besides its space: the types of its tensors."""
+
+    inputs: tuple[TensorType, ...]
+    input_atoms: tuple[tuple[int, ...], ...]
+    input_grads: tuple[bool, ...]
+    results: tuple[TensorType, ...]
+    result_atoms: tuple[tuple[int, ...], ...]
+    result_grads: tuple[bool, ...]
+    habit: Habit = field(default=Habit(), compare=False)  # operators that are alike share a table
+
+    @classmethod
+    def of(cls, graph: Graph, subdims: Subdims, index: int) -> Tensors:
+        """The tensors of the operator at `index`."""
+        op, take = graph.ops[index], graph.tensors
+        return cls(
+            tuple(take[t].type for t in op.inputs),
+            tuple(subdims.tensors[t] for t in op.inputs),
+            tuple(take[t].requires_grad for t in op.inputs),
+            tuple(take[t].type for t in op.results),
+            tuple(subdims.tensors[t] for t in op.results),
+            tuple(take[t].requires_grad for t in op.results),
+            habit_of(graph, index),
+        )
+
+
+def operator_steps(space: Space, tensors: Tensors, mesh: Mesh, again: bool = False) -> Steps:
+    """Local work and inner collectives of every configuration; forward twice if it runs `again`."""
+    rule = space.rule.rule
+    local = local_factors(space, mesh)
+    steps: list[Step] = []
+    work = Work(space, tensors, mesh)
+    flops = moved = np.zeros(len(space.configs))
+    if rule.engine != "none":
+        flops = rule.flops * _points(space, local, mesh)
+        moved = operand_bytes(space, tensors, mesh) + result_bytes(space, tensors, mesh)
+    steps.append(_compute(work, "forward", 1.0, flops, moved))
+    steps.extend(_exchanges(space, tensors, local, mesh, "forward"))
+    if again:
+        steps.extend(recomputed(Steps(len(space.configs), tuple(steps))).steps)
+    if any(tensors.result_grads):
+        steps.extend(_exchanges(space, tensors, local, mesh, "backward"))
+        times = rule.backward if rule.backward is not None else float(sum(tensors.input_grads))
+        if times:
+            steps.append(_compute(work, "backward", times, flops, moved))
+    return Steps(len(space.configs), tuple(steps))
+
+
+def local_factors(space: Space, mesh: Mesh) -> NDArray[np.int64]:
+    """For each configuration and factor, the points of the fullest device."""
+    sizes = np.asarray(space.rule.sizes, dtype=np.int64)
+    local: NDArray[np.int64] = -(-sizes // space.parts(mesh.shape))
+    return local
+
+
+def operand_bytes(space: Space, tensors: Tensors, mesh: Mesh) -> Values:
+    """Bytes that each configuration reads; of a table that is looked up, only the rows read."""
+    total = np.zeros(len(space.configs))
+    for k, (kind, subdims) in enumerate(zip(tensors.inputs, tensors.input_atoms, strict=True)):
+        if k not in space.rule.rule.sparse:
+            total += operand_local_bytes(space, k, kind, subdims, mesh)
+    if space.rule.rule.sparse:
+        total += result_bytes(space, tensors, mesh)
+    return total
+
+
+def operand_local_bytes(
+    space: Space, position: int, kind: TensorType, subdims: tuple[int, ...], mesh: Mesh
+) -> Values:
+    """Bytes of one operand on the fullest device, for each configuration."""
+    layouts = forward_states(space.operand_layouts(position))
+    return local_items(layouts, subdims, mesh.shape) * kind.item_bytes
+
+
+def result_bytes(space: Space, tensors: Tensors, mesh: Mesh) -> Values:
+    """Bytes that each configuration writes."""
+    total = np.zeros(len(space.configs))
+    for k, (kind, subdims) in enumerate(zip(tensors.results, tensors.result_atoms, strict=True)):
+        layouts = space.result_layouts(k)
+        total += local_items(layouts, subdims, mesh.shape) * kind.item_bytes
+    return total
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """An operator under each of its configurations, for a closer look: local sizes on demand."""
+
+    space: Space
+    tensors: Tensors
+    mesh: Mesh
+
+    def row(self, row: int) -> Work:
+        """The operator under one configuration."""
+        return replace(self, space=Space(self.space.rule, self.space.configs[row : row + 1]))
+
+    @property
+    def inputs(self) -> tuple[TensorType, ...]:
+        """The operands, whole."""
+        return self.tensors.inputs
+
+    @property
+    def results(self) -> tuple[TensorType, ...]:
+        """The results, whole."""
+        return self.tensors.results
+
+    @property
+    def float_dtypes(self) -> tuple[str, ...]:
+        """The dtypes of operands and results that are no integers."""
+        return tuple(kind.dtype for kind in (*self.inputs, *self.results) if kind.is_floating)
+
+    @property
+    def dtype(self) -> str:
+        """The dtype of the first operand that is no integer."""
+        return self.float_dtypes[0] if self.float_dtypes else "float32"
+
+    @property
+    def trained(self) -> tuple[int, ...]:
+        """The positions of operands that need a gradient."""
+        return tuple(k for k, needs in enumerate(self.tensors.input_grads) if needs)
+
+    def operand_items(self, k: int) -> Values:
+        """The elements of one operand on the fullest device."""
+        return self.operand_bytes(k) / self.inputs[k].item_bytes
+
+    def operand_bytes(self, k: int) -> Values:
+        """The bytes of one operand on the fullest device."""
+        subdims = self.tensors.input_atoms[k]
+        return operand_local_bytes(self.space, k, self.inputs[k], subdims, self.mesh)
+
+    def read_bytes(self) -> Values:
+        """The bytes that are read: of a table that is looked up, only the rows read."""
+        return operand_bytes(self.space, self.tensors, self.mesh)
+
+    def result_items(self, k: int) -> Values:
+        """The elements of one result on the fullest device."""
+        layouts, subdims = self.space.result_layouts(k), self.tensors.result_atoms[k]
+        return local_items(layouts, subdims, self.mesh.shape)
+
+    def result_bytes(self, k: int) -> Values:
+        """The bytes of one result on the fullest device."""
+        return self.result_items(k) * self.results[k].item_bytes
+
+    def parts(self, base: str) -> Values:
+        """Into how many parts a factor is split, for each configuration."""
+        counts, rule = self.space.parts(self.mesh.shape), self.space.rule
+        members = [i for i in range(len(rule.factors)) if rule.base(i) == base]
+        parts: Values = np.prod(counts[:, members], axis=1, dtype=np.float64)
+        return parts
+
+    def factor(self, base: str) -> Values:
+        """The points of one of the rule's factors on the fullest device; 1 if it has none."""
+        local = local_factors(self.space, self.mesh)
+        rule = self.space.rule
+        members = [i for i in range(len(rule.factors)) if rule.base(i) == base]
+        points: Values = np.prod(local[:, members], axis=1, dtype=np.float64)
+        return points
+
+
+def _compute(work: Work, phase: Phase, times: float, flops: Values, moved: Values) -> Compute:
+    """One pass of an operator; a view does nothing, but has to be asked for."""
+    engine = work.space.rule.rule.engine
+    kernels = 1 if phase == "forward" else max(1, len(work.trained))
+    kernels = 0 if engine == "none" else kernels
+    return Compute(phase, engine, work.dtype, times * flops, times * moved, kernels, work)
+
+
+def _points(space: Space, local: NDArray[np.int64], mesh: Mesh) -> Values:
+    """Points of work on the fullest device.
+
+    A causal factor in n parts is skewed: the last part attends to almost everything, so it does
+    (2n - 1)/n**2 of the work instead of 1/n.
+    """
+    rule = space.rule.rule
+    parts = space.parts(mesh.shape)
+    total = np.ones(len(space.configs))
+    for i in range(len(space.rule.factors)):
+        base = space.rule.base(i)
+        if base in rule.work_factors:
+            total *= local[:, i]
+        if base in rule.skewed:
+            total *= (2.0 * parts[:, i] - 1.0) / parts[:, i]
+    return total
+
+
+def _exchanges(
+    space: Space, tensors: Tensors, local: NDArray[np.int64], mesh: Mesh, phase: Phase
+) -> list[Collective]:
+    """The exchanges of one pass; one that serves a gradient that nobody asks for is not made."""
+    steps = []
+    for exchange in space.rule.rule.exchanges:
+        wanted = exchange.of is None or tensors.input_grads[exchange.of]
+        if exchange.phase == phase and wanted:
+            steps.extend(_exchange(space, exchange, local, mesh, phase))
+    return steps
+
+
+def _exchange(
+    space: Space, exchange: Exchange, local: NDArray[np.int64], mesh: Mesh, phase: Phase
+) -> list[Collective]:
+    """The collectives of one exchange, grouped by the axes that split its factor.
+
+    What is gathered, or reduced and scattered, is as large as all devices' parts together.
+    """
+    members = [i for i in range(len(space.rule.factors)) if space.rule.base(i) == exchange.factor]
+    splits = np.isin(space.configs, members)
+    masks = splits.astype(np.int64) @ (1 << np.arange(len(mesh.axes), dtype=np.int64))
+    over = [i for i in range(len(space.rule.factors)) if space.rule.base(i) in exchange.over]
+    points = local[:, over].astype(float)
+    for base, more in exchange.longer:
+        own = [i for i, factor in enumerate(over) if space.rule.base(factor) == base]
+        points[:, own] += more * (space.parts(mesh.shape)[:, over][:, own] > 1)
+    sizes = exchange.words * exchange.item_bytes * np.prod(points, axis=1)
+    joins = exchange.kind in ("all_gather", "reduce_scatter")
+    found = []
+    for axes, rows in by_axes(masks, len(mesh.axes)):
+        together = math.prod(mesh.axes[a].size for a in axes) if joins else 1
+        size = sizes[rows] * together
+        found.append(Collective(phase, exchange.kind, axes, rows, size, exchange.repeats))
+    return found
+
+
+def matrix_steps(graph: Graph, subdims: Subdims) -> list[Compute]:
+    """The matrix products of a whole step, unsplit, forward and backward."""
+    found = []
+    for index, rule in enumerate(subdims.rules):
+        space = Space(rule, np.zeros((1, 0), dtype=np.int8))
+        steps = operator_steps(space, Tensors.of(graph, subdims, index), Mesh(())).steps
+        found += [s for s in steps if isinstance(s, Compute) and s.engine == "matrix"]
+    return found
+
+
+def model_flops(graph: Graph, subdims: Subdims) -> float:
+    """Operations of all matrix products of a step; what is computed twice is counted once."""
+    return fsum(float(step.flops[0]) for step in matrix_steps(graph, subdims))
+
+
+def ideal_seconds(graph: Graph, subdims: Subdims, device: Device) -> float:
+    """Seconds that one device at its peak rate would take for them."""
+    steps = matrix_steps(graph, subdims)
+    return fsum(float(step.flops[0]) / device.peak(step.dtype) for step in steps)

@@ -1,0 +1,351 @@
+"""What parts two choices for one problem: terms of the cost, and who is split otherwise.
+
+Which neighbours hold an operator to its split: what it would choose by itself, and who objects.
+
+By itself operator v would take the configuration a with the least cost of its own; the plan has x.
+If cost(a) < cost(x), then with all others as they are, each edge to a neighbour says how much more
+it would cost with a: those with the most hold v where it is.
+
+The exact price of splitting one operator otherwise, with everything else chosen anew.
+
+For operator v and each split s that it could have,
+
+    best(s) = min over choices x with x_v in s of total(x), within the memory limit
+
+is a search with v's choices restricted to s. The smallest best(s) is the runner-up.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import msgspec
+import numpy as np
+
+from shardfold.cluster import Cluster, Mesh
+from shardfold.cluster.mesh import Axis
+from shardfold.costs import Pricing, optimizer_named, pricing_named
+from shardfold.costs.steps import Compute, Values
+from shardfold.explanation.alternatives import Limit, Tried, alternatives
+from shardfold.explanation.sensitivity import Asker, Scaled, knobs, turning
+from shardfold.explanation.types import Alternative, Change, Explanation, Holding, Reason, Term
+from shardfold.graph import Graph
+from shardfold.plans.plan import OperatorEntry, Plan
+from shardfold.plans.read import restated
+from shardfold.search import Problem
+from shardfold.search.subproblem import Kept, Restricted, restricted
+from shardfold.sharding import Subdims
+from shardfold.simulate.decoded import Assembly
+from shardfold.strategies.pins import Pin, held, matching, refused
+
+SAME = 1e-12  # of the step: terms below are rounding
+
+
+def terms(assembly: Assembly, v: int, other: Sequence[int]) -> tuple[Term, ...]:
+    """Where the costs of `other` and of the assembly's choice differ, the largest part first.
+
+    The operator of vertex v has its arithmetic and its collectives apart; every other term is an
+    operator's own work, or all that a tensor or a parameter is moved and updated.
+    """
+    problem, tables, mine = assembly.tabulated.problem, assembly.tabulated, assembly.choice
+    found: dict[str, float] = defaultdict(float)
+    for u, vertex in enumerate(tables.vertices):
+        if mine[u] == other[u]:
+            continue
+        if u == v:
+            for label, seconds in _own(assembly, v, other[v]).items():
+                found[label] += seconds
+            continue
+        change = float(problem.costs[u][other[u]] - problem.costs[u][mine[u]])
+        is_operator = vertex.space is not None
+        label = _work(assembly.graph, vertex.index) if is_operator else ""
+        found[label or moves(assembly.graph, vertex.index)] += change
+    for edge, table in zip(tables.edges, problem.edge_costs, strict=True):
+        before = (mine[edge.source], mine[edge.target])
+        after = (other[edge.source], other[edge.target])
+        if before != after:
+            found[moves(assembly.graph, edge.tensor)] += float(table[after] - table[before])
+    least = SAME * problem.total(mine)
+    kept = [Term(what, seconds) for what, seconds in found.items() if abs(seconds) > least]
+    return tuple(sorted(kept, key=lambda term: -abs(term.seconds)))
+
+
+def _own(assembly: Assembly, v: int, choice: int) -> dict[str, float]:
+    """How much more arithmetic and communication vertex v has under `choice`."""
+    vertex = assembly.tabulated.vertices[v]
+    assert vertex.space is not None
+    found: dict[str, float] = defaultdict(float)
+    for sign, at in ((1, choice), (-1, assembly.choice[v])):
+        for step in assembly.own(vertex.index, vertex.space, at):
+            what = "its own arithmetic" if isinstance(step, Compute) else "its own collectives"
+            found[what] += sign * assembly.price(step) * assembly.passes
+    return found
+
+
+def _work(graph: Graph, index: int) -> str:
+    return f"the work of {place(graph, index)}"
+
+
+def moves(graph: Graph, tensor: int) -> str:
+    """A parameter's gathers, sums and update; or the reshards of what an operator makes."""
+    found = graph.tensors[tensor]
+    if found.role == "parameter":
+        return f"sums and update of {found.name}"
+    return f"moves of {found.name}"
+
+
+def place(graph: Graph, index: int) -> str:
+    """An operator by its module and kind, or by its name where its module is the model."""
+    op = graph.ops[index]
+    kind = op.kind.rpartition(".")[2]
+    return f"{op.origin.module} {kind}" if op.origin.module else op.name
+
+
+def changes(assembly: Assembly, v: int, other: Sequence[int]) -> tuple[Change, ...]:
+    """The operators that `other` splits otherwise, the nearest to vertex v first."""
+    found = []
+    for u in _by_distance(assembly, v):
+        vertex = assembly.tabulated.vertices[u]
+        if u == v or vertex.space is None or assembly.choice[u] == other[u]:
+            continue
+        configs = vertex.space.configs
+        before, after = (
+            assembly.splits.of(vertex.index, vertex.space, configs[at].tolist())
+            for at in (assembly.choice[u], other[u])
+        )
+        if before != after:
+            op = assembly.graph.ops[vertex.index]
+            found.append(Change(op.name, op.origin.module, op.kind, before, after))
+    return tuple(found)
+
+
+def _by_distance(assembly: Assembly, v: int) -> list[int]:
+    """All vertices that edges join to v, nearest first."""
+    neighbours: dict[int, list[int]] = defaultdict(list)
+    for a, b in assembly.tabulated.problem.edges:
+        neighbours[a].append(b)
+        neighbours[b].append(a)
+    seen, queue = {v: None}, deque([v])
+    while queue:
+        for u in neighbours[queue.popleft()]:
+            if u not in seen:
+                seen[u] = None
+                queue.append(u)
+    return list(seen)
+
+
+ROUNDING = 1e-9  # of the step: differences below are rounding
+
+
+def holding(assembly: Assembly, v: int, step_seconds: float) -> Holding | None:
+    """What operator v would choose by itself, and who holds it back; None if it has its choice."""
+    tables, problem = assembly.tabulated, assembly.tabulated.problem
+    own, mine = problem.costs[v], assembly.choice[v]
+    alone = int(own.argmin())
+    saved = float(own[mine] - own[alone])
+    space = tables.vertices[v].space
+    assert space is not None
+    if saved <= ROUNDING * step_seconds:
+        return None
+    held: dict[str, float] = defaultdict(float)
+    for edge, table in zip(tables.edges, problem.edge_costs, strict=True):
+        if v not in (edge.source, edge.target):
+            continue
+        ends = (assembly.choice[edge.source], assembly.choice[edge.target])
+        other = (alone, ends[1]) if edge.source == v else (ends[0], alone)
+        held[moves(assembly.graph, edge.tensor)] += float(table[other] - table[ends])
+    terms = [Term(what, more) for what, more in held.items() if more > ROUNDING * step_seconds]
+    return Holding(
+        split=assembly.splits.of(tables.vertices[v].index, space, space.configs[alone].tolist()),
+        saved_seconds=saved,
+        holders=tuple(sorted(terms, key=lambda term: -term.seconds)),
+    )
+
+
+SMALL = 0.05  # of the slowest operator that matches: those below are left out
+MOST = 5  # operators that are explained where none is named
+ROUNDING = 1e-9
+TIE = 1e-11  # of the step: what a choice other than the plan's costs on top, to settle ties
+
+Watch = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A plan on its tables: the choice, what its pins leave, and the limit that it keeps to."""
+
+    assembly: Assembly
+    left: Restricted
+    limit_bytes: float | None  # None: no plan fits
+
+    @cached_property
+    def limit(self) -> Limit:
+        """The limit, with what follows from it."""
+        return Limit(self.problem, self.left, self.limit_bytes)
+
+    @property
+    def problem(self) -> Problem:
+        """Every choice, pinned or not."""
+        return self.assembly.tabulated.problem
+
+    @cached_property
+    def step_seconds(self) -> float:
+        """What the plan's choice costs."""
+        return self.problem.total(self.assembly.choice)
+
+    @cached_property
+    def entries(self) -> tuple[OperatorEntry, ...]:
+        """The plan's operators, as in the graph."""
+        return self.assembly.operators()
+
+    @cached_property
+    def vertex_of(self) -> dict[int, int]:
+        """The vertex of each operator."""
+        vertices = self.assembly.tabulated.vertices
+        return {vertex.index: v for v, vertex in enumerate(vertices) if vertex.space is not None}
+
+
+def case_of(
+    plan: Plan, graph: Graph, subdims: Subdims, cluster: Cluster, pricing: Pricing | None = None
+) -> Case:
+    """The plan's tables made anew, with its own choice, pins and limit; prices by their name."""
+    pricing = pricing or pricing_named(plan.provenance.cost)
+    optimizer = optimizer_named(plan.provenance.optimizer)
+    mesh = mesh_of(plan, cluster)
+    assembly = restated(plan, graph, subdims, mesh, pricing.model(cluster, mesh), optimizer)
+    tables = assembly.tabulated
+    pins = [] if plan.pinned is None else [Pin.parse(p.pattern, p.split) for p in plan.pinned.pins]
+    kept, refusal = held(pins, assembly.splits, tables)
+    if refusal is not None:
+        raise refused({str(mesh): refusal}, graph)
+    limit = plan.estimate.limit_bytes
+    fits = tables.problem.total_bytes(assembly.choice) <= limit
+    return Case(assembly, restricted(tables.problem, kept), limit if fits else None)
+
+
+def mesh_of(plan: Plan, cluster: Cluster) -> Mesh:
+    """The plan's mesh on the levels of its cluster."""
+    levels = [level.name for level in cluster.levels]
+    return Mesh(tuple(Axis(a.name, a.size, levels.index(a.level)) for a in plan.mesh))
+
+
+def explain(
+    plan: Plan,
+    case: Case,
+    pattern: str | None,
+    everything: bool,
+    watch: Watch,
+    asker: Asker | None = None,
+    scaled: Scaled | None = None,
+) -> Explanation:
+    """Reasons for the operators that match `pattern`, or for the slowest ones.
+
+    With an asker, what would turn each of them is looked for, as long as it has time.
+
+    Operators at the same place of repeated blocks are explained once, and those that take next
+    to no time are left out, unless `everything` is asked for.
+    """
+    picked, left_out = _picked(case, pattern, everything)
+    reasons = []
+    settings = [] if asker is None else knobs(asker.setting, case.limit.binds, scaled)
+    for number, (index, alike) in enumerate(picked):
+        watch(number, len(picked))
+        reason = _reason(case, index, alike, everything)
+        if asker is not None and not reason.is_pinned:
+            split = frozenset(reason.operator.split.items())
+            found = turning(asker, settings, case.vertex_of[index], split)
+            reason = msgspec.structs.replace(reason, turning=found)
+        reasons.append(reason)
+    stated = plan.estimate.step_seconds * (1 + ROUNDING)
+    return Explanation(
+        cluster=plan.cluster,
+        mesh=plan.mesh,
+        step_seconds=case.step_seconds,
+        optimal=plan.estimate.optimal and case.step_seconds <= stated,
+        limit_bytes=case.limit_bytes,
+        limit_binds=case.limit.binds,
+        reasons=tuple(reasons),
+        left_out=left_out,
+        is_simulated=plan.simulation is not None,
+        micro_batches=plan.micro_batches,
+    )
+
+
+def _picked(case: Case, pattern: str | None, everything: bool) -> tuple[list[tuple[int, int]], int]:
+    """The operators to explain, each with how many are alike; and how many are left out."""
+    graph, entries = case.assembly.graph, case.entries
+    groups = [[i] for i in range(len(entries))] if pattern is None else matching(pattern, graph)
+    named = [index for group in groups for index in group]
+    if everything:
+        return [(index, 1) for index in named], 0
+    alike: dict[object, list[int]] = {}
+    for index in named:
+        entry = entries[index]
+        place = re.sub(r"\d+", "*", entry.module) or entry.name
+        split = frozenset(entry.split.items())
+        alike.setdefault((place, entry.kind, split), []).append(index)
+    slow = sorted(alike.values(), key=lambda members: -entries[members[0]].seconds)
+    least = SMALL * entries[slow[0][0]].seconds
+    kept = [members for members in slow if entries[members[0]].seconds >= least]
+    kept = kept[:MOST] if pattern is None else kept
+    left_out = len(named) - sum(map(len, kept))
+    return [(members[0], len(members)) for members in kept], left_out
+
+
+def _reason(case: Case, index: int, alike: int, everything: bool) -> Reason:
+    """Search with each other split of operator `index`, and compare the best with the plan."""
+    v = case.vertex_of[index]
+    entry = case.entries[index]
+    offered = case.assembly.splits.offered(case.assembly.tabulated.vertices[v])
+    chosen = frozenset(entry.split.items())
+    found = alternatives(case.limit, v, offered, chosen, everything)
+    other = case.assembly.choice
+    if found and found[0].solution is not None:
+        is_free = not case.limit.binds and case.limit.is_within(found[0].solution)
+        other = _nearest(case, found[0].kept) if is_free else tuple(found[0].solution.choice)
+    return Reason(
+        operator=entry,
+        alike=alike,
+        is_pinned=v in case.left.kept,
+        step_seconds=case.step_seconds,
+        alternatives=tuple(map(_alternative, found)),
+        terms=terms(case.assembly, v, other),
+        changes=changes(case.assembly, v, other),
+        holding=holding(case.assembly, v, case.step_seconds),
+    )
+
+
+def _alternative(tried: Tried) -> Alternative:
+    found = tried.solution
+    if found is None:
+        return Alternative(tried.split, None, tried.bound if tried.fits else None, None)
+    bound = found.cost if found.is_optimal else tried.bound
+    return Alternative(tried.split, found.cost, bound, found.bytes)
+
+
+def _nearest(case: Case, kept: Kept) -> tuple[int, ...]:
+    """Of the best choices that are left, one that differs from the plan in as little as possible.
+
+    Choices other than the plan's cost a trifle more, too little to change what is best.
+    """
+    problem, trifle = case.problem, TIE * case.step_seconds
+    known: dict[tuple[int, int], Values] = {}
+    costs = []
+    for table, at in zip(problem.costs, case.assembly.choice, strict=True):
+        key = (id(table), at)
+        if key not in known:
+            known[key] = table + trifle * (np.arange(len(table)) != at)
+        costs.append(known[key])
+    nudged = Problem(
+        tuple(costs),
+        problem.edges,
+        problem.edge_costs,
+        problem.bytes,
+        problem.edge_bytes,
+        problem.names,
+    )
+    return tuple(restricted(nudged, kept).solve(case.limit_bytes).choice)

@@ -1,0 +1,228 @@
+"""An explanation as plain text of 80 columns: what `print(explanation)` shows."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Sequence
+
+from shardfold.explanation.types import Alternative, Change, Explanation, Reason, Term
+from shardfold.plans.plan import AxisEntry, OperatorEntry
+from shardfold.report.plan_table import PHASES, SHORT, axes_words
+from shardfold.report.units import seconds, size
+from shardfold.strategies.split_names import in_words
+
+WIDTH = 80
+MOST_ALTERNATIVES = 8
+MOST_CHANGES = 6
+MOST_TERMS = 6
+MOST_HOLDERS = 3
+SMALL_TERM = 0.01  # of the largest term: those below are taken together
+NOTHING = Term("", 0.0)
+SIMULATED = (
+    "Costs here are sums, without overlap; the plan was chosen by its simulated step, so that "
+    "other splits may have a lower sum."
+)
+
+
+def as_text(found: Explanation, everything: bool = False) -> str:
+    """The whole explanation; without `everything`, the best alternatives and largest terms."""
+    axes = " x ".join(f"{axis.name}={axis.size}" for axis in found.mesh) or "one device"
+    best = "the best there is" if found.optimal else "the best found"
+    step = seconds(found.step_seconds)
+    if found.micro_batches > 1:
+        step += f" for {found.micro_batches} micro-batches"
+    lines = [*_filled(f"On {found.cluster}, mesh {axes}: a step takes {step}, {best}.", "")]
+    lines.extend(_filled(f"Alternatives are the best plans on this mesh {_limit(found)}.", ""))
+    if found.is_simulated:
+        lines.extend(_filled(SIMULATED, ""))
+    for reason in found.reasons:
+        lines.extend(["", *_reason(reason, found, everything)])
+    if found.left_out:
+        lines.extend(["", *_filled(_left_out(found.left_out), "")])
+    return "\n".join(lines)
+
+
+def _limit(found: Explanation) -> str:
+    if found.limit_bytes is None:
+        return "without regard to memory, as no plan fits"
+    binds = "binds: faster plans do not fit" if found.limit_binds else "does not bind"
+    return f"within {size(found.limit_bytes)} a device; the limit {binds}"
+
+
+def _left_out(count: int) -> str:
+    what = "operator is" if count == 1 else "operators are"
+    return f"{count} further {what} left out as small; --all shows every one."
+
+
+def _reason(reason: Reason, found: Explanation, everything: bool) -> list[str]:
+    return [
+        *_heading(reason),
+        *_filled(_chosen(reason, found.mesh), "  "),
+        *_alternatives(reason, everything),
+        *_why(reason, everything),
+        *_held(reason),
+        *_turns(reason),
+    ]
+
+
+def _heading(reason: Reason) -> list[str]:
+    entry = reason.operator
+    alike = f", and {reason.alike - 1} alike" if reason.alike > 1 else ""
+    title = f"{called(entry)} ({entry.name}{alike})"
+    return textwrap.wrap(title, WIDTH, subsequent_indent="  ", break_on_hyphens=False)
+
+
+def called(entry: OperatorEntry | Change) -> str:
+    """An operator's place in the model and its kind."""
+    return " ".join(filter(None, (entry.module, entry.kind.rpartition(".")[2])))
+
+
+def _chosen(reason: Reason, mesh: Sequence[AxisEntry]) -> str:
+    entry = reason.operator
+    pinned = ", pinned" if reason.is_pinned else ""
+    share = entry.seconds / reason.step_seconds
+    traffic = "; ".join(
+        f"{PHASES[c.phase]} {SHORT.get(c.kind, c.kind)} {axes_words(c.axes, mesh)} {size(c.bytes)}"
+        f"{f' x{c.count}' * (c.count > 1)} {seconds(c.seconds)}"
+        for c in entry.collectives
+    )
+    return (
+        f"split {in_words(entry.split)}{pinned}: {seconds(entry.seconds)}, {share:.1%} of the "
+        f"step; {'collectives: ' + traffic if traffic else 'no collectives'}."
+    )
+
+
+def _alternatives(reason: Reason, everything: bool) -> list[str]:
+    if not reason.alternatives:
+        return ["  No other split is possible."]
+    shown = reason.alternatives if everything else reason.alternatives[:MOST_ALTERNATIVES]
+    width = max(len("instead"), *(len(in_words(a.split)) for a in shown))
+    lines = [f"  {'instead':{width}} {'step':>9} {'more':>9}"]
+    lines.extend(f"  {in_words(a.split):{width}} {_figures(a, reason)}" for a in shown)
+    if len(shown) < len(reason.alternatives):
+        lines.append(f"  and {len(reason.alternatives) - len(shown)} more")
+    return lines
+
+
+def _figures(alternative: Alternative, reason: Reason) -> str:
+    bound, step = alternative.lower_bound_seconds, alternative.step_seconds
+    if bound is None:
+        return f"{'does not fit':>9}"
+    shown = bound if step is None else step
+    more = shown - reason.step_seconds
+    note = "  at least" if step is None else ""
+    if step is not None and bound < step * (1 - 1e-9):
+        note = f"  (bound {seconds(bound)})"
+    return f"{seconds(shown):>9} {signed(more):>9} {more / reason.step_seconds:>+8.2%}{note}"
+
+
+def signed(value: float) -> str:
+    """Seconds with a sign; differences that are rounding are `0 s`."""
+    text = seconds(abs(value))
+    return text if text == "0 s" else f"{'-' if value < 0 else '+'}{text}"
+
+
+def _why(reason: Reason, everything: bool) -> list[str]:
+    second = reason.runner_up
+    if second is None:
+        return []
+    words = in_words(second.split)
+    return [
+        *_filled(f"With {words} the step changes by {_terms(reason, everything)}.", "  "),
+        *_filled(f"With {words} {_changes(reason.changes, everything)}.", "  "),
+    ]
+
+
+def _held(reason: Reason) -> Iterable[str]:
+    """Whether neighbours hold the operator to its split, and which."""
+    found = reason.holding
+    if found is None:
+        return _filled("By itself it would choose the same: no neighbour forces it.", "  ")
+    alone, saved = in_words(found.split), seconds(found.saved_seconds)
+    same = " in another arrangement" if found.split == reason.operator.split else ""
+    text = f"By itself it would choose {alone}{same}, which saves {saved} of its own"
+    if not found.holders:
+        return _filled(f"{text}; no move of a neighbour is against it.", "  ")
+    shown = found.holders[:MOST_HOLDERS]
+    held = ", ".join(f"{signed(term.seconds)} in {term.what}" for term in shown)
+    return _filled(f"{text}. What holds it: {held}.", "  ")
+
+
+def _turns(reason: Reason) -> Iterable[str]:
+    """What would have to change for another split to win."""
+    found = reason.turning
+    if found is None:
+        return
+    for turn in found.turns:
+        still = "" if turn.holds == 1.0 else f" (at {_scale(turn.holds)} it still is not)"
+        yield from _filled(
+            f"With {_change(turn.what, turn.factor)} it would be {in_words(turn.split)}{still}.",
+            "  ",
+        )
+    if found.steady:
+        same = ", ".join(_change(turn.what, turn.factor) for turn in found.steady)
+        yield from _filled(f"It would be the same with {same}.", "  ")
+    if found.skipped:
+        names = ", ".join(found.skipped)
+        yield from _filled(f"There was no time to look at: {names} (--seconds).", "  ")
+
+
+def _change(what: str, factor: float) -> str:
+    """`node links 2.3 times as fast`, `a batch 1/4 as large`."""
+    if what == "batch":
+        return f"a batch {_scale(factor)} as large"
+    if what == "memory":
+        return f"{_scale(factor)} the memory"
+    return f"{what} {_scale(factor)} as fast"
+
+
+def _scale(factor: float) -> str:
+    if factor >= 1:
+        return f"{factor:.3g} times"
+    return f"1/{1 / factor:.3g}"
+
+
+def _terms(reason: Reason, everything: bool) -> str:
+    least = 0.0 if everything else SMALL_TERM * abs(next(iter(reason.terms), NOTHING).seconds)
+    shown = [term for term in reason.terms if abs(term.seconds) >= least]
+    shown = shown if everything else shown[:MOST_TERMS]
+    rest = reason.terms[len(shown) :]
+    parts = [f"{signed(term.seconds)} in {term.what}" for term in shown]
+    if rest:
+        total = sum(term.seconds for term in rest)
+        parts.append(
+            f"{signed(total)} in {len(rest)} smaller terms"
+            if len(rest) > 1
+            else f"{signed(total)} in {rest[0].what}"
+        )
+    return ", ".join(parts) or "nothing: it is as good"
+
+
+def _changes(found: Sequence[Change], everything: bool) -> str:
+    if not found:
+        return "no other operator is split otherwise"
+    groups: dict[str, list[Change]] = {}
+    for change in found:
+        words = f"from {in_words(change.before)} to {in_words(change.after)}"
+        groups.setdefault(words, []).append(change)
+    shown = list(groups.items())[: None if everything else MOST_CHANGES]
+    parts = [f"{_names(members, everything)} {words}" for words, members in shown]
+    left = len(found) - sum(len(members) for _, members in shown)
+    more = f"; and {left} further" if left else ""
+    return f"{len(found)} other operators change: {'; '.join(parts)}{more}"
+
+
+def _names(members: Sequence[Change], everything: bool) -> str:
+    shown = members if everything else members[:3]
+    more = f" and {len(members) - len(shown)} more" if len(members) > len(shown) else ""
+    return ", ".join(called(change) for change in shown) + more
+
+
+def _filled(text: str, indent: str) -> Iterable[str]:
+    return textwrap.wrap(
+        text,
+        WIDTH,
+        initial_indent=indent,
+        subsequent_indent=indent + "  ",
+        break_on_hyphens=False,
+    )

@@ -1,0 +1,63 @@
+"""Attention: batch, heads and query positions split; keys stay whole on each device.
+
+`b h q d, b h k d, b h k e -> b h q e`. A device that holds a part of the queries needs all keys
+and values: their gather falls out of the layouts, since k is a factor that is never split while
+q is. Grouped queries: the query's heads are (h r), h key heads with r queries each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from shardfold.operators.call import Call
+from shardfold.operators.notation import TOKEN, Rule
+
+
+def _attention(call: Call) -> Rule:
+    """scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal, ...)."""
+    query, key = call.shape("query"), call.shape("key")
+    batch = [f"b{i}" if i else "b" for i in range(len(query) - 3)]
+    sizes = dict(zip(batch, query, strict=False))
+    heads = "h"
+    if len(query) > 2:
+        shared = key[-3]
+        sizes["h"] = shared
+        if query[-3] != shared:
+            sizes["r"] = query[-3] // shared
+            heads = "(h r)" if shared > 1 else "r"
+    lead = " ".join(batch)
+    grouped = f"{lead} {heads}" if len(query) > 2 else ""
+    plain = f"{lead} h" if len(query) > 2 else ""
+    notation = {
+        "query": f"{grouped} q d",
+        "key": f"{plain} k d",
+        "value": f"{plain} k e",
+    }
+    if call.has("attn_mask"):
+        notation["attn_mask"] = _mask(f"{grouped} q k", len(call.shape("attn_mask")))
+    causal = bool(call.attribute("is_causal", False))
+    work = tuple(f for f in (*batch, "h", "r", "q", "k", "d") if f in sizes or f in "qkd")
+    return call.rule(
+        notation,
+        f"{grouped} q e",
+        sizes=sizes,
+        engine="matrix",
+        flops=2.0 if causal else 4.0,
+        over=work,
+        whole=frozenset({"k", "d", "e"}),
+        skewed=frozenset({"q"}) if causal else frozenset(),
+        saves=("query", "key", "value", "attn_mask"),
+        saves_results=True,
+        backward=2.5,
+    )
+
+
+def _mask(full: str, dims: int) -> str:
+    """The mask aligns with `... heads q k` from the right."""
+    tokens = [f"({merged})" if merged else single for merged, single in TOKEN.findall(full)]
+    return " ".join(tokens[len(tokens) - dims :])
+
+
+TABLE: Mapping[str, Callable[[Call], Rule]] = {
+    "aten.scaled_dot_product_attention": _attention,
+}

@@ -1,0 +1,171 @@
+"""What a drawing of a plan needs beyond its decisions: who reads whom, factors, layouts, moves.
+
+Operators that look alike share a `Face`; those that also read and move alike share a `Row`. What
+an operator reads is told from where it stands, so that the layers of a run share their rows, and
+a model of any depth has a short sketch.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from itertools import groupby
+
+from shardfold.costs.steps import Collective, Compute
+from shardfold.graph.repeats import operator_order
+from shardfold.plans.plan import Face, Move, Row, Side, Sketch
+from shardfold.sharding.layouts import Layouts
+from shardfold.simulate.decoded import Assembly
+from shardfold.simulate.unrolled import Whole
+
+OUTSIDE = 0  # what an operand reads that no operator writes: an input, a parameter, a buffer
+
+
+def sketch(whole: Whole) -> Sketch:
+    """The sketch of a solved model, every layer of it."""
+    return _Drawer(whole).sketch()
+
+
+def expanded(sketch: Sketch) -> Iterator[Row]:
+    """The row of every operator, in execution order."""
+    for rows, times in sketch.pieces:
+        for _ in range(times):
+            yield from (sketch.rows[row] for row in rows)
+
+
+def written_by(row: Row, at: int) -> tuple[int | None, ...]:
+    """For each operand of the operator at place `at`: the place of the operator that wrote it."""
+    return tuple(
+        None if read == OUTSIDE else at - read if read > 0 else -read - 1 for read in row.reads
+    )
+
+
+class _Drawer:
+    """Collects faces and rows, each once."""
+
+    def __init__(self, whole: Whole) -> None:
+        self.whole, self.graph = whole, whole.assembly.graph
+        self.faces: dict[Face, int] = {}
+        self.rows: dict[Row, int] = {}
+        self.writer = {t: i for i, op in enumerate(self.graph.ops) for t in op.results}
+        # Where each operator first stands in the whole model.
+        self.place: dict[int, int] = {}
+        for at, (op, _, _) in enumerate(operator_order(self.graph)):
+            self.place.setdefault(op, at)
+
+    def sketch(self) -> Sketch:
+        known: dict[tuple[int, int], tuple[int, ...]] = {}
+        periods: list[tuple[int, ...]] = []
+        at = 0
+        for run in self.whole.runs:
+            periods += self._alone(range(at, run.repeat.start))
+            for order in range(run.repeat.count):
+                assembly, period = run.described(order)
+                key = (id(assembly), period)
+                if key not in known:
+                    views = _Views(assembly)
+                    ops = run.repeat.ops(period)
+                    known[key] = tuple(self._row(views, op) for op in ops)
+                periods.append(known[key])
+            at = run.repeat.end
+        periods += self._alone(range(at, len(self.graph.ops)))
+        pieces = tuple((rows, len(list(same))) for rows, same in groupby(periods))
+        return Sketch(tuple(self.faces), tuple(self.rows), pieces)
+
+    def _alone(self, ops: range) -> list[tuple[int, ...]]:
+        views = _Views(self.whole.assembly)
+        return [tuple(self._row(views, op) for op in ops)] if ops else []
+
+    def _row(self, views: _Views, op: int) -> int:
+        face = views.face(op)
+        number = self.faces.setdefault(face, len(self.faces))
+        row = Row(number, self._reads(op), views.moves(op), views.work(op))
+        return self.rows.setdefault(row, len(self.rows))
+
+    def _reads(self, op: int) -> tuple[int, ...]:
+        """How far back each operand was written; what was before a run counts from the start."""
+        run = next((r for r in self.graph.repeats if r.period_of(op) is not None), None)
+        found = []
+        for tensor in self.graph.ops[op].inputs:
+            at = self.writer.get(tensor)
+            if at is None:
+                found.append(OUTSIDE)
+            elif run is not None and at < run.start:
+                found.append(-self.place[at] - 1)
+            elif run is None or run.period_of(at) is not None:
+                near = op - at if run is not None else self._back(op, at)
+                found.append(near)
+        return tuple(found)
+
+    def _back(self, op: int, at: int) -> int:
+        """How far operator `at` lies before `op`: what a run wrote last is what is read of it."""
+        inside = next((r for r in self.graph.repeats if r.period_of(at) is not None), None)
+        place = self.place[at]
+        if inside is not None and inside.period_of(at) != 0:
+            left = inside.end - at  # operators from `at` to the end of its run
+            place = self.place[inside.start] + inside.length * inside.count - left
+        return self.place[op] - place
+
+
+class _Views:
+    """What one assembly says of its operators."""
+
+    def __init__(self, assembly: Assembly) -> None:
+        self.assembly = assembly
+        tables = assembly.tabulated
+        self.vertex = {x.index: v for v, x in enumerate(tables.vertices) if x.space is not None}
+        self.read: dict[int, list[int]] = defaultdict(list)  # edges that a vertex pays for
+        self.kept: dict[int, list[int]] = defaultdict(list)
+        for number, edge in enumerate(tables.edges):
+            if tables.vertices[edge.target].space is not None:
+                self.read[edge.target].append(number)
+            else:
+                self.kept[edge.source].append(number)
+
+    def face(self, op: int) -> Face:
+        """The factors and the tensors of an operator, as it is split."""
+        v = self.vertex[op]
+        vertex, choice = self.assembly.tabulated.vertices[v], self.assembly.choice[v]
+        assert vertex.space is not None
+        rule, words = vertex.space.rule, self.assembly.splits.names(op, vertex.space)
+        factors = tuple(zip(rule.factors, words, rule.sizes, strict=True))
+        call = self.assembly.graph.ops[op]
+        operands = [
+            self._side(o.name, o.tensor, vertex.space.operand_layouts(k)[choice : choice + 1])
+            for k, o in enumerate(call.operands)
+        ]
+        results = [
+            self._side("", tensor, vertex.space.result_layouts(k)[choice : choice + 1])
+            for k, tensor in enumerate(call.results)
+        ]
+        return Face(str(rule.rule), factors, tuple(operands), tuple(results))
+
+    def _side(self, name: str, tensor: int, layout: Layouts) -> Side:
+        found = self.assembly.graph.tensors[tensor]
+        states = self.assembly.states(tensor, layout, 0)
+        return Side(name, found.role, found.type.dtype, found.type.shape, states)
+
+    def moves(self, op: int) -> tuple[Move, ...]:
+        """The collectives that bring operands to the layouts that the operator needs."""
+        v, call = self.vertex[op], self.assembly.graph.ops[op]
+        found: dict[tuple[int, str, str, tuple[str, ...]], list[float]] = defaultdict(list)
+        left = [list(call.inputs), list(call.results)]
+        for side, edges in ((0, self.read[v]), (1, self.kept[v])):
+            for number in edges:
+                tensor = self.assembly.tabulated.edges[number].tensor
+                position = left[side].index(tensor)
+                left[side][position] = -1  # a tensor that is read twice has two edges
+                for step in self.assembly.moved(number):
+                    if isinstance(step, Collective) and step.kind != "slice":
+                        axes = tuple(self.assembly.tabulated.mesh.names[a] for a in step.axes)
+                        operand = -1 - position if side else position
+                        found[operand, step.phase, step.kind, axes].append(float(step.bytes[0]))
+        return tuple(Move(*key, sum(sizes)) for key, sizes in found.items())
+
+    def work(self, op: int) -> tuple[tuple[str, float], ...]:
+        """Seconds of the operator's local work in all passes, phase by phase."""
+        found: dict[str, float] = defaultdict(float)
+        for step in self.assembly.steps[self.vertex[op]]:
+            if isinstance(step, Compute):
+                found[step.phase] += self.assembly.total(step)
+        return tuple(found.items())

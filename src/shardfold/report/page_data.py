@@ -1,0 +1,226 @@
+"""All that a report shows, as plain values for JSON: figures, the folded model, the step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from shardfold.explanation.types import Explanation, Reason
+from shardfold.plans import Plan
+from shardfold.plans.drawing_data import expanded
+from shardfold.plans.plan import CollectiveEntry, Face, OperatorEntry, Side
+from shardfold.plans.plan import Row as Drawn
+from shardfold.report import summary_text
+from shardfold.report.module_tree import Branch, Leaf, Link, Outline, leaves, outline
+from shardfold.report.timeline import Track, additive, simulated
+from shardfold.simulate import timeline
+
+Plain = dict[str, Any]
+
+
+def facts(
+    plan: Plan,
+    title: str,
+    *,
+    explanation: Explanation | None = None,
+    rivals: Sequence[Plain] = (),
+    model: str | None = None,
+) -> Plain:
+    """Everything that the page draws. What is not known is empty, and the page says so."""
+    found = outline(plan)
+    shown = list(leaves(found.root))
+    number = {id(leaf): k for k, leaf in enumerate(shown)}
+    drawn = list(expanded(plan.sketch)) if plan.sketch is not None else []
+    reasons = {} if explanation is None else _reasons(explanation, plan, shown)
+    return {
+        "title": title,
+        "model": model,
+        "heading": summary_text.heading(plan)[1],
+        "cluster": plan.cluster,
+        "mesh": [{"name": a.name, "size": a.size, "level": a.level} for a in plan.mesh],
+        "levels": plan.provenance.cluster.get("levels", []),
+        "device": plan.provenance.cluster.get("device", {}),
+        "estimate": _estimate(plan),
+        "rivals": _rivals(plan, rivals),
+        "meshes": [
+            [m.mesh, m.step_seconds if plan.simulation is None else m.simulated_seconds]
+            for m in plan.meshes
+        ],
+        "says": _sentences(plan),
+        "made": _made(plan),
+        "faces": [] if plan.sketch is None else [_face(face) for face in plan.sketch.faces],
+        "ops": [_operator(leaf, plan.operators, drawn) for leaf in shown],
+        "tree": _node(found.root, found, number),
+        "reasons": reasons,
+        "step": _track(plan, drawn).plain(),
+    }
+
+
+def _track(plan: Plan, drawn: Sequence[Drawn]) -> Track:
+    """The step in time: simulated where the plan holds its schedule."""
+    if plan.schedule is None:
+        return additive(plan, drawn)
+    return simulated(*timeline(plan.schedule))
+
+
+def _estimate(plan: Plan) -> Plain:
+    e, found = plan.estimate, plan.simulation
+    return {
+        "shown": e.step_seconds if found is None else found.step_seconds,
+        "simulated": found is not None,
+        "step": e.step_seconds,
+        "compute": e.compute_seconds,
+        "communication": e.communication_seconds,
+        "update": e.update_seconds,
+        "bound": e.lower_bound_seconds,
+        "optimal": e.optimal,
+        "proof": summary_text.proof(plan),
+        "peak": e.peak_bytes,
+        "limit": e.limit_bytes,
+        "device": e.device_bytes,
+        "fits": plan.fits,
+        "parameters": plan.provenance.parameters,
+        "operators": plan.provenance.operators,
+    }
+
+
+def _rivals(plan: Plan, others: Sequence[Plain]) -> list[Plain]:
+    """The plan, the strategies by hand that it knows, and whatever a comparison found."""
+    e = plan.estimate
+    own = e.step_seconds if plan.simulation is None else plan.simulation.step_seconds
+    known = [{"name": "this plan", "seconds": own, "bytes": e.peak_bytes}]
+    if plan.simulation is None:
+        known += [
+            _rival("data parallel", e.data_parallel_seconds, e.data_parallel_bytes),
+            _rival("fully sharded", e.fully_sharded_seconds, e.fully_sharded_bytes),
+        ]
+    known += [
+        _rival(KNOWN.get(f.name, f.name.replace("-", " ")), f.simulated_seconds, f.peak_bytes)
+        for f in plan.finalists
+        if not f.name.startswith("search")
+    ]
+    names = {entry["name"] for entry in known}
+    return known + [entry for entry in others if entry["name"] not in names]
+
+
+KNOWN = {"zero-3": "fully sharded", "data-parallel": "data parallel"}
+
+
+def _rival(name: str, seconds: float, bytes_: float) -> Plain:
+    return {"name": name, "seconds": seconds, "bytes": bytes_}
+
+
+def _sentences(plan: Plan) -> list[str]:
+    return [
+        *summary_text.simulated(plan),
+        *summary_text.accumulated(plan),
+        *summary_text.too_large(plan),
+        *summary_text.pinned(plan),
+        summary_text.meshes(plan),
+        *summary_text.unsplit(plan),
+        *plan.provenance.notes,
+        summary_text.effort(plan),
+    ]
+
+
+def _made(plan: Plan) -> list[tuple[str, str]]:
+    made = plan.provenance
+    return [
+        ("cost model", made.cost),
+        ("optimizer", made.optimizer),
+        ("dtype", made.dtype),
+        ("graph", made.graph),
+        *((name, version) for name, version in made.versions.items()),
+    ]
+
+
+def _face(face: Face) -> Plain:
+    return {
+        "rule": face.rule,
+        "factors": face.factors,
+        "operands": [_side(side) for side in face.operands],
+        "results": [_side(side) for side in face.results],
+    }
+
+
+def _side(side: Side) -> Plain:
+    return {
+        "name": side.name,
+        "role": side.role,
+        "dtype": side.dtype,
+        "shape": side.shape,
+        "layout": side.layout,
+    }
+
+
+def _operator(leaf: Leaf, operators: Sequence[OperatorEntry], drawn: Sequence[Drawn]) -> Plain:
+    """One operator for all that it stands for: one from the middle, and the time of all."""
+    at = leaf.places[len(leaf.places) // 2]
+    entry = operators[at]
+    found: Plain = {
+        "name": entry.name,
+        "label": leaf.name,
+        "kind": entry.kind,
+        "module": entry.module,
+        "path": _path(operators[leaf.places[0]], operators[leaf.places[-1]]),
+        "source": entry.source,
+        "config": entry.config,
+        "split": entry.split,
+        "seconds": entry.seconds,
+        "total": sum(operators[k].seconds for k in leaf.places),
+        "sent": sum(c.seconds for k in leaf.places for c in operators[k].collectives),
+        "count": len(leaf.places),
+        "collectives": [_collective(c) for c in entry.collectives],
+    }
+    if len(leaf.places) > 1:
+        found["first"] = operators[leaf.places[0]].name
+        found["last"] = operators[leaf.places[-1]].name
+    if drawn:
+        row = drawn[at]
+        found["face"] = row.face
+        found["work"] = dict(row.work)
+        found["moves"] = [[m.operand, m.phase, m.kind, m.axes, m.bytes] for m in row.moves]
+    return found
+
+
+def _path(first: OperatorEntry, last: OperatorEntry) -> str:
+    """`layers.0–125.mlp.up`: where an operator and those alike are, or its name."""
+    pairs = zip(first.module.split("."), last.module.split("."), strict=False)
+    return ".".join(a if a == b else f"{a}–{b}" for a, b in pairs) or first.name
+
+
+def _collective(entry: CollectiveEntry) -> list[Any]:
+    return [entry.phase, entry.kind, entry.axes, entry.bytes, entry.count, entry.seconds]
+
+
+def _node(node: Branch | Leaf, found: Outline, number: Mapping[int, int]) -> Plain:
+    if isinstance(node, Leaf):
+        return {"op": number[id(node)]}
+    return {
+        "name": node.name,
+        "times": node.times,
+        "children": [_node(child, found, number) for child in node.children],
+        "links": [_link(link) for link in found.links.get(id(node), ())],
+    }
+
+
+def _link(link: Link) -> list[Any]:
+    moved = [[*key, size] for key, size in link.moved.items()]
+    return [link.source, link.target, moved]
+
+
+def _reasons(found: Explanation, plan: Plan, shown: Sequence[Leaf]) -> dict[str, Plain]:
+    """The runner-up of each explained operator, by the number of the leaf that shows it."""
+    place = {entry.name: at for at, entry in enumerate(plan.operators)}
+    leaf_of = {at: k for k, leaf in enumerate(shown) for at in leaf.places}
+    return {str(leaf_of[place[r.operator.name]]): _reason(r) for r in found.reasons}
+
+
+def _reason(reason: Reason) -> Plain:
+    return {
+        "step": reason.step_seconds,
+        "pinned": reason.is_pinned,
+        "others": [[a.split, a.step_seconds, a.lower_bound_seconds] for a in reason.alternatives],
+        "terms": [[term.what, term.seconds] for term in reason.terms],
+        "changes": [[c.module or c.name, c.before, c.after] for c in reason.changes],
+    }

@@ -1,6 +1,0 @@
-"""Checkpoints: every rank writes its own parts, any plan reads them; nothing in them can run."""
-
-from shardfold.run.checkpoint.load import Checkpoint, load
-from shardfold.run.checkpoint.save import save
-
-__all__ = ["Checkpoint", "load", "save"]

@@ -1,0 +1,274 @@
+"""One step under a plan beside the same step on one device, compared number by number.
+
+Both run the captured program in float64 with the same dropout masks. Every operator's result is
+put together from the parts and compared, in execution order; then the gradients of the results,
+from the loss back; then the loss and the parameters' gradients. What differs first is where the
+error is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from shardfold.capture import Program
+from shardfold.operators import Maker
+from shardfold.plans import Plan
+from shardfold.plans.batch import cut
+from shardfold.runtime.all_ranks import agreed
+from shardfold.runtime.local_reshard import Lie, gradients, values
+from shardfold.runtime.lower import Instruction, alone
+from shardfold.runtime.module import Parallel
+from shardfold.runtime.outputs import put_together
+from shardfold.runtime.parallelize import LOSS_PREFIX, Settings, assemble, lowered_here, prepared
+from shardfold.runtime.shards import Row
+from shardfold.sharding import Subdims
+
+TOLERANCE = 1e-9
+SHOWN = 5
+SMALL = 1e-4  # of the largest gradient: below it, differences are measured against it
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Something that is not what it is on one device, and by how much of its largest number."""
+
+    what: str
+    amount: float
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Loss on both sides, and what differs: the first operator, gradients, buffers."""
+
+    loss: float
+    expected_loss: float
+    operator: Difference | None
+    state: tuple[Difference, ...]  # parameters' gradients, and buffers
+    largest: float  # difference of any of them
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether nothing differs."""
+        return self.operator is None and not self.state and self._same_loss
+
+    @property
+    def _same_loss(self) -> bool:
+        return abs(self.loss - self.expected_loss) <= TOLERANCE * abs(self.expected_loss)
+
+    def __str__(self) -> str:
+        if self.is_equal:
+            return (
+                f"Same loss {self.loss:.12g} and gradients as on one device "
+                f"(largest difference {self.largest:.1e})."
+            )
+        lines = [f"Loss {self.loss:.12g}, on one device {self.expected_loss:.12g}."]
+        if self.operator is not None:
+            lines.append(f"First to differ: {self.operator.what} (by {self.operator.amount:.1e}).")
+        shown = self.state[:SHOWN]
+        lines += [f"{d.what.capitalize()} differs by {d.amount:.1e}." for d in shown]
+        if len(self.state) > SHOWN:
+            lines.append(f"{len(self.state) - SHOWN} more differ.")
+        return "\n".join(lines)
+
+
+@dataclass
+class _Watch:
+    """Remembers every operator's local results and the gradients that come back to them."""
+
+    results: dict[int, Tensor] = field(default_factory=dict)
+    gradients: dict[int, Tensor] = field(default_factory=dict)
+
+    def __call__(self, instruction: Instruction, results: list[Tensor]) -> list[Tensor]:
+        # An operator may return its operand itself: the gradients of the two are not the same.
+        own = [result.view_as(result) for result in results]
+        for tensor, result in zip(instruction.results, own, strict=True):
+            self.results[tensor] = result.detach()
+            if result.requires_grad:
+                result.register_hook(self._hook(tensor))
+        return own
+
+    def _hook(self, tensor: int) -> Callable[[Tensor], None]:
+        def keep(gradient: Tensor) -> None:
+            self.gradients[tensor] = gradient.detach()
+
+        return keep
+
+
+def compare(
+    model: nn.Module,
+    plan: Plan,
+    args: tuple[Any, ...] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    loss: Callable[[Any], Any] | None = None,
+    rules: Mapping[str, Maker] | None = None,
+    seed: int = 0,
+) -> Comparison:
+    """Run one step both ways; on every rank of the plan's process group."""
+    captured = agreed(lambda: prepared(model, plan, args, kwargs, loss, rules))
+    settings = Settings(
+        seed=seed,
+        double=True,
+        prefix="" if loss is None else LOSS_PREFIX,
+        passes=plan.micro_batches,
+        cuts=plan.cuts,
+    )
+    return compare_captured(model, plan, captured, args, kwargs, rules, settings)
+
+
+def compare_captured(
+    model: nn.Module,
+    plan: Plan,
+    captured: tuple[Program, Subdims],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any] | None,
+    rules: Mapping[str, Maker] | None,
+    settings: Settings,
+) -> Comparison:
+    """As `compare`, for a model that was captured already."""
+    program, subdims = captured
+    given = dict(kwargs or {})
+    single = assemble(model, program, alone(program, subdims), settings)
+    expected, expected_loss = _step(single, args, given)
+    split = assemble(model, program, lowered_here(plan, program, subdims, rules), settings)
+    found, found_loss = _step(split, args, given)
+    operator = _first_operator(split, subdims, found, expected)
+    differing, largest = _parameters(split, single)
+    return Comparison(found_loss, expected_loss, operator, differing, largest)
+
+
+def _step(module: Parallel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[_Watch, float]:
+    """What the last pass leaves, and the loss of all."""
+    run, total = module._run, 0.0
+    for number, (part, named) in enumerate(cut(args, kwargs, run.cuts, run.passes)):
+        watch = _Watch()
+        with run.in_pass(number):
+            loss = module.observed(watch, *part, **named) / run.passes
+            loss.backward()
+        total += float(loss.detach())
+    return watch, total
+
+
+def _first_operator(
+    module: Parallel, subdims: Subdims, found: _Watch, expected: _Watch
+) -> Difference | None:
+    """The first operator with another result; failing that, the last with another gradient."""
+    instructions = module._run.lowered.instructions
+    wholes = _Wholes(module, subdims)
+    results = [
+        (_name(i), difference(wholes.of(t, values(left), found.results[t]), expected.results[t]))
+        for i in instructions
+        for t, left in zip(i.results, i.left, strict=True)
+    ]
+    sizes = (float(g.abs().max()) for g in expected.gradients.values() if g.numel())
+    floor = SMALL * max(sizes, default=0.0)
+    backward = [
+        (
+            _readers(instructions, t) or _name(i),
+            difference(
+                wholes.of(t, gradients(left), found.gradients[t]), expected.gradients[t], floor
+            ),
+        )
+        for i in reversed(instructions)
+        for t, left in zip(i.results, i.left, strict=True)
+        if t in expected.gradients
+    ]
+    return _first([*results, *backward])
+
+
+def _first(named: list[tuple[str, float]]) -> Difference | None:
+    """The first that differs on any rank."""
+    amounts = _agreed([amount for _, amount in named])
+    for (name, _), amount in zip(named, amounts, strict=True):
+        if amount > TOLERANCE:
+            return Difference(name, amount)
+    return None
+
+
+def _readers(instructions: tuple[Instruction, ...], tensor: int) -> str:
+    """Who gave a result its gradient."""
+    names = [_name(i) for i in instructions if tensor in i.site.op.inputs]
+    return f"backward of {' or '.join(names)}" if names else ""
+
+
+class _Wholes:
+    """Puts tensors together from their parts, on every rank."""
+
+    def __init__(self, module: Parallel, subdims: Subdims) -> None:
+        self.run, self.subdims = module._run, subdims
+
+    def of(self, tensor: int, row: Row, local: Tensor) -> Tensor:
+        kind = self.run.program.graph.tensors[tensor].type
+        subdims, dims = self.subdims.tensors[tensor], self.subdims.dims[tensor]
+        lie = Lie(kind, subdims, dims, self.run.lowered.place)
+        return put_together(lie, row, local, self.run.context.groups)
+
+
+def _parameters(split: Parallel, single: Parallel) -> tuple[tuple[Difference, ...], float]:
+    """The parameters whose gradients differ, and the largest difference of any."""
+    expected = dict(single.named_parameters())
+    sizes = (float(p.grad.abs().max()) for p in expected.values() if _has_gradient(p))
+    floor = SMALL * max(sizes, default=0.0)
+    keepings = split._run.named()
+    named = []
+    for name, parameter in split.named_parameters():
+        here, there = parameter.grad, expected[name].grad
+        if here is None or there is None:
+            named.append((f"the gradient of {name}", 0.0 if here is there else float("inf")))
+        else:
+            whole = keepings[name].whole(here)
+            named.append((f"the gradient of {name}", difference(whole, there, floor)))
+    split.gather_buffers()
+    buffers = dict(single.named_buffers())
+    for name, buffer in split.named_buffers():
+        named.append((f"the buffer {name}", difference(buffer, buffers[name])))
+    amounts = _agreed([amount for _, amount in named])
+    pairs = [(name, amount) for (name, _), amount in zip(named, amounts, strict=True)]
+    found = tuple(Difference(name, amount) for name, amount in pairs if amount > TOLERANCE)
+    return found, max(amounts, default=0.0)
+
+
+def _has_gradient(parameter: nn.Parameter) -> bool:
+    return parameter.grad is not None and bool(parameter.numel())
+
+
+def difference(found: Tensor, expected: Tensor, floor: float = 0.0) -> float:
+    """The largest difference of two tensors, as a share of the largest number (or of `floor`)."""
+    if found.shape != expected.shape:
+        return float("inf")
+    if not expected.is_floating_point():
+        return 0.0 if torch.equal(found, expected) else float("inf")
+    if not expected.numel():
+        return 0.0
+    same = (found == expected) | (found.isnan() & expected.isnan())
+    if bool(same.all()):
+        return 0.0
+    finite = expected[expected.isfinite()]
+    size = max(float(finite.abs().max()) if finite.numel() else 0.0, floor, 1e-30)
+    amount = float((found - expected)[~same].abs().max()) / size
+    return amount if amount == amount else float("inf")
+
+
+def _agreed(amounts: list[float]) -> list[float]:
+    """The largest on any rank of each, so that all ranks decide alike."""
+    if not dist.is_initialized() or not amounts:
+        return amounts
+    shared = torch.tensor(amounts, dtype=torch.float64)
+    dist.all_reduce(shared, op=dist.ReduceOp.MAX)
+    found: list[float] = shared.tolist()
+    return found
+
+
+def _name(instruction: Instruction) -> str:
+    op = instruction.site.op
+    config = [
+        instruction.site.rule.factors[f] if f >= 0 else {-1: "-", -2: "+"}[f]
+        for f in instruction.site.config
+    ]
+    return f"operator {op.name} ({op.kind}, {op.origin}), split as {' '.join(config) or '-'}"

@@ -1,0 +1,107 @@
+"""Evaluation under a plan: the captured step as the model computes it in eval mode.
+
+The plan is for a training step. In eval mode dropout passes everything on and batch norm uses its
+running statistics, but the operators and who reads whom must be the same: the model is traced
+once more in eval mode, and its calls take the place of those of training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import nn
+
+from shardfold.capture import Invocation, Program
+from shardfold.capture.convert import convert
+from shardfold.capture.export import export
+from shardfold.capture.meta_copy import WithLoss, on_meta, skeleton
+from shardfold.errors import RunError
+from shardfold.graph import Graph, Op
+
+DROPOUTS = {
+    f"aten.{name}"
+    for name in ("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout")
+}
+MODES = {"train", "training", "dropout_p", "use_input_stats"}  # what training mode sets
+
+
+@dataclass(frozen=True, slots=True)
+class Original:
+    """What a program was captured from: a model without data, and an example without data."""
+
+    model: nn.Module
+    example: tuple[tuple[Any, ...], dict[str, Any]]
+    loss: Callable[[Any], Any] | None
+
+    @classmethod
+    def of(
+        cls,
+        model: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any] | None,
+        dtype: str | None,
+        loss: Callable[[Any], Any] | None,
+    ) -> Original:
+        """The model and the batch, on the meta device."""
+        example = on_meta((tuple(args), dict(kwargs or {})), dtype)
+        return cls(skeleton(model, dtype), example, loss)
+
+    def program(self) -> Program:
+        """The program of the model in eval mode."""
+        self.model.eval()
+        traced = self.model if self.loss is None else WithLoss(self.model, self.loss).eval()
+        return convert(export(traced, *self.example))
+
+
+def evaluating(program: Program, original: Original) -> Program:
+    """The program of a training step with the calls of eval mode."""
+    other = original.program()
+    made, found = _sources(program.graph), _sources(other.graph)
+    calls: list[Invocation] = []
+    at = 0
+    for op, call in zip(program.graph.ops, program.calls, strict=True):
+        twin = other.graph.ops[at] if at < len(other.graph.ops) else None
+        if op.kind in DROPOUTS and (twin is None or twin.kind != op.kind or _is_off(twin)):
+            # What passes everything on is its operand: the trace may name either, or leave it out.
+            made[op.results[0]] = made[op.inputs[0]]
+            if twin is not None and twin.kind == op.kind:
+                found[twin.results[0]] = found[twin.inputs[0]]
+                at += 1
+            calls.append(replace(call, arguments={**call.arguments, "train": False}))
+            continue
+        if twin is None or _record(op, made) != _record(twin, found):
+            raise _unlike(op)
+        for graph_op, names in ((op, made), (twin, found)):
+            names.update({t: (at, k) for k, t in enumerate(graph_op.results)})
+        calls.append(other.calls[at])
+        at += 1
+    if at != len(other.graph.ops):
+        raise _unlike(program.graph.ops[-1])
+    return replace(program, calls=tuple(calls))
+
+
+def _is_off(dropout: Op) -> bool:
+    return not dropout.attributes.get("train", True)
+
+
+def _sources(graph: Graph) -> dict[int, object]:
+    """Tensors that no operator makes, by name."""
+    return {
+        i: tensor.names for i, tensor in enumerate(graph.tensors) if tensor.role != "activation"
+    }
+
+
+def _record(op: Op, made: Mapping[int, object]) -> object:
+    """What an operator does, apart from what training mode sets."""
+    attributes = {k: str(v) for k, v in op.attributes.items() if k not in MODES}
+    return op.kind, [made[t] for t in op.inputs], attributes
+
+
+def _unlike(op: Op) -> RunError:
+    return RunError(
+        f"In eval mode the model computes something else from operator {op.name} ({op.kind}, "
+        f"{op.origin}) on: it cannot be evaluated under the plan of its training step. Evaluate "
+        "the model itself on one device, with this module's state_dict()."
+    )

@@ -1,0 +1,319 @@
+"""From a captured program and a plan to one device's instructions: no process group, no data.
+
+For every operator: the moves of each operand's edge (values forward, gradients backward), the
+local call, and the moves of results that are kept for several readers. The edges are those that
+the planner prices: from the writer's layout to the one reader's, or to the kept layout and from
+there to each reader's; from a parameter's storage to each reader's. Inputs, buffers and what is
+computed from them alone are whole on every device, and sliced for free.
+
+The same program on one device: what every plan's numbers are compared with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from shardfold.capture import Program
+from shardfold.cluster import Mesh
+from shardfold.costs.variables import constant_tensors
+from shardfold.runtime.decisions import Decisions
+from shardfold.runtime.local_reshard import Lie, Moves, gradients, values
+from shardfold.runtime.ops import Local, Site, localise
+from shardfold.runtime.process_groups import Axes
+from shardfold.runtime.reshard_ops import Given
+from shardfold.runtime.shards import Extent, Place, Row
+from shardfold.sharding import Space, Subdims
+from shardfold.sharding.layouts import REPLICATED, SHARED
+
+# Operators whose result is new memory that their own backward does not need.
+PRODUCTS = (
+    *("aten.linear", "aten.addmm", "aten.mm", "aten.bmm", "aten.matmul", "aten.convolution"),
+    *(f"aten.conv{k}d" for k in (1, 2, 3)),
+)
+MAKES_VALUES = frozenset({*PRODUCTS, "aten.embedding"})
+# Operators whose backward makes the gradients of these operands anew.
+MAKES_GRADIENTS = {
+    **{kind: {"input", "mat1", "mat2", "self", "other"} for kind in PRODUCTS},
+    "aten.addmm": {"mat1", "mat2"},
+    "aten.layer_norm": {"input"},
+    "aten.rms_norm": {"input"},
+    "aten.scaled_dot_product_attention": {"query", "key", "value"},
+}
+WRITTEN = ("running_mean", "running_var")  # operands that batch norm updates in place
+
+
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """A tensor on its way from one layout to another."""
+
+    tensor: int
+    there: Moves
+    back: Moves | None  # None: no gradient flows
+    regathers: bool = False  # moved again for backward instead of being kept
+    owns_value: bool = False  # nobody else reads the value: it may be written to
+    owns_gradient: bool = False  # the gradient that comes is new: it may be written to
+    onward: Moves | None = None  # of the last gradient of several: what their sum does then
+
+    @property
+    def moves(self) -> bool:
+        """Whether anything is to be done in either direction."""
+        return bool(self.there) or bool(self.back)
+
+
+@dataclass(frozen=True, slots=True)
+class Instruction:
+    """One operator on one device."""
+
+    site: Site
+    feeds: tuple[Feed, ...]
+    local: Local
+    results: tuple[int, ...]
+    left: tuple[Row, ...]  # the layout of each result, as the operator leaves it
+    kept: tuple[Feed | None, ...]  # for each result: to the layout in which it is kept
+    has_gradient: bool
+    writes: tuple[int, ...]  # operands that are written, of which this device has a part
+    drops: tuple[int, ...]  # tensors that nobody reads after this
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A buffer that an operator writes, of which this device may have a part: there and back."""
+
+    tensor: int
+    there: Moves
+    back: Moves
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A parameter's storage: its layout, and the part that this device keeps."""
+
+    tensor: int
+    row: Row
+    extent: Extent
+    mesh: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Lowered:
+    """All that one device does in a step."""
+
+    mesh: Mesh
+    place: Place
+    instructions: tuple[Instruction, ...]
+    parameters: tuple[Stored, ...]
+    written: tuple[Written, ...]  # buffers that are written in parts
+    inputs: Mapping[int, Given] = field(default_factory=dict)  # how the batch may come
+    again: tuple[range, ...] = ()  # stretches of instructions that run again before backward
+    ahead: int = 1  # readers of gathered parameters whose gathers may be under way before
+
+    def background_axes(self) -> set[Axes]:
+        """Every set of axes on which a parameter is gathered or its gradient reduced."""
+        parameters = {stored.tensor for stored in self.parameters}
+        levels = [axis.level for axis in self.mesh.axes]
+        found: set[Axes] = set()
+        for instruction in self.instructions:
+            for feed in instruction.feeds:
+                if feed.tensor in parameters and feed.back is not None:
+                    onward = () if feed.onward is None else feed.onward.steps
+                    steps = (*feed.there.steps, *feed.back.steps, *onward)
+                    found.update(s.axes for s in steps if s.kind != "slice")
+                    found.add(feed.there.at_once("all_gather", levels) or ())
+                    found.add(feed.back.at_once("reduce_scatter", levels) or ())
+        return found - {()}
+
+    def axes(self) -> set[Axes]:
+        """Every set of axes on which some step or exchange needs a process group."""
+        found: set[Axes] = set()
+        for instruction in self.instructions:
+            for feed in (*instruction.feeds, *instruction.kept):
+                for moves in (feed.there, feed.back, feed.onward) if feed is not None else ():
+                    found.update(s.axes for s in moves.steps if s.kind != "slice") if moves else ()
+            site = instruction.site
+            found.update(site.axes(e.factor) for e in site.rule.rule.exchanges)
+        for buffer in self.written:
+            found.update(step.axes for step in buffer.back.steps)
+        for given in self.inputs.values():
+            found.update(step.axes for step in given.from_part.steps)
+        return found - {()}
+
+
+def lower(
+    program: Program,
+    subdims: Subdims,
+    decisions: Decisions,
+    place: Place,
+    trusted: Collection[str] = (),
+) -> Lowered:
+    """The instructions of the device at `place`; splits that cannot be run are refused here."""
+    return _Lowering(program, subdims, decisions, place, trusted).run()
+
+
+class _Lowering:
+    def __init__(
+        self,
+        program: Program,
+        subdims: Subdims,
+        decisions: Decisions,
+        place: Place,
+        trusted: Collection[str],
+    ) -> None:
+        self.program, self.graph, self.subdims = program, program.graph, subdims
+        self.decisions, self.place, self.trusted = decisions, place, trusted
+        self.constant = constant_tensors(self.graph)
+        self.whole: Row = (REPLICATED,) * len(place.shape)
+        self.left: dict[int, Row] = {}
+        self.readers = self.graph.readers()
+        self.made = {t: op.kind in MAKES_VALUES for op in self.graph.ops for t in op.results}
+        self.cache: dict[tuple[object, ...], Moves] = {}
+
+    def run(self) -> Lowered:
+        last = {t: i for i, op in enumerate(self.graph.ops) for t in op.inputs}
+        drops: dict[int, list[int]] = {}
+        for tensor, reader in last.items():
+            if tensor != self.graph.loss:
+                drops.setdefault(reader, []).append(tensor)
+        instructions = tuple(
+            self._instruction(i, tuple(drops.get(i, ()))) for i in range(len(self.graph.ops))
+        )
+        parameters = tuple(
+            Stored(t, row, self._lie(t).extent(values(row)), self.place.shape)
+            for t, row in sorted(self.decisions.stored.items())
+        )
+        written = tuple(self._written())
+        return Lowered(
+            self.decisions.mesh,
+            self.place,
+            instructions,
+            parameters,
+            written,
+            again=self.decisions.regions.ranges,
+        )
+
+    def _written(self) -> Iterator[Written]:
+        """Running statistics, where a device only updates those of its own channels."""
+        for index, op in enumerate(self.graph.ops):
+            space = self.decisions.configs[index]
+            for k, operand in enumerate(op.operands):
+                if operand.name not in WRITTEN:
+                    continue
+                needed = values(_first(space.operand_layouts(k)))
+                there = self._moves(operand.tensor, self.whole, needed)
+                if there:
+                    back = self._moves(operand.tensor, needed, self.whole)
+                    yield Written(operand.tensor, there, back)
+
+    def _instruction(self, index: int, drops: tuple[int, ...]) -> Instruction:
+        op, space = self.graph.ops[index], self.decisions.configs[index]
+        needed = [_first(space.operand_layouts(k)) for k in range(len(op.inputs))]
+        left = [_first(space.result_layouts(k)) for k in range(len(op.results))]
+        site = Site(
+            index,
+            op,
+            self.program.calls[index],
+            space.rule,
+            _first(space.configs),
+            self.place,
+            tuple(
+                self._lie(t).extent(values(row)) for t, row in zip(op.inputs, needed, strict=True)
+            ),
+            tuple(
+                self._lie(t).extent(values(row)) for t, row in zip(op.results, left, strict=True)
+            ),
+        )
+        feeds = tuple(
+            self._feed(t, row, index, k)
+            for k, (t, row) in enumerate(zip(op.inputs, needed, strict=True))
+        )
+        kept = tuple(self._keep(t, row) for t, row in zip(op.results, left, strict=True))
+        has_gradient = any(self.graph.tensors[t].requires_grad for t in op.results)
+        local = localise(site, self.trusted)
+        writes = tuple(k for k, o in enumerate(op.operands) if o.name in WRITTEN and feeds[k].there)
+        return Instruction(
+            site, feeds, local, op.results, tuple(left), kept, has_gradient, writes, drops
+        )
+
+    def _feed(self, tensor: int, needed: Row, reader: int, operand: int) -> Feed:
+        """From where the tensor lies to where its reader needs it."""
+        role = self.graph.tensors[tensor].role
+        if role == "parameter":
+            found = self._edge(tensor, self.decisions.stored[tensor], needed)
+            inputs = self.graph.ops[reader].inputs
+            gradients = [self.graph.tensors[t].requires_grad for t in inputs]
+            needed_again = self.subdims.rules[reader].rule.needs_again(operand, gradients)
+            regathers = tensor in self.decisions.regathers and bool(found.there) and needed_again
+            return replace(found, regathers=regathers, onward=self._onward(tensor, reader, operand))
+        if role != "activation" or tensor in self.constant:
+            return Feed(tensor, self._moves(tensor, self.whole, values(needed)), None)
+        is_only = tensor not in self.decisions.kept and len(self.readers[tensor]) == 1
+        return replace(
+            self._edge(tensor, self.left[tensor], needed),
+            owns_value=is_only and self.made[tensor],
+            owns_gradient=self._makes_gradient(reader, operand),
+        )
+
+    def _onward(self, tensor: int, reader: int, operand: int) -> Moves | None:
+        """The reduction of a summed gradient, at the reader that backward meets last."""
+        stored = self.decisions.stored[tensor]
+        if SHARED not in stored or (reader, operand) != self._last_gradient(tensor):
+            return None
+        return self._moves(tensor, gradients(stored), values(stored))
+
+    def _last_gradient(self, tensor: int) -> tuple[int, int] | None:
+        tensors, ops = self.graph.tensors, self.graph.ops
+        flowing = (
+            (op, operand)
+            for op, operand in self.readers[tensor]
+            if any(tensors[t].requires_grad for t in ops[op].results)
+        )
+        return next(flowing, None) if tensors[tensor].requires_grad else None
+
+    def _keep(self, tensor: int, left: Row) -> Feed | None:
+        """From where an operator leaves its result to where it is kept, if that was decided."""
+        kept = self.decisions.kept.get(tensor)
+        self.left[tensor] = left if kept is None else kept
+        if kept is None:
+            return None
+        anew = all(self._makes_gradient(*reader) for reader in self.readers.get(tensor, ()))
+        return replace(
+            self._edge(tensor, left, kept),
+            owns_value=self.made[tensor],
+            owns_gradient=anew and tensor != self.graph.loss,
+        )
+
+    def _makes_gradient(self, reader: int, operand: int) -> bool:
+        op = self.graph.ops[reader]
+        return op.operands[operand].name in MAKES_GRADIENTS.get(op.kind, ())
+
+    def _edge(self, tensor: int, left: Row, needed: Row) -> Feed:
+        there = self._moves(tensor, values(left), values(needed))
+        back = None
+        if self.graph.tensors[tensor].requires_grad:
+            back = self._moves(tensor, gradients(needed), gradients(left))
+        return Feed(tensor, there, back)
+
+    def _moves(self, tensor: int, source: Row, target: Row) -> Moves:
+        lie = self._lie(tensor)
+        key = (lie, source, target)
+        if key not in self.cache:
+            self.cache[key] = lie.moves(source, target, "forward")
+        return self.cache[key]
+
+    def _lie(self, tensor: int) -> Lie:
+        kind = self.graph.tensors[tensor].type
+        return Lie(kind, self.subdims.tensors[tensor], self.subdims.dims[tensor], self.place)
+
+
+def _first(rows: object) -> Row:
+    return tuple(int(state) for state in rows[0])  # type: ignore[index]
+
+
+def alone(program: Program, subdims: Subdims) -> Lowered:
+    """The instructions of a mesh without axes: nothing split, nothing sent."""
+    spaces = tuple(Space(rule, np.zeros((1, 0), dtype=np.int8)) for rule in subdims.rules)
+    stored: dict[int, tuple[int, ...]] = dict.fromkeys(program.graph.parameters(), ())
+    decisions = Decisions(Mesh(()), spaces, {}, stored, frozenset())
+    return lower(program, subdims, decisions, Place((), ()))

@@ -1,0 +1,395 @@
+"""The per-rank module: the model's own parameter names, and a forward that runs the plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache, partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.export._tree_utils import reorder_kwargs
+from torch.utils import _pytree as pytree
+
+from shardfold.capture import Program
+from shardfold.errors import RunError
+from shardfold.plans.batch import cut
+from shardfold.runtime.codegen import Step, Style, kept, write
+from shardfold.runtime.lower import Instruction, Lowered
+from shardfold.runtime.ops import Context
+from shardfold.runtime.outputs import Outputs
+from shardfold.runtime.parameter_uses import Uses, uses_of
+from shardfold.runtime.parameters import Keeping
+from shardfold.runtime.reshard_ops import perform
+
+Observer = Callable[[Instruction, list[Tensor]], list[Tensor]]
+
+
+class Parallel(nn.Module):
+    """One rank's share of a model under a plan; `forward` takes the batch and gives the loss.
+
+    Parameters are DTensors under the model's own names, so that optimizers, gradient clipping
+    and state dicts see global tensors. Every rank is given the whole batch, or its own part of it
+    (`plan.local_batch`), and returns the same loss. Under a plan of several micro-batches,
+    `forward` takes one of them, and `accumulate` the batch of a step.
+    """
+
+    def __init__(self, run: Run, tree: Mapping[str, Tensor], volatile: frozenset[str]) -> None:
+        super().__init__()
+        self._run = run
+        for name, tensor in tree.items():
+            path, _, leaf = name.rpartition(".")
+            owner = _descend(self, path)
+            if isinstance(tensor, nn.Parameter):
+                owner.register_parameter(leaf, tensor)
+            else:
+                owner.register_buffer(leaf, tensor, persistent=name not in volatile)
+        run.prepare(self)
+        self.register_state_dict_pre_hook(lambda module, *_: module.gather_buffers())
+        self.register_state_dict_post_hook(_restore_shapes)
+        self.register_load_state_dict_pre_hook(_take_parts)
+
+    @property
+    def seed(self) -> int:
+        """Of the dropout masks; all ranks must agree."""
+        return self._run.context.seed
+
+    @seed.setter
+    def seed(self, value: int) -> None:
+        self._run.context.seed = value
+
+    @torch.no_grad()
+    def gather_buffers(self) -> None:
+        """Complete the running statistics of which each rank updates a part; on all ranks."""
+        run = self._run
+        for written in run.lowered.written:
+            source = run.program.sources[written.tensor]
+            buffer = self.get_buffer(run.name(source.name))
+            part = perform(written.there, buffer, run.context.groups)
+            buffer.copy_(perform(written.back, part, run.context.groups))
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        """The loss of a batch; the same on every rank."""
+        if torch.compiler.is_compiling() and self.training:
+            return self._counted(self._run.traced(self, args, kwargs))
+        return self.observed(None, *args, **kwargs)
+
+    def accumulate(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Forward and backward of a whole step: the mean loss, and gradients to update with.
+
+        Takes the whole batch, or this rank's part of it, and cuts it into the plan's micro-batches.
+        What the plan holds back is reduced once, in the last pass. In eval mode, or where no
+        gradients are wanted, there is no backward.
+        """
+        run = self._run
+        if run.passes > 1 and self._compiled_call_impl is not None:
+            raise RunError(
+                f"The plan takes {run.passes} micro-batches, which a compiled module cannot add "
+                "up: leave the module as it is, or plan with micro_batches=1."
+            )
+        losses = []
+        for number, (part, named) in enumerate(cut(args, kwargs, run.cuts, run.passes)):
+            with run.in_pass(number):
+                loss = self(*part, **named)
+                if self.training and torch.is_grad_enabled():
+                    (loss / run.passes).backward()
+            losses.append(loss.detach())
+        return torch.stack(losses).mean() if run.passes > 1 else losses[0]
+
+    def observed(self, observe: Observer | None, *args: Any, **kwargs: Any) -> Tensor:
+        """As `forward`; `observe` sees the local results of every operator."""
+        observe = self._run.observer(observe)
+        if not self.training:
+            return self._run.in_eval(self).evaluate(self, args, kwargs, observe)
+        return self._counted(self._run.step(self, args, kwargs, observe))
+
+    @contextmanager
+    def outputs(self, *names: str) -> Iterator[dict[str, Tensor]]:
+        """While it lasts, a call also leaves these results behind, whole on every rank.
+
+        A name is a module's path (its last result), or an operator's name as the plan lists it:
+        `with model.outputs("lm_head") as found: loss = model(**batch)`, then `found["lm_head"]`.
+        """
+        wanted = Outputs.of(self._run.program, self._run.prefix, names)
+        self._run.wanted = wanted
+        try:
+            yield wanted.found
+        finally:
+            self._run.wanted = None
+
+    def _counted(self, loss: Tensor) -> Tensor:
+        run = self._run
+        run.context.clock[1].add_(1)
+        for name in run.counters:
+            self.get_buffer(name).add_(1)
+        return loss
+
+
+class Run:
+    """What a parallel module needs besides its tensors."""
+
+    def __init__(
+        self,
+        program: Program,
+        lowered: Lowered,
+        keepings: Mapping[str, Keeping],
+        context: Context,
+        mesh: Any,
+        prefix: str,
+    ) -> None:
+        self.program, self.lowered, self.context = program, lowered, context
+        self.keepings, self.mesh, self.prefix = keepings, mesh, prefix
+        self.counters: tuple[str, ...] = ()
+        self.passes, self.cuts = 1, dict[str, int]()  # of a step: micro-batches, and how it is cut
+        self.wanted: Outputs | None = None  # what a call is to leave behind
+        self.make_evaluation: Callable[[], tuple[Program, Lowered]] | None = None
+        self.evaluation: Run | None = None
+        self.by_tensor = {k.stored.tensor: k for k in keepings.values()}
+        self.pieces = {t: k.stored.extent.shape for t, k in self.by_tensor.items() if k.in_pieces}
+        self.placements = {t: list(k.placements) for t, k in self.by_tensor.items()}
+        self.uses: Uses | None = None
+        if mesh is not None:
+            uses = uses_of(lowered, self.by_tensor)
+            levels = [axis.level for axis in lowered.mesh.axes]
+            self.uses = Uses(uses, self.by_tensor, context.groups, levels)
+        self.constants: dict[int, Tensor] = {}
+        self.owners: list[tuple[str, int, Any, str]] = []  # where parameters and buffers are held
+        self._eager = cache(self._written)
+        self._in_graph = torch._dynamo.allow_in_graph(self._recorded)
+
+    @contextmanager
+    def in_pass(self, number: int) -> Iterator[None]:
+        """While it lasts, gradients are those of one of the passes of a step."""
+        if self.uses is None:
+            yield
+            return
+        self.uses.turn = (number, self.passes)
+        try:
+            yield
+        finally:
+            self.uses.turn = (0, 1)
+
+    def prepare(self, module: Parallel) -> None:
+        """Find out where the module holds its tensors, and have the constants ready."""
+        for tensor, source in self.program.sources.items():
+            path, _, leaf = self.name(source.name).rpartition(".")
+            if source.role in ("parameter", "buffer"):
+                owner = module.get_submodule(path)
+                held = owner._parameters if source.role == "parameter" else owner._buffers
+                self.owners.append((source.role, tensor, held, leaf))
+            elif source.role == "constant":
+                self.constants[tensor] = self._constant(tensor)
+
+    def _written(self, is_observed: bool, is_traced: bool) -> Step:
+        style = Style(
+            self.context.target,
+            tuple(self.program.sources),
+            self.program.graph.loss,
+            None if is_traced else self.uses,
+            is_observed,
+            is_traced,
+        )
+        return write(self.lowered, style)
+
+    def step(
+        self,
+        module: Parallel,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        observe: Observer | None,
+    ) -> Tensor:
+        """The loss, step by step."""
+        parameters = self._parameters(module)
+        leaves: list[Tensor] = []
+        if self.uses is not None:
+            leaves = self.uses.bind(parameters)
+            parameters = {t: self._part(t, p._local_tensor) for t, p in parameters.items()}
+        given = self.given(module, parameters, args, kwargs)
+        run = self._eager(observe is not None, False)
+        return run(self.context.now(), given, leaves, observe)
+
+    def traced(self, module: Parallel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+        """The loss as a compiler sees it: one function of the tensors, with all collectives in."""
+        parameters = {t: self._local(p, t) for t, p in self._parameters(module).items()}
+        given = self.given(module, parameters, args, kwargs)
+        found: Tensor = self._in_graph(self.context.clock, *given)
+        return found
+
+    def _recorded(self, clock: Tensor, *given: Tensor) -> Tensor:
+        with kept():  # the clock itself has moved on when backward asks
+            clock = clock.clone()
+        return self._eager(False, True)(self.context.now(clock), given, (), None)
+
+    def name(self, source: str) -> str:
+        """The model's own name of a parameter or buffer that the program names."""
+        return source.removeprefix(self.prefix)
+
+    def named(self) -> dict[str, Keeping]:
+        """How each parameter is kept, under every one of its names in the model."""
+        tensors = self.program.graph.tensors
+        return {
+            self.name(name): keeping
+            for keeping in self.keepings.values()
+            for name in tensors[keeping.stored.tensor].names
+        }
+
+    def observer(self, observe: Observer | None) -> Observer | None:
+        """The one that was given, or the one that keeps the outputs that were asked for."""
+        if observe is not None or self.wanted is None:
+            return observe
+        return partial(self.wanted.keep, self.context.groups, self.lowered.place)
+
+    def in_eval(self, module: Parallel) -> Run:
+        """The same in eval mode; made when it is first asked for."""
+        if self.evaluation is None:
+            if self.make_evaluation is None:
+                raise RunError("This module was made for training only: use parallelize().")
+            program, lowered = self.make_evaluation()
+            run = Run(program, lowered, self.keepings, self.context, None, self.prefix)
+            run.prepare(module)
+            self.evaluation = run
+        return self.evaluation
+
+    def evaluate(
+        self,
+        module: Parallel,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        observe: Observer | None,
+    ) -> Tensor:
+        """The loss in eval mode: nothing is counted, and no gradient is reduced ahead."""
+        parameters = {t: self._local(p, t) for t, p in self._parameters(module).items()}
+        given = self.given(module, parameters, args, kwargs)
+        return self._eager(observe is not None, True)(self.context.now(), given, (), observe)
+
+    def _parameters(self, module: Parallel) -> dict[int, Tensor]:
+        return self._named(module, "parameter")
+
+    def _named(self, module: Parallel, role: str) -> dict[int, Tensor]:
+        """The parameters, or buffers, as the module has them now."""
+        return {tensor: held[leaf] for kind, tensor, held, leaf in self.owners if kind == role}
+
+    def given(
+        self,
+        module: Parallel,
+        parameters: Mapping[int, Tensor],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> list[Tensor]:
+        """The tensors that no operator makes, in the order of their sources."""
+        try:
+            return self._given(module, parameters, self._leaves(args, kwargs))
+        except RunError as error:
+            if self.passes == 1:
+                raise
+            raise RunError(
+                f"{error} The plan takes {self.passes} micro-batches: call accumulate() with the "
+                "whole batch."
+            ) from error
+
+    def _given(
+        self, module: Parallel, parameters: Mapping[int, Tensor], leaves: list[Any]
+    ) -> list[Tensor]:
+        buffers = self._named(module, "buffer")
+        found: list[Tensor] = []
+        for tensor, source in self.program.sources.items():
+            if source.role == "parameter":
+                found.append(parameters[tensor])
+            elif source.role == "buffer":
+                found.append(buffers[tensor])
+            elif source.role == "constant":
+                found.append(self.constants[tensor])
+            else:
+                found.append(self._input(tensor, leaves[source.leaf]))
+        return found
+
+    def _leaves(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        spec = self.program.in_spec
+        try:
+            flat, found = pytree.tree_flatten((args, reorder_kwargs(kwargs, spec)))
+        except (ValueError, KeyError, AssertionError) as error:
+            raise RunError(f"The batch is not built like the example: {error}") from error
+        leaves: list[Any] = flat
+        if len(leaves) != spec.num_leaves:
+            raise RunError(
+                f"The batch has {len(leaves)} parts, the example of the plan {spec.num_leaves}: "
+                f"{found} is not {spec}."
+            )
+        return leaves
+
+    def _local(self, parameter: Tensor, tensor: int) -> Tensor:
+        if isinstance(parameter, DTensor):
+            part = parameter.to_local(grad_placements=self.placements[tensor])
+            return self._part(tensor, part)
+        return self._part(tensor, parameter)
+
+    def _part(self, tensor: int, local: Tensor) -> Tensor:
+        """A parameter's part in the shape of its dims, whatever shape it is kept in."""
+        return local.view(self.pieces[tensor]) if tensor in self.pieces else local
+
+    def _constant(self, tensor: int) -> Tensor:
+        value = self.program.sources[tensor].value
+        if value is not None and value.is_meta and not value.numel():
+            value = torch.empty_like(value, device=self.context.device)
+        if value is None or value.is_meta:
+            raise RunError(
+                f"The constant {self.program.graph.tensors[tensor].name} lost its value while the "
+                "model was traced: make it a buffer of the module."
+            )
+        return self._widened(value.to(self.context.device))
+
+    def _input(self, tensor: int, value: Any) -> Tensor:
+        wanted = self.program.graph.tensors[tensor]
+        if not isinstance(value, Tensor):
+            raise RunError(f"The input {wanted.name} is a {type(value).__name__}, not a tensor.")
+        given = self.lowered.inputs.get(tensor)
+        if given is not None:
+            value = given.taken(value, self.context.groups)
+        elif tuple(value.shape) != wanted.type.shape:
+            raise RunError(
+                f"The input {wanted.name} has shape {tuple(value.shape)}, the plan is for "
+                f"{wanted.type.shape}. Pad or drop the last batch, or plan again."
+            )
+        moved = value.to(self.context.device)
+        if moved.is_floating_point() and not self.context.double:
+            return moved.to(getattr(torch, wanted.type.dtype))
+        return self._widened(moved)
+
+    def _widened(self, value: Tensor) -> Tensor:
+        return value.double() if self.context.double and value.is_floating_point() else value
+
+
+def _descend(module: nn.Module, path: str) -> nn.Module:
+    for part in path.split(".") if path else ():
+        if part not in module._modules:
+            module.add_module(part, nn.Module())
+        child = module._modules[part]
+        assert child is not None
+        module = child
+    return module
+
+
+def _restore_shapes(
+    module: Any, state: dict[str, Any], prefix: str, metadata: dict[str, Any]
+) -> None:
+    """Parameters that are kept in pieces leave in the model's own shape, whole."""
+    for name, keeping in module._run.named().items():
+        key = prefix + name
+        if keeping.in_pieces and key in state:
+            state[key] = keeping.whole(state[key])
+
+
+def _take_parts(module: Any, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    """Whole tensors of a checkpoint become this rank's parts."""
+    run = module._run
+    for name, keeping in run.named().items():
+        key = prefix + name
+        value = state.get(key)
+        if value is None or (isinstance(value, DTensor) and not keeping.in_pieces):
+            continue
+        whole = value.full_tensor() if isinstance(value, DTensor) else value
+        if tuple(whole.shape) == keeping.stored.extent.whole:
+            local = keeping.part(whole.to(run.context.device))
+            state[key] = keeping.wrapped(local, run.mesh)

@@ -1,0 +1,71 @@
+"""Attention: heads and batch as they come; a part of the queries sees all keys.
+
+A causal mask of a part of the queries begins at that part's first row. Dropout of the weights is
+by global position, for which they are computed in full: the fused kernels draw their own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shardfold.runtime.ops.counter_rng import dropped, pieces_of
+from shardfold.runtime.ops.local_op import Context, Local, Site
+
+
+def _attention(site: Site) -> Local:
+    causal, p = bool(site.argument("is_causal", False)), float(site.argument("dropout_p", 0.0))
+    rows = site.part("q") if causal and site.axes("q") else None
+    if p:
+        return _with_dropout(site, p, causal)
+    if rows is None:
+        return site.invoke
+    low, high = rows
+
+    def call(tensors: Sequence[Tensor], context: Context) -> Any:
+        mask = _causal(low, high, tensors[1].shape[-2], context.device)
+        return site.invoke(tensors, context, is_causal=False, attn_mask=mask)
+
+    return call
+
+
+def _causal(low: int, high: int, keys: int, device: torch.device) -> Tensor:
+    rows = torch.arange(low, high, device=device)[:, None]
+    return torch.arange(keys, device=device)[None, :] <= rows
+
+
+def _with_dropout(site: Site, p: float, causal: bool) -> Local:
+    scale = site.argument("scale")
+    grouped = bool(site.argument("enable_gqa", False))
+    given = site.position("attn_mask")
+    low, high = site.part("q") if causal else (0, 0)
+    keys = site.inputs[1].shape[-2]
+    # The weights have the result's dims, but for keys in place of features.
+    pieces = [*pieces_of(site.results[0])[:-1], [(keys, (0, keys))]]
+
+    def call(tensors: Sequence[Tensor], context: Context) -> Any:
+        query, key, value = tensors[:3]
+        if grouped and query.shape[-3] != key.shape[-3]:
+            times = query.shape[-3] // key.shape[-3]
+            key, value = (t.repeat_interleave(times, -3) for t in (key, value))
+        factor = scale if scale is not None else 1 / math.sqrt(query.shape[-1])
+        scores = (query * factor) @ key.transpose(-1, -2)
+        mask = None if given is None else tensors[given]
+        if causal:
+            mask = _causal(low, high, keys, context.device)
+        if mask is not None:
+            is_bool = mask.dtype == torch.bool
+            scores = scores.masked_fill(~mask, -math.inf) if is_bool else scores + mask
+        weights = torch.softmax(scores, -1)
+        return dropped(weights, pieces, p, context, site.number) @ value
+
+    return call
+
+
+TABLE: Mapping[str, Callable[[Site], Local]] = {
+    "aten.scaled_dot_product_attention": _attention,
+}

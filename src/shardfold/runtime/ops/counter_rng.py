@@ -1,0 +1,152 @@
+"""Random bits that depend on a global position alone, so that every split draws the same ones.
+
+A position's bits are splitmix64 of (position, key); the key mixes the seed, the step and the
+operator. Nothing is stored and nothing is sent: a device computes the bits of its own part.
+
+Dropout by global position; other random operators are refused.
+
+A device that drew its own random numbers would hold other copies than the rest, or another mask
+than one device would have drawn.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shardfold.errors import RunError
+from shardfold.runtime.ops.local_op import GOLDEN, Context, Local, Site
+from shardfold.runtime.shards import Bounds, Extent
+
+FIRST, SECOND = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+MASK = (1 << 64) - 1
+BITS = 53
+
+
+def keep_mask(
+    dims: Sequence[Sequence[tuple[int, Bounds]]], p: float, context: Context, operator: int
+) -> Tensor:
+    """Where a dropout with probability `p` keeps its input: true or false for each element.
+
+    `dims` are the pieces of each dim: size and local range, major first.
+    """
+    place = linear_positions(dims, context.device)
+    # Traced, the factor is data: a compiler takes positions for indices, and would compute
+    # products with a number that it knows without ever wrapping around.
+    factor = context.clock[2] if context.traced else _signed(GOLDEN)
+    bits = _mix(place * factor + _key(context, operator))
+    return _shifted(bits, 64 - BITS) >= int(p * 2**BITS)
+
+
+def _key(context: Context, operator: int) -> int | Tensor:
+    """Seed, step and operator mixed: a number, or a tensor where a compiler must see it change."""
+    if not context.traced:
+        seed, step, _ = context.clock.tolist()
+        return _signed(_mix_int(_mix_int(_mix_int(seed) + step) + operator))
+    key: Tensor = context.clock[0]
+    for more in (context.clock[1], operator, 0):
+        key = _mix(key + _signed(GOLDEN)) + more
+    return key
+
+
+def linear_positions(dims: Sequence[Sequence[tuple[int, Bounds]]], device: torch.device) -> Tensor:
+    """The index of every local element in the whole tensor, flattened."""
+    found = torch.zeros((), dtype=torch.int64, device=device)
+    for pieces in dims:
+        for size, (low, high) in pieces:
+            own = torch.arange(low, high, device=device)
+            found = found.unsqueeze(-1) * size + own
+        if not pieces:
+            found = found.unsqueeze(-1)
+        elif len(pieces) > 1:
+            found = found.flatten(found.dim() - len(pieces))
+    return found
+
+
+def pieces_of(extent: Extent) -> list[list[tuple[int, Bounds]]]:
+    """The pieces of every dim of a tensor's local part."""
+    return [extent.pieces(dim) for dim in range(extent.rank)]
+
+
+def _signed(value: int) -> int:
+    value &= MASK
+    return value - (1 << 64) if value >> 63 else value
+
+
+def _shifted(value: Tensor, by: int) -> Tensor:
+    """A shift to the right that brings in zeros."""
+    return (value >> by) & ((1 << (64 - by)) - 1)
+
+
+def _mix(value: Tensor) -> Tensor:
+    value = (value ^ _shifted(value, 30)) * _signed(FIRST)
+    value = (value ^ _shifted(value, 27)) * _signed(SECOND)
+    return value ^ _shifted(value, 31)
+
+
+def _mix_int(value: int) -> int:
+    value = (value + GOLDEN) & MASK
+    value = ((value ^ (value >> 30)) * FIRST) & MASK
+    value = ((value ^ (value >> 27)) * SECOND) & MASK
+    return value ^ (value >> 31)
+
+
+SATURATED = 1.7580993408473766  # where a SELU saturates, without its sign
+RANDOM = (
+    "rand randn randint randperm rand_like randn_like randint_like bernoulli native_dropout "
+    "multinomial normal uniform exponential poisson rrelu"
+).split()
+
+
+def _dropout(site: Site) -> Local:
+    p, train = float(site.argument("p")), bool(site.argument("train", True))
+    if not train or not p:
+        return lambda tensors, context: tensors[0]
+    pieces = pieces_of(site.results[0])
+    apply = _alpha if "alpha" in site.op.kind else _zeros
+    if "feature" in site.op.kind:  # a channel of an example is dropped as a whole
+        pieces = [*pieces[:2], *([] for _ in pieces[2:])]
+
+    def call(tensors: Sequence[Tensor], context: Context) -> Any:
+        x = tensors[0]
+        if p == 1.0:
+            return x * 0
+        kept = keep_mask(pieces, p, context, site.number)
+        return apply(x, kept.to(x.dtype), p)
+
+    return call
+
+
+def _zeros(x: Tensor, kept: Tensor, p: float) -> Tensor:
+    return x * kept.div_(1 - p)
+
+
+def _alpha(x: Tensor, kept: Tensor, p: float) -> Tensor:
+    """What is dropped takes the value where a SELU saturates, mean and variance stay."""
+    scale = 1 / math.sqrt((SATURATED**2 * p + 1) * (1 - p))
+    return x * (kept * scale) + (kept - 1 + p) * (SATURATED * scale)
+
+
+def _refused(site: Site) -> Local:
+    raise RunError(
+        f"Operator {site.op.name} ({site.op.kind}, {site.op.origin}) draws random numbers, which "
+        "would differ between devices and from one device. Use nn.Dropout, or draw outside the "
+        "model and pass the numbers in."
+    )
+
+
+def dropped(weights: Tensor, pieces: Any, p: float, context: Context, operator: int) -> Tensor:
+    """Attention weights after dropout."""
+    kept = keep_mask(pieces, p, context, operator)
+    return weights * kept.to(weights.dtype).div_(1 - p)
+
+
+DROPOUTS = ("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout")
+TABLE: Mapping[str, Callable[[Site], Local]] = {
+    **{f"aten.{name}": _dropout for name in DROPOUTS},
+    **{f"aten.{name}": _refused for name in RANDOM},
+}

@@ -1,0 +1,182 @@
+"""One operator as one device runs it: its call, its configuration, and the parts it is given."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from shardfold.capture import Invocation, Slot
+from shardfold.errors import RunError
+from shardfold.graph import Op
+from shardfold.runtime.ops.calls import HALVES, Target, caller
+from shardfold.runtime.process_groups import Axes, Groups
+from shardfold.runtime.shards import Bounds, Extent, Place, Row, bounds_of
+from shardfold.sharding import SubdimRule
+
+GOLDEN = 0x9E3779B97F4A7C15  # 2**64 over the golden ratio: what positions are multiplied with
+
+
+class Context:
+    """What all operators of a step share.
+
+    Seed, number of the step and a factor of dropout's are kept in a tensor, so that a compiled
+    module can count. `traced` says that calls are being recorded by a compiler, for which
+    Python's numbers stand still.
+    """
+
+    __slots__ = ("ahead", "clock", "groups", "latest", "promises", "sorted", "target", "traced")
+
+    def __init__(
+        self,
+        groups: Groups,
+        device: torch.device,
+        seed: int = 0,
+        step: int = 0,
+        double: bool = False,
+        ahead: int = 1,
+    ) -> None:
+        self.groups, self.ahead = groups, ahead
+        self.target = Target(device, double)
+        self.clock = torch.tensor([seed, step, GOLDEN - (1 << 64)])
+        self.traced = False
+        self.latest: Any = None  # the latest promise to gather again for backward
+        self.promises: dict[int, Any] = {}  # all of them, by the first use that each is for
+        self.sorted: dict[tuple[int, ...], Any] = {}  # rows by expert, for all who send them there
+
+    @property
+    def device(self) -> torch.device:
+        """Where everything is computed."""
+        return self.target.device
+
+    @property
+    def double(self) -> bool:
+        """Whether what was captured in a shorter dtype is run in float64."""
+        return self.target.double
+
+    @property
+    def seed(self) -> int:
+        """The seed of all dropout masks."""
+        return int(self.clock[0])
+
+    @seed.setter
+    def seed(self, value: int) -> None:
+        self.clock[0] = value
+
+    @property
+    def step(self) -> int:
+        """The number of the step."""
+        return int(self.clock[1])
+
+    @step.setter
+    def step(self, number: int) -> None:
+        self.clock[1] = number
+
+    def now(self, clock: Tensor | None = None) -> Context:
+        """The context of one step, whatever is counted after it began; traced if given a clock."""
+        found = copy.copy(self)
+        found.traced = clock is not None
+        found.clock = self.clock.clone() if clock is None else clock
+        found.groups = self.groups if clock is None else self.groups.functional()
+        found.latest, found.promises, found.sorted = None, {}, {}
+        return found
+
+
+Local: TypeAlias = Callable[[Sequence[Tensor], Context], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """Everything that the local form of an operator may depend on."""
+
+    number: int
+    op: Op
+    call: Invocation
+    rule: SubdimRule
+    config: Row  # per axis the factor that is split, NONE or PASS
+    place: Place
+    inputs: tuple[Extent, ...]
+    results: tuple[Extent, ...]
+    callers: dict[Any, Callable[..., Any]] = field(default_factory=dict, compare=False, repr=False)
+
+    def argument(self, name: str, default: Any = None) -> Any:
+        """An argument of the call that is not a tensor."""
+        value = self.call.arguments.get(name)
+        return default if value is None else value
+
+    def position(self, name: str) -> int | None:
+        """Where the tensor argument `name` is among the operands, if it was given."""
+        value = self.call.arguments.get(name)
+        return value.position if isinstance(value, Slot) else None
+
+    @property
+    def is_split(self) -> bool:
+        """Whether any axis splits a factor."""
+        return any(factor >= 0 for factor in self.config)
+
+    @property
+    def split(self) -> tuple[str, ...]:
+        """The rule's factors (not their pieces) that are split, in the order of the axes."""
+        return tuple(dict.fromkeys(self.rule.base(f) for f in self.config if f >= 0))
+
+    def axes(self, *bases: str) -> Axes:
+        """The axes that split any of these factors."""
+        return tuple(a for a, f in enumerate(self.config) if f >= 0 and self.rule.base(f) in bases)
+
+    def is_first(self, *bases: str) -> bool:
+        """Whether this device has the first part of each of these factors."""
+        return all(self.place.at[axis] == 0 for axis in self.axes(*bases))
+
+    def part(self, base: str) -> Bounds:
+        """The range of a factor that this device has; the factor must be in one piece."""
+        bounds = bounds_of(self.rule.sizes, self.config, self.place.shape, self.place.at)
+        found = [b for f, b in enumerate(bounds) if self.rule.base(f) == base]
+        if len(found) > 1:
+            raise self.unsupported(f"{base} is split in {len(found)} pieces")
+        return found[0]
+
+    def size(self, base: str) -> int:
+        """The whole size of a factor."""
+        return self.rule.rule.sizes[base]
+
+    def unsupported(self, why: str = "") -> RunError:
+        """The error for a split that the runner cannot do."""
+        names = [self.rule.factors[f] if f >= 0 else "-" for f in self.config]
+        return RunError(
+            f"Operator {self.op.name} ({self.op.kind}, {self.op.origin}) cannot be run with the "
+            f"split {' '.join(names)} of {self.rule.rule}{': ' + why if why else ''}. "
+            "Plan again with a rule that keeps this factor whole."
+        )
+
+    def invoke(self, tensors: Sequence[Tensor], context: Context, **changed: Any) -> Any:
+        """Call the operator on local tensors, with some arguments changed."""
+        key = (context.target, tuple(changed))
+        made = self.callers.get(key)
+        if made is None:
+            made = self.callers[key] = caller(self.call, *key)
+        return made(tensors, *changed.values())
+
+
+def statistics_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Sums of rows are kept in at least float32."""
+    return torch.float32 if dtype in HALVES else dtype
+
+
+def as_autocast(tensor: Tensor) -> Tensor:
+    """In float32 under autocast, as it would do for an operator that must not be in halves."""
+    if tensor.dtype in HALVES and torch.is_autocast_enabled(tensor.device.type):
+        return tensor.float()
+    return tensor
+
+
+def summed(context: Context, tensor: Tensor, site: Site, bases: Iterable[str]) -> Tensor:
+    """All-reduce over the axes of each factor in turn, as the rule's exchanges say."""
+    for base in bases:
+        axes = site.axes(base)
+        if axes:
+            tensor = context.groups.all_reduce(tensor, axes)
+    return tensor

@@ -1,0 +1,132 @@
+"""Recurrent networks: the batch in parts, and the hidden units of an LSTM.
+
+A device with a part of the units has their rows of every gate. It needs all units of the step
+before, so the hidden state is gathered after each step of each layer; the gradient of the gathered
+state is a partial sum on every device, and goes back as a reduce-scatter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+from shardfold.errors import RunError
+from shardfold.runtime.ops.local_op import Context, Local, Site
+from shardfold.runtime.process_groups import Axes, Groups
+from shardfold.runtime.shards import bounds_of
+
+
+def _recurrent(site: Site) -> Local:
+    if site.argument("dropout", 0.0) and site.argument("train", True):
+        raise RunError(
+            f"Operator {site.op.name} ({site.op.kind}, {site.op.origin}) draws its own dropout "
+            "between layers, which would differ between devices. Set dropout=0 and put "
+            "nn.Dropout between single layers."
+        )
+    if not site.axes("e"):
+        return site.invoke
+    if site.op.kind != "aten.lstm":
+        raise site.unsupported("of the hidden units, only an LSTM's are run in parts")
+    return _split_units(site)
+
+
+class _Gather(torch.autograd.Function):
+    """All units, from the part of each device; `lengths` are the parts' along the last dim."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, part: Tensor, lengths: Sequence[int], axes: Axes, groups: Groups
+    ) -> Tensor:
+        ctx.lengths, ctx.axes, ctx.groups = lengths, axes, groups
+        longest = max(lengths)
+        padded = torch.nn.functional.pad(part, (0, longest - part.shape[-1]))
+        found = groups.all_gather(padded, axes, len(lengths))
+        return torch.cat([p[..., :n] for p, n in zip(found, lengths, strict=True)], -1)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
+        longest = max(ctx.lengths)
+        parts = [
+            torch.nn.functional.pad(p, (0, longest - p.shape[-1]))
+            for p in gradient.split(list(ctx.lengths), -1)
+        ]
+        mine = ctx.groups.reduce_scatter(torch.stack(parts), ctx.axes)
+        me = ctx.groups.place.members(ctx.axes).index(ctx.groups.place.at)
+        return mine[..., : ctx.lengths[me]], None, None, None
+
+
+def _lengths(site: Site, axes: Axes) -> list[int]:
+    """How many units each device of the group has."""
+    factor = next(f for f in site.config if f >= 0 and site.rule.base(f) == "e")
+    if len({f for f in site.config if f >= 0 and site.rule.base(f) == "e"}) > 1:
+        raise site.unsupported("hidden units in several pieces")
+    if site.rule.sizes[factor] != site.size("e"):
+        raise site.unsupported("hidden units in several pieces")
+    found = []
+    for at in site.place.members(axes):
+        low, high = bounds_of(site.rule.sizes, site.config, site.place.shape, at)[factor]
+        found.append(high - low)
+    return found
+
+
+def _split_units(site: Site) -> Local:
+    axes = site.axes("e")
+    lengths = _lengths(site, axes)
+    layers, biased = int(site.argument("num_layers")), bool(site.argument("has_biases", True))
+    first = bool(site.argument("batch_first", False))
+    names = [operand.name for operand in site.op.operands]
+    each = 4 if biased else 2
+
+    def call(tensors: Sequence[Tensor], context: Context) -> Any:
+        given = dict(zip(names, tensors, strict=True))
+        x = given["input"].transpose(0, 1) if first else given["input"]
+        steps: list[Tensor] = list(x.unbind(0))
+        last: list[Tensor] = []
+        cells: list[Tensor] = []
+        for layer in range(layers):
+            weights = [given[f"params[{layer * each + k}]"] for k in range(each)]
+            state = (given["hx[0]"][layer], given["hx[1]"][layer])
+            is_top = layer == layers - 1
+            own, steps, cell = _layer(steps, state, weights, lengths, axes, context, is_top)
+            last.append(own[-1])
+            cells.append(cell)
+        y = torch.stack(own)
+        return y.transpose(0, 1) if first else y, torch.stack(last), torch.stack(cells)
+
+    return call
+
+
+def _layer(
+    steps: list[Tensor],
+    state: tuple[Tensor, Tensor],
+    weights: list[Tensor],
+    lengths: list[int],
+    axes: Axes,
+    context: Context,
+    is_top: bool,
+) -> tuple[list[Tensor], list[Tensor], Tensor]:
+    """The device's own units of every step, all units of every step, and the last cell state."""
+    hidden, cell = state
+    bias = weights[2] + weights[3] if len(weights) > 2 else None
+    inputs = linear(torch.stack(steps), weights[0], bias)
+    own: list[Tensor] = []
+    whole: list[Tensor] = []
+    for number in range(len(steps)):
+        gates = inputs[number] + linear(hidden, weights[1])
+        i, f, g, o = gates.chunk(4, -1)
+        cell = torch.sigmoid(f) * cell + torch.sigmoid(i) * torch.tanh(g)
+        own.append(torch.sigmoid(o) * torch.tanh(cell))
+        if is_top and number == len(steps) - 1:
+            break  # nobody reads the last state of the last layer
+        hidden = _Gather.apply(own[-1], lengths, axes, context.groups)
+        whole.append(hidden)
+    return own, whole, cell
+
+
+TABLE: Mapping[str, Callable[[Site], Local]] = {
+    f"aten.{name}": _recurrent for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")
+}

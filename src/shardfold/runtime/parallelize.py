@@ -1,0 +1,247 @@
+"""`parallelize`: from a model, a plan and a process group to this rank's module."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+
+from shardfold.capture import Program, capture_program
+from shardfold.capture.meta_copy import DTYPES
+from shardfold.costs import pricing_named
+from shardfold.errors import RunError
+from shardfold.operators import Maker, rules_of
+from shardfold.plans import Plan
+from shardfold.plans.batch import example_for
+from shardfold.plans.files import check
+from shardfold.runtime.all_ranks import agreed
+from shardfold.runtime.decisions import decisions_of
+from shardfold.runtime.evaluate import Original, evaluating
+from shardfold.runtime.init_weights import tensors_of
+from shardfold.runtime.inputs import with_parts
+from shardfold.runtime.launch import join_torchrun
+from shardfold.runtime.lower import Lowered, lower
+from shardfold.runtime.module import Parallel, Run
+from shardfold.runtime.ops import Context
+from shardfold.runtime.parameters import keeping
+from shardfold.runtime.process_groups import Groups, shared
+from shardfold.runtime.shards import Place
+from shardfold.sharding import Subdims, find_subdims
+
+AS_IN_MODEL = "as in the model"
+LOSS_PREFIX = "model."  # what capture puts before the names of a model that is given a loss
+
+
+def parallelize(
+    model: nn.Module,
+    plan: Plan,
+    args: tuple[Any, ...] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    loss: Callable[[Any], Any] | None = None,
+    rules: Mapping[str, Maker] | None = None,
+    seed: int = 0,
+    double: bool = False,
+) -> Parallel:
+    """Make this rank's share of `model` under `plan`, ready for any training loop.
+
+    Call it on every process that torchrun started, with the example batch, loss and rules that the
+    plan was made with. If the script has not initialised a process group, NCCL is set up on GPUs,
+    each process on its own, or gloo on CPUs; one process needs none. Weights of a real model are
+    sliced; those of a meta-device model are drawn module by module from `seed`, which also seeds
+    dropout. `double` runs everything in float64, whatever the plan's dtype: for checking numbers.
+    Under a plan of several micro-batches, the example is still the whole batch.
+    """
+
+    def lowering() -> tuple[Program, Subdims, Lowered]:
+        _check_world(plan)
+        program, subdims = prepared(model, plan, args, kwargs, loss, rules)
+        return program, subdims, lowered_here(plan, program, subdims, rules)
+
+    join_torchrun()
+    program, subdims, lowered = agreed(lowering)
+    prefix = "" if loss is None else LOSS_PREFIX
+    settings = Settings(_dtype(plan), seed, double, prefix, plan.micro_batches, plan.cuts)
+    module = assemble(model, program, lowered, settings)
+    example = example_for(plan, args, kwargs)
+    original = Original.of(model, *example, _dtype(plan), loss)
+
+    def evaluation() -> tuple[Program, Lowered]:
+        evaluated = evaluating(program, original)
+        return evaluated, lowered_here(plan, evaluated, subdims, rules)
+
+    module._run.make_evaluation = evaluation
+    return module
+
+
+def prepared(
+    model: nn.Module,
+    plan: Plan,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any] | None,
+    loss: Callable[[Any], Any] | None,
+    rules: Mapping[str, Maker] | None,
+) -> tuple[Program, Subdims]:
+    """The model captured as it was for the plan, which must be for it."""
+    example = example_for(plan, args, kwargs)
+    program = capture_program(model, *example, dtype=_dtype(plan), loss=loss)
+    check(plan, program.graph)
+    makers = {**pricing_named(plan.provenance.cost).rules, **(rules or {})}
+    return program, find_subdims(program.graph, rules_of(program.graph, makers))
+
+
+def lowered_here(
+    plan: Plan, program: Program, subdims: Subdims, rules: Mapping[str, Maker] | None
+) -> Lowered:
+    """The instructions of this process."""
+    _check_world(plan)
+    decisions = decisions_of(plan, program.graph, subdims)
+    rank = dist.get_rank() if decisions.mesh.axes else 0
+    place = Place.of_rank(rank, decisions.mesh.shape)
+    lowered = lower(program, subdims, decisions, place, frozenset(rules or ()))
+    ahead = lowered.ahead if plan.schedule is None else plan.schedule.ahead
+    return replace(with_parts(lowered, program, subdims, plan), ahead=ahead)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How a module is made from what was lowered."""
+
+    dtype: str | None = None
+    seed: int = 0
+    double: bool = False
+    prefix: str = ""
+    passes: int = 1
+    cuts: Mapping[str, int] = field(default_factory=dict)
+
+
+def assemble(model: nn.Module, program: Program, lowered: Lowered, settings: Settings) -> Parallel:
+    """The module of one rank, with its part of the weights; all ranks together."""
+    device = _device(model)
+    mesh = None
+    if lowered.mesh.axes:
+        shape, names = lowered.mesh.shape, lowered.mesh.names
+        mesh = shared(
+            ("mesh", device.type, shape, names),
+            lambda: init_device_mesh(device.type, shape, mesh_dim_names=names),
+        )
+    groups = Groups(lowered.place)
+    groups.make(lowered.axes())
+    groups.make_background(lowered.background_axes())
+    tensors = program.graph.tensors
+    keepings = {tensors[s.tensor].name: keeping(s) for s in lowered.parameters}
+    context = Context(
+        groups, device, seed=settings.seed, double=settings.double, ahead=lowered.ahead
+    )
+    run = Run(program, lowered, keepings, context, mesh, settings.prefix)
+    run.passes, run.cuts = settings.passes, dict(settings.cuts)
+    shorter = DTYPES[settings.dtype] if settings.dtype else None
+    tree = _tree(model, run, torch.float64 if settings.double else shorter)
+    run.counters = tuple(name for name in tree if name.endswith("num_batches_tracked"))
+    module = Parallel(run, tree, _volatile(model))
+    module.train()
+    return module
+
+
+def _dtype(plan: Plan) -> str | None:
+    return None if plan.provenance.dtype == AS_IN_MODEL else plan.provenance.dtype
+
+
+def _check_world(plan: Plan) -> None:
+    size = 1
+    for axis in plan.mesh:
+        size *= axis.size
+    world = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+    if world != size:
+        shape = " x ".join(f"{axis.name}={axis.size}" for axis in plan.mesh) or "one device"
+        started = (
+            f"{world} processes run"
+            if world > 1 or dist.is_initialized()
+            else "no process group is initialised"
+        )
+        raise RunError(
+            f"The plan is for {size} processes ({shape}), but {started}. Start it with "
+            f"torchrun --nproc-per-node {size}, or plan for another cluster."
+        )
+
+
+def _device(model: nn.Module) -> torch.device:
+    """Where the model is, or the CPU for one without data; this process's GPU if NCCL runs."""
+    tensors = (*model.parameters(), *model.buffers())
+    here = next((t.device for t in tensors if not t.is_meta), torch.device("cpu"))
+    if here.type == "cpu" and dist.is_initialized() and dist.get_backend() == "nccl":
+        return torch.device("cuda", torch.cuda.current_device())
+    return here
+
+
+def _tree(model: nn.Module, run: Run, dtype: torch.dtype | None) -> dict[str, Tensor]:
+    """Every parameter, this rank's part of it, and every buffer, under all its names."""
+    names = _names(model)
+    keepings = run.named()
+    trained = {name: p.requires_grad for name, p in model.named_parameters()}
+    found: dict[str, Tensor] = {}
+    sums = []
+    for first, tensor in tensors_of(model, run.context.device, run.context.seed):
+        value = tensor.to(run.context.device)
+        if dtype is not None and value.is_floating_point():
+            value = value.to(dtype)
+        if first in trained:
+            sums.append(value.double().sum())
+            kept = keepings[first]
+            value = kept.parameter(kept.part(value), run.mesh, trained[first])
+        elif value is tensor:
+            value = value.clone()
+        found |= dict.fromkeys(names[first], value)
+    if sums and run.mesh is not None:
+        _check_same(torch.stack(sums), list(trained))
+    return {name: found[name] for name in _order(model)}
+
+
+def _check_same(sums: Tensor, names: list[str]) -> None:
+    """Refuse weights that differ between ranks: every copy must start alike."""
+    first = sums.clone()
+    dist.broadcast(first, 0)
+    differs = (first != sums) & ~(first.isnan() & sums.isnan())
+    flag = differs.any().to(torch.int32)
+    where = names[int(differs.to(torch.int32).argmax())]
+    dist.all_reduce(flag, op=dist.ReduceOp.MAX)
+    if flag.item():
+        found = f", here first in {where}" if differs.any() else " on another rank"
+        raise RunError(
+            f"The weights differ from rank 0's{found}: seed all ranks alike before building "
+            "the model, or load the same checkpoint on all."
+        )
+
+
+def _names(model: nn.Module) -> dict[str, list[str]]:
+    """All names of every tensor, by the first one."""
+    firsts: dict[int, str] = {}
+    found: dict[str, list[str]] = {}
+    for name, tensor in _all_tensors(model):
+        found.setdefault(firsts.setdefault(id(tensor), name), []).append(name)
+    return found
+
+
+def _order(model: nn.Module) -> list[str]:
+    return [name for name, _ in _all_tensors(model)]
+
+
+def _all_tensors(model: nn.Module) -> list[tuple[str, Tensor]]:
+    return [
+        *model.named_parameters(remove_duplicate=False),
+        *model.named_buffers(remove_duplicate=False),
+    ]
+
+
+def _volatile(model: nn.Module) -> frozenset[str]:
+    """Buffers that a state dict leaves out."""
+    return frozenset(
+        f"{path}.{name}" if path else name
+        for path, module in model.named_modules(remove_duplicate=False)
+        for name in module._non_persistent_buffers_set
+    )

@@ -1,0 +1,172 @@
+"""Process groups by mesh axes, and the collectives on them.
+
+Parameters are gathered, and their gradients reduced, in the background of a step, on groups of
+their own: what is awaited at once must not queue behind them, and the order of the two kinds need
+not be the same on all devices. For a compiler, the same collectives are functions of tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from itertools import product
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from shardfold.runtime.shards import Place
+
+Axes = tuple[int, ...]
+
+# Torch renames these; the old names warn where the new ones exist.
+GATHER = "all_gather_single" if hasattr(dist, "all_gather_single") else "all_gather_into_tensor"
+SCATTER = (
+    "reduce_scatter_single" if hasattr(dist, "reduce_scatter_single") else "reduce_scatter_tensor"
+)
+
+
+@dataclass(slots=True)
+class _Shared:
+    """What was made for a default group, which it outlasts no more than the group does."""
+
+    world: Any = None
+    found: dict[tuple[Any, ...], Any] = field(default_factory=dict)
+
+
+_SHARED = _Shared()
+
+
+def shared(key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
+    """What all modules of a process use in common: groups have threads, sockets and memory."""
+    if _SHARED.world is not dist.group.WORLD:
+        _SHARED.world, _SHARED.found = dist.group.WORLD, {}
+    if key not in _SHARED.found:
+        _SHARED.found[key] = make()
+    return _SHARED.found[key]
+
+
+@dataclass(slots=True)
+class Groups:
+    """The group of this device for each set of axes; made by all processes together."""
+
+    place: Place
+    by_axes: dict[Axes, Any] = field(default_factory=dict)
+    in_background: dict[Axes, Any] = field(default_factory=dict)
+
+    def make(self, wanted: Iterable[Axes]) -> None:
+        """Make the groups for these sets of axes, in an order that all processes share."""
+        for axes in sorted(set(wanted) - set(self.by_axes)):
+            whole = len(axes) == len(self.place.shape)
+            self.by_axes[axes] = dist.group.WORLD if whole else self._made(axes, "")
+
+    def make_background(self, wanted: Iterable[Axes]) -> None:
+        """Make the groups of what runs in the background, for these sets of axes."""
+        for axes in sorted(set(wanted) - set(self.in_background)):
+            self.in_background[axes] = self._made(axes, "background")
+
+    def _made(self, axes: Axes, use: str) -> Any:
+        rest = [
+            range(n) if axis not in axes else range(1) for axis, n in enumerate(self.place.shape)
+        ]
+        ranks = [
+            [self.place.rank(at) for at in Place(self.place.shape, start).members(axes)]
+            for start in product(*rest)
+        ]
+        return shared((use, str(ranks)), lambda: dist.new_subgroups_by_enumeration(ranks)[0])
+
+    def background(self) -> Groups:
+        """The same collectives, on the groups of what runs in the background."""
+        return Groups(self.place, self.in_background)
+
+    def functional(self) -> Groups:
+        """The same collectives, as functions that a compiler can record."""
+        return Functional(self.place, self.by_axes)
+
+    def all_reduce(self, tensor: Tensor, axes: Axes, *, most: bool = False) -> Tensor:
+        """The sum (or the maximum) over the group; the tensor itself is written to."""
+        op = dist.ReduceOp.MAX if most else dist.ReduceOp.SUM
+        dist.all_reduce(tensor, op=op, group=self.by_axes[axes])
+        return tensor
+
+    def all_gather(self, tensor: Tensor, axes: Axes, members: int) -> Tensor:
+        """Everyone's tensor, stacked along a new first dim."""
+        found, _ = self.start_gather(tensor, axes, members, at_once=True)
+        return found
+
+    def reduce_scatter(self, stacked: Tensor, axes: Axes) -> Tensor:
+        """The sum of everyone's row that is this device's."""
+        found, _ = self.start_scatter(stacked, axes, at_once=True)
+        return found
+
+    def all_to_all(self, sent: list[Tensor], counts: list[int], axes: Axes) -> list[Tensor]:
+        """Send the k-th tensor to the k-th member; `counts` elements come from each."""
+        flat = torch.cat([piece.reshape(-1) for piece in sent])
+        found = flat.new_empty(sum(counts))
+        dist.all_to_all_single(
+            found, flat, counts, [piece.numel() for piece in sent], group=self.by_axes[axes]
+        )
+        return list(found.split(counts))
+
+    def start_reduce(self, tensor: Tensor, axes: Axes) -> Any:
+        """Start adding up; the tensor holds the sum once the returned work is waited for."""
+        return dist.all_reduce(tensor, group=self.by_axes[axes], async_op=True)
+
+    def start_gather(
+        self, tensor: Tensor, axes: Axes, members: int, *, at_once: bool = False
+    ) -> tuple[Tensor, Any]:
+        """As `all_gather`, with the work to wait for."""
+        found = tensor.new_empty((members, *tensor.shape))
+        flat = tensor.contiguous().view(-1)
+        gather = getattr(dist, GATHER)
+        return found, gather(found.view(-1), flat, group=self.by_axes[axes], async_op=not at_once)
+
+    def start_scatter(
+        self, stacked: Tensor, axes: Axes, *, at_once: bool = False
+    ) -> tuple[Tensor, Any]:
+        """As `reduce_scatter`, with the work to wait for."""
+        found = stacked.new_empty(stacked.shape[1:])
+        flat = stacked.contiguous().view(-1)
+        scatter = getattr(dist, SCATTER)
+        return found, scatter(found.view(-1), flat, group=self.by_axes[axes], async_op=not at_once)
+
+
+class Functional(Groups):
+    """Collectives whose results are new tensors, by the names of the groups."""
+
+    def all_reduce(self, tensor: Tensor, axes: Axes, *, most: bool = False) -> Tensor:
+        """The sum (or the maximum) over the group."""
+        op = "max" if most else "sum"
+        return self._awaited(_ops().all_reduce(tensor.contiguous(), op, self._name(axes)))
+
+    def all_gather(self, tensor: Tensor, axes: Axes, members: int) -> Tensor:
+        """Everyone's tensor, stacked along a new first dim."""
+        flat = tensor.contiguous().view(-1)
+        found = _ops().all_gather_into_tensor(flat, members, self._name(axes))
+        return self._awaited(found).view((members, *tensor.shape))
+
+    def reduce_scatter(self, stacked: Tensor, axes: Axes) -> Tensor:
+        """The sum of everyone's row that is this device's."""
+        flat = stacked.contiguous().view(-1)
+        found = _ops().reduce_scatter_tensor(flat, "sum", stacked.shape[0], self._name(axes))
+        return self._awaited(found).view(stacked.shape[1:])
+
+    def all_to_all(self, sent: list[Tensor], counts: list[int], axes: Axes) -> list[Tensor]:
+        """Send the k-th tensor to the k-th member; `counts` elements come from each."""
+        flat = torch.cat([piece.reshape(-1) for piece in sent])
+        lengths = [piece.numel() for piece in sent]
+        found = _ops().all_to_all_single(flat, counts, lengths, self._name(axes))
+        return list(self._awaited(found).split(counts))
+
+    def _name(self, axes: Axes) -> str:
+        name: str = self.by_axes[axes].group_name
+        return name
+
+    def _awaited(self, tensor: Tensor) -> Tensor:
+        found: Tensor = _ops().wait_tensor(tensor)
+        return found
+
+
+def _ops() -> Any:
+    return torch.ops._c10d_functional

@@ -1,0 +1,184 @@
+"""When tables would be too large: bounds, strike out, and branch, within fixed memory.
+
+    raise a dual bound by sweeps; read a choice off it;
+    strike out every choice whose bound exceeds the best cost known;
+    if what is left now fits into tables, eliminate it: done, and proven;
+    else split on one vertex of the widest table, and go on with the part of lowest bound.
+
+The lowest bound among the open parts is a lower bound on the whole at any time, so when time or
+patience runs out the answer still states its gap. Memory: the problem's own tables, and one
+vector per end of an edge for every open part.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import time
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from shardfold.search.eliminate import eliminate, trace_back
+from shardfold.search.factors import Factors, Pairwise
+from shardfold.search.interning import Array, Ints, Mask
+from shardfold.search.orders import Forecast, forecast
+from shardfold.search.progress import Progress, Watch, ignore
+from shardfold.search.solution import Answer, reaches
+from shardfold.search.trw import Dual
+
+SECONDS = 60.0
+"""Time after which an unfinished search states its gap, unless the caller says otherwise."""
+
+_STEPS = 200
+_CHEAP = 2e6
+_WORK = 4e9
+"""Joint entries of an elimination that is done at once, and of one that is done when stuck."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Part:
+    """A part of the problem: which of the original choices it still has, and its messages."""
+
+    kept: list[Ints]
+    dual: Dual
+
+
+@dataclass(slots=True, eq=False)
+class _Search:
+    """The best choice known, and what there is to spend."""
+
+    table_bytes: float
+    deadline: float
+    watch: Watch
+    best: list[int] = field(default_factory=list)
+    cost: float = math.inf
+    largest: float = 0.0
+    stored: float = 0.0
+
+    def offer(self, part: _Part, choice: list[int]) -> None:
+        cost = part.dual.problem.total(choice)
+        if cost < self.cost:
+            self.best = [int(k[x]) for k, x in zip(part.kept, choice, strict=True)]
+            self.cost = cost
+
+    def is_late(self) -> bool:
+        return time.perf_counter() > self.deadline
+
+
+def bounded(
+    factors: Factors, *, table_bytes: float, seconds: float = SECONDS, watch: Watch = ignore
+) -> Answer:
+    """A choice with a lower bound, or proven cheapest, using tables within `table_bytes` only."""
+    whole = Pairwise.of(factors)
+    search = _Search(table_bytes, time.perf_counter() + seconds, watch)
+    root = _Part([np.arange(len(vector)) for vector in whole.unary], Dual(whole))
+    heap: list[tuple[float, int, _Part]] = [(-math.inf, 0, root)]
+    count = done = 0
+    while heap and not search.is_late():
+        bound, _, part = heapq.heappop(heap)
+        if reaches(search.cost, bound):
+            continue
+        done += 1
+        tightened = _tighten(part, bound, search)
+        watch(Progress("bounded", done, done + len(heap), 0, search.cost))
+        if tightened is None:
+            continue
+        bound, part, widest = tightened
+        for child_bound, child in _split(part, bound, widest):
+            if not reaches(search.cost, child_bound):
+                count += 1
+                heapq.heappush(heap, (child_bound, count, child))
+    open_bound = min((bound for bound, _, _ in heap), default=math.inf)
+    gap = None if reaches(search.cost, open_bound) else open_bound
+    choice = np.array(search.best, dtype=np.int64)
+    return Answer(choice, gap, "bounds", int(search.largest), int(8 * search.stored))
+
+
+def _tighten(part: _Part, bound: float, search: _Search) -> tuple[float, _Part, int] | None:
+    """Sweep and strike out until the part is solved (None) or stuck: its bound, widest vertex."""
+    factors = part.dual.problem.factors()
+    plan = forecast(factors, "auto")
+    for step in range(_STEPS):
+        for _ in range(1 + step):
+            part.dual.sweep()
+        search.offer(part, part.dual.rounded())
+        raised, rises = part.dual.bound()
+        smaller = _strike(part, raised, rises, search.cost)
+        if smaller is None:
+            return None
+        if smaller is not part:
+            part, factors = smaller, smaller.dual.problem.factors()
+            shrunk = forecast(factors, "auto")
+            is_stuck, plan = shrunk.work > plan.work / 2, shrunk
+        else:
+            is_stuck = True
+        is_stuck &= raised <= bound + 0.02 * (search.cost - raised)
+        bound = max(bound, raised)
+        is_last = is_stuck or search.is_late()
+        if _can_finish(plan, search.table_bytes, is_last):
+            search.offer(part, _eliminated(factors, plan))
+            search.largest = max(search.largest, plan.largest)
+            search.stored = max(search.stored, plan.stored)
+            return None
+        if is_last and step:
+            break
+    return bound, part, _widest(factors, plan)
+
+
+def _can_finish(plan: Forecast, table_bytes: float, is_last: bool) -> bool:
+    return 8 * plan.stored <= table_bytes and plan.work <= (_WORK if is_last else _CHEAP)
+
+
+def _strike(part: _Part, bound: float, rises: list[Array], cost: float) -> _Part | None:
+    """The part without the choices that cannot beat `cost`; None when nothing is left."""
+    slack = cost - bound - 1e-11 * abs(cost)
+    masks: list[Mask] = [rise < slack for rise in rises]
+    left = [int(np.count_nonzero(mask)) for mask in masks]
+    if not all(left):
+        return None
+    if sum(left) == sum(len(rise) for rise in rises):
+        return part
+    kept = [k[mask] for k, mask in zip(part.kept, masks, strict=True)]
+    return _Part(kept, part.dual.restricted(masks))
+
+
+def _eliminated(factors: Factors, plan: Forecast) -> list[int]:
+    chosen: dict[int, int] = {}
+    trail, _ = eliminate(factors, plan.order)
+    trace_back(trail, chosen)
+    return [chosen[v] for v in range(len(factors.sizes))]
+
+
+def _widest(factors: Factors, plan: Forecast) -> int:
+    """The vertex to split on: in the largest table of the order, the one most others know."""
+    near = factors.around()
+    degree = [len(others) for others in near]
+    largest, scope = -1.0, set[int]()
+    for vertex in plan.order:
+        mine = near[vertex]
+        entries = sum(math.log(factors.sizes[u]) for u in mine)
+        if entries > largest:
+            largest, scope = entries, set(mine)
+        for u in mine:
+            near[u] |= mine
+            near[u] -= {u, vertex}
+    many = [u for u in scope if factors.sizes[u] > 1] or [
+        u for u, size in enumerate(factors.sizes) if size > 1
+    ]
+    return max(many, key=lambda u: (degree[u], -u))
+
+
+def _split(part: _Part, bound: float, vertex: int) -> list[tuple[float, _Part]]:
+    """One part for each choice of `vertex`, with the bound that it starts from."""
+    raised, rises = part.dual.bound()
+    size = len(part.kept[vertex])
+    parts = []
+    for x in range(size):
+        masks = [np.ones(len(k), dtype=bool) for k in part.kept]
+        masks[vertex] = np.arange(size) == x
+        kept = list(part.kept)
+        kept[vertex] = part.kept[vertex][x : x + 1]
+        child = _Part(kept, part.dual.restricted(masks))
+        parts.append((max(bound, raised + float(rises[vertex][x])), child))
+    return parts

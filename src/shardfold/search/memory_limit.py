@@ -1,0 +1,373 @@
+"""Minimise cost within a memory limit: Lagrange weights, repair, then Pareto fronts to close in.
+
+For any weight w >= 0,
+
+    bound(w) = min over choices of (cost + w bytes) - w limit
+
+is at most the best cost that fits, and its minimum is an ordinary problem that the exact search
+solves. The best weight is found along the lower hull of (bytes, cost): from the fastest choice
+(too large) and the smallest (fits), the weight of the line between them is tried and one of the
+two replaced, until the line is the hull. Choices that fit are repaired into cheaper ones. What
+gap remains is closed where that is affordable: choices of a vertex whose own bound exceeds the
+best known are struck out, and the rest is searched with Pareto fronts.
+
+In a large problem a solve takes long, so the hull is walked among the choices that good answers
+take, and all choices are searched only at the weight found there (see `pool`).
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+
+import numpy as np
+
+from shardfold.errors import InfeasibleError, ProblemError
+from shardfold.search.branch_and_bound import SECONDS
+from shardfold.search.column_pool import Pool, splice
+from shardfold.search.exact import exact
+from shardfold.search.factors import Pairwise, factors_of
+from shardfold.search.interning import Ints
+from shardfold.search.local_search import descend
+from shardfold.search.orders import cost_of, forecast
+from shardfold.search.pareto import Bounds, marginals, pareto
+from shardfold.search.problem import Problem
+from shardfold.search.progress import Progress, Watch, ignore
+from shardfold.search.solution import Answer, reaches
+from shardfold.search.trw import Dual
+
+ROUNDS = 8
+"""How often all choices are searched at most, after those that good answers take."""
+
+_WEIGHTS = 40
+_WIDTHS = (16, 512)
+_SWEEPS = (2, 4, 8, 16)
+_CLOSABLE = 3_000
+_MARGINAL_WORK = 3e8
+_FRONT_CELLS = 40_000
+
+_SMALL = 4e6
+_LARGE = 2e7
+"""Entries of all edge tables up to which any gap is worth closing, and up to which a wide one is.
+
+A sweep of dual bounds reads them twice, and thirty sweeps are made.
+"""
+
+_NARROW = 0.005
+"""A gap that a plan can live with: less than the costs themselves are known to."""
+
+_NO_MATTER = 1e-4
+"""Part of the cost by which nobody cares to raise a bound."""
+
+_ELASTICITY = 0.5
+"""First guess of how many parts of the time one part of the bytes is worth."""
+
+
+@dataclass(slots=True, eq=False)
+class _Limited:
+    """The state of the search: the best that fits, the bound, and the two ends of the hull."""
+
+    problem: Problem
+    limit: float
+    table_bytes: float
+    deadline: float
+    cutoff: float
+    entries: float
+    best: Ints
+    cost: float
+    bound: float = -math.inf
+    weight: float = 0.0
+    pooled: float = -math.inf  # what bounds the choices that good answers take, and no others
+
+    def offer(self, choice: Ints | None) -> None:
+        """Keep a choice if it fits and is the cheapest so far."""
+        if choice is None or self.problem.total_bytes(choice) > self.limit:
+            return
+        cost = self.problem.total(choice)
+        if cost < self.cost:
+            self.best, self.cost = choice, cost
+
+    def is_closed(self) -> bool:
+        return reaches(self.cost, self.bound)
+
+    def is_enough(self) -> bool:
+        """Whether the best is proven, or it is proven that nothing can beat the cutoff."""
+        return self.is_closed() or self.bound > self.cutoff
+
+    @property
+    def gap(self) -> float:
+        return (self.cost - self.bound) / max(abs(self.cost), math.ulp(0.0))
+
+    @property
+    def is_small(self) -> bool:
+        """Whether any gap is worth closing."""
+        return len(self.problem) <= _CLOSABLE and self.entries <= _SMALL
+
+    @property
+    def is_closable(self) -> bool:
+        """Whether the gap that is left is worth the time that closing it would take."""
+        is_wide = self.gap > _NARROW and len(self.problem) <= _CLOSABLE
+        return self.is_small or (is_wide and self.entries <= _LARGE)
+
+
+def limited(
+    problem: Problem,
+    limit: float,
+    *,
+    table_bytes: float,
+    seconds: float = SECONDS,
+    watch: Watch = ignore,
+    fastest: Answer | None = None,
+    cutoff: float = math.inf,
+    known: list[Ints] | None = None,
+    rounds: int = ROUNDS,
+) -> Answer:
+    """The cheapest choice whose bytes are within `limit`, and a bound on any such choice.
+
+    `fastest` is the answer without a limit, where it is known. Once the bound exceeds `cutoff` the
+    search stops with what it has. `known` are choices that are thought to be good; those of large
+    problems that are met on the way are added. Large problems are searched with all their choices
+    `rounds` times at most; without any, nothing is proven.
+    """
+    if not problem.has_bytes:
+        raise ProblemError("A memory limit needs a problem whose choices carry bytes.")
+    deadline = time.perf_counter() + 2 * seconds
+    entries = _entries(problem)
+    if fastest is None and entries <= _SMALL:
+        fastest = exact(problem, table_bytes=table_bytes, seconds=seconds, watch=watch)
+    if fastest is not None and problem.total_bytes(fastest.choice) <= limit:
+        return fastest
+    lightest = problem.blended(0.0, 1.0)
+    smallest = exact(lightest, table_bytes=table_bytes, seconds=seconds, watch=watch)
+    needed = problem.total_bytes(smallest.choice)
+    if needed > limit:
+        unproven = smallest.lower_bound is not None and smallest.lower_bound <= limit
+        raise InfeasibleError(
+            needed_bytes=needed,
+            limit_bytes=limit,
+            hint="That is the smallest found, not the smallest there is." * unproven
+            or "Raise the limit, or give vertices choices that need less.",
+        )
+    cost = problem.total(smallest.choice)
+    state = _Limited(problem, limit, table_bytes, deadline, cutoff, entries, smallest.choice, cost)
+    if fastest is not None and fastest.lower_bound is not None:
+        state.bound = fastest.lower_bound
+    if fastest is not None and entries <= _SMALL:
+        over, under = _hull(state, fastest.choice, smallest.choice, watch)
+    else:
+        good = [] if known is None else known
+        good += [smallest.choice] if fastest is None else [smallest.choice, fastest.choice]
+        over, under = _pooled(state, good, rounds, watch)
+    _repair(state, over, under)
+    if not state.is_enough() and state.is_closable:
+        _close(state)
+    proven = None if state.is_closed() else state.bound
+    tables = (0, 0) if fastest is None else (fastest.largest_table, fastest.peak_bytes)
+    return Answer(state.best, proven, "lagrange", *tables)
+
+
+def _pooled(state: _Limited, good: list[Ints], rounds: int, watch: Watch) -> tuple[Ints, Ints]:
+    """Find the weight among the choices that good answers take, and prove it with all of them.
+
+    The hull of a pool of choices is walked in a small part of the time. A solve of the whole at
+    the weight found there gives a bound that holds, and choices that the pool lacked; when it finds
+    no better, the weight is the best of the whole.
+    """
+    pool = Pool.of_none(state.problem)
+    for choice in good:
+        pool.add(choice)
+    over = under = state.best
+    for step in range(rounds + 1):
+        narrow, kept = pool.narrowed()
+        inner = _narrow(state, narrow)
+        ends = _walked(inner)
+        over, under = (pool.widened(end, kept) for end in ends)
+        state.pooled = inner.bound
+        state.offer(pool.widened(inner.best, kept))
+        left = state.deadline - time.perf_counter()
+        if step == rounds or (step and (left <= 0 or _is_near(state, inner))):
+            break
+        blend = state.problem.blended(1.0, inner.weight)
+        answer = exact(blend, table_bytes=state.table_bytes, seconds=max(left / 4, 1.0))
+        value = blend.total(answer.choice)
+        bound = value if answer.lower_bound is None else answer.lower_bound
+        if bound - inner.weight * state.limit > state.bound:
+            state.bound, state.weight = bound - inner.weight * state.limit, inner.weight
+        state.offer(answer.choice)
+        watch(Progress("limited", step + 1, rounds, best_cost=state.cost))
+        good.append(answer.choice)
+        if state.is_enough() or _is_near(state, inner):
+            break
+        pool.add(answer.choice)
+    return over, under
+
+
+def _is_near(state: _Limited, inner: _Limited) -> bool:
+    """Whether the best is near the bound, or the pool's own bound shows that it can hardly rise."""
+    return state.gap <= _NARROW / 10 or inner.bound - state.bound <= _NO_MATTER * abs(state.cost)
+
+
+def _narrow(state: _Limited, problem: Problem) -> _Limited:
+    """The state of a search among few choices."""
+    smallest = exact(problem.blended(0.0, 1.0), table_bytes=state.table_bytes).choice
+    cost = problem.total(smallest)
+    return _Limited(
+        problem, state.limit, state.table_bytes, state.deadline, math.inf, math.inf, smallest, cost
+    )
+
+
+def _walked(state: _Limited) -> tuple[Ints, Ints]:
+    """The ends of the hull where it crosses the limit; the fastest choice twice if that fits."""
+    answer = exact(state.problem, table_bytes=state.table_bytes)
+    fastest, smallest = answer.choice, state.best
+    state.offer(fastest)
+    state.bound = state.problem.total(fastest)
+    if state.problem.total_bytes(fastest) <= state.limit:
+        return fastest, fastest
+    return _hull(state, fastest, smallest, ignore)
+
+
+def _hull(state: _Limited, over: Ints, under: Ints, watch: Watch) -> tuple[Ints, Ints]:
+    """Walk the lower hull to the line that crosses the limit; the choices at its two ends."""
+    problem, smallest = state.problem, under
+    guess = _ELASTICITY * problem.total(over) / problem.total_bytes(over)
+    for step in range(_WEIGHTS):
+        high, low = problem.total_bytes(over), problem.total_bytes(under)
+        costs = problem.total(over), problem.total(under)
+        weight = (costs[1] - costs[0]) / (high - low)
+        # The smallest choice says nothing of what saving a little costs: guess until another fits.
+        is_guess = under is smallest and 0.0 < guess < weight
+        # Where the line between the two crosses the limit, the bound can rise no further.
+        most = costs[0] + weight * (high - state.limit) - state.bound
+        weight, guess = (guess, 2 * guess) if is_guess else (weight, guess)
+        left = state.deadline - time.perf_counter()
+        if weight <= 0 or (step and left <= 0):
+            break
+        if step and not state.is_small and most <= _NO_MATTER * abs(costs[0]):
+            break
+        blend = problem.blended(1.0, weight)
+        answer = exact(blend, table_bytes=state.table_bytes, seconds=max(left / 4, 1.0))
+        value = blend.total(answer.choice)
+        bound = value if answer.lower_bound is None else answer.lower_bound
+        if bound - weight * state.limit > state.bound:
+            state.bound, state.weight = bound - weight * state.limit, weight
+        watch(Progress("limited", step + 1, _WEIGHTS, best_cost=state.cost))
+        state.offer(answer.choice)
+        line = costs[0] + weight * high
+        if not is_guess and value >= line - 1e-12 * abs(line):
+            break
+        if problem.total_bytes(answer.choice) > state.limit:
+            over = answer.choice
+        else:
+            under = answer.choice
+        if state.is_enough() or (step and _is_spliced(state, over, under)):
+            break
+    return over, under
+
+
+def _is_spliced(state: _Limited, over: Ints, under: Ints) -> bool:
+    """Whether cutting the two ends together is already near enough; small problems go on."""
+    if state.is_small:
+        return False
+    _splice(state, over, under)
+    return state.gap <= _NARROW / 10
+
+
+def _splice(state: _Limited, over: Ints, under: Ints) -> None:
+    for first, second in ((over, under), (under, over)):
+        state.offer(splice(state.problem, first, second, state.limit))
+
+
+def _repair(state: _Limited, over: Ints, under: Ints) -> None:
+    """Cut the two ends of the hull together, then improve vertex by vertex."""
+    problem, limit = state.problem, state.limit
+    _splice(state, over, under)
+    is_near = state.gap <= _NARROW / 10 or state.pooled >= (1 - _NARROW / 10) * state.cost
+    if len(problem) <= 10 * _CLOSABLE and (state.is_small or not is_near):
+        state.offer(descend(problem, state.best, limit))
+        if state.is_small:
+            state.offer(descend(problem, under, limit))
+
+
+def _entries(problem: Problem) -> float:
+    """Entries of the tables of all edges."""
+    sizes, ends = problem.sizes.astype(np.float64), problem.ends
+    return float((sizes[ends[:, 0]] * sizes[ends[:, 1]]).sum())
+
+
+def _close(state: _Limited) -> None:
+    """Strike out what cannot beat the best, then search the rest with Pareto fronts."""
+    problem = state.problem
+    cost = Pairwise.of(factors_of(problem))
+    size = Pairwise.of(factors_of(problem.blended(0.0, 1.0)))
+    kept = _struck(state, _blend(cost, size, state.weight))
+    if kept is None:
+        state.bound = state.cost
+        return
+    for width in _WIDTHS:
+        bounds, order, left = _bounds(state, *_shrunk(cost, size, kept))
+        if bounds is None or not all(len(k) for k in left):
+            if bounds is not None:
+                state.bound = state.cost
+            return
+        kept = [k[mine] for k, mine in zip(kept, left, strict=True)]
+        small_cost, small_size = _shrunk(cost, size, kept)
+        bounds, order, left = _bounds(state, small_cost, small_size)
+        if bounds is None or cost_of(small_cost.factors(), order, "").work > _FRONT_CELLS:
+            return
+        found, is_complete = pareto(small_cost, small_size, order, bounds, width)
+        if found is not None:
+            state.offer(np.array([k[x] for k, x in zip(kept, found, strict=True)]))
+        if is_complete:
+            state.bound = state.cost
+            return
+
+
+def _struck(state: _Limited, blend: Pairwise) -> list[Ints] | None:
+    """The choices that dual bounds leave a chance of beating the best; None if none has any."""
+    kept = [np.arange(len(vector)) for vector in blend.unary]
+    top = state.cost + state.weight * state.limit
+    dual = Dual(blend)
+    for sweeps in _SWEEPS:
+        for _ in range(sweeps):
+            dual.sweep()
+        bound, rises = dual.bound()
+        masks = [rise < top - bound - 1e-11 * abs(top) for rise in rises]
+        if not all(mask.any() for mask in masks):
+            return None
+        kept = [k[mask] for k, mask in zip(kept, masks, strict=True)]
+        dual = dual.restricted(masks)
+        if time.perf_counter() > state.deadline:
+            break
+    return kept
+
+
+def _shrunk(cost: Pairwise, size: Pairwise, kept: list[Ints]) -> tuple[Pairwise, Pairwise]:
+    """Both problems with the kept choices only, and the same pairs left in both."""
+    return cost.restricted(kept).condensed(), size.restricted(kept).condensed()
+
+
+def _bounds(
+    state: _Limited, cost: Pairwise, size: Pairwise
+) -> tuple[Bounds | None, tuple[int, ...], list[Ints]]:
+    """What prunes the fronts, an order, and the choices of each vertex that can still matter."""
+    factors = _blend(cost, size, state.weight).factors()
+    plan = forecast(factors, "auto")
+    if plan.work > _MARGINAL_WORK or 24 * plan.work > 4 * state.table_bytes:
+        return None, plan.order, []
+    blend = marginals(factors, plan.order)
+    smallest = marginals(size.factors(), plan.order)
+    bounds = Bounds(state.limit, state.cost, state.weight, blend, smallest)
+    top = state.cost + state.weight * state.limit
+    left = [
+        np.flatnonzero((value < top - 1e-12 * abs(top)) & (least <= state.limit * (1 + 1e-12)))
+        for value, least in zip(blend.best, smallest.best, strict=True)
+    ]
+    return bounds, plan.order, left
+
+
+def _blend(cost: Pairwise, size: Pairwise, weight: float) -> Pairwise:
+    unary = tuple(c + weight * s for c, s in zip(cost.unary, size.unary, strict=True))
+    tables = tuple(c + weight * s for c, s in zip(cost.tables, size.tables, strict=True))
+    return Pairwise(unary, cost.pairs, tables)

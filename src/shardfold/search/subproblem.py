@@ -1,0 +1,110 @@
+"""A search problem with some choices taken away, and its solutions as ones of the whole problem.
+
+Only tables are sliced; equal slices of one table stay one array, so that what folds still folds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import inf
+
+import numpy as np
+
+from shardfold.costs.steps import Values
+from shardfold.costs.unroll import Ints
+from shardfold.search import Problem, Solution, solve
+from shardfold.strategies.split_names import Rows
+
+Kept = Mapping[int, Rows]  # per vertex the choices that are left; a vertex that is absent has all
+
+
+@dataclass(frozen=True, slots=True)
+class Restricted:
+    """A problem whose vertices have only the choices `kept`."""
+
+    problem: Problem
+    kept: Kept
+
+    def solve(
+        self,
+        limit_bytes: float | None = None,
+        *,
+        fastest: Solution | None = None,
+        cutoff: float = inf,
+        known: list[Ints] | None = None,
+        rounds: int | None = None,
+    ) -> Solution:
+        """The best choice that is left, numbered as in the whole problem.
+
+        `fastest`, the solution without a limit, `cutoff`, a cost that another problem reaches,
+        `known`, choices that may be good, and few `rounds` save time (see `search.solve`).
+        """
+        if self.kept:  # those choices are numbered as in the whole problem
+            fastest, known, rounds = None, None, None
+        found = solve(
+            self.problem,
+            memory_limit=limit_bytes,
+            fastest=fastest,
+            cutoff=cutoff,
+            known=known,
+            rounds=rounds,
+        )
+        return self._whole(found)
+
+    def smallest(self) -> Solution:
+        """The choice with the fewest bytes, numbered as in the whole problem."""
+        return self._whole(solve(self.problem.blended(0.0, 1.0)))
+
+    def _whole(self, found: Solution) -> Solution:
+        choice = list(found.choice)
+        for vertex, rows in self.kept.items():
+            choice[vertex] = int(rows[choice[vertex]])
+        return replace(found, choice=tuple(choice))
+
+
+def restricted(problem: Problem, kept: Kept) -> Restricted:
+    """The problem with the choices `kept` alone."""
+    cut = _Cut(kept)
+    edges, has_edge_bytes = problem.edges, problem.edge_bytes is not None
+    narrow = Problem(
+        tuple(cut.vector(v, table) for v, table in enumerate(problem.costs)),
+        edges,
+        tuple(map(cut.table, edges, problem.edge_costs)),
+        None if problem.bytes is None else tuple(map(cut.vector, *_numbered(problem.bytes))),
+        tuple(map(cut.table, edges, problem.edge_bytes or ())) if has_edge_bytes else None,
+        problem.names,
+    )
+    return Restricted(narrow, dict(kept))
+
+
+def _numbered(tables: tuple[Values, ...]) -> tuple[range, tuple[Values, ...]]:
+    return range(len(tables)), tables
+
+
+class _Cut:
+    """Slices of tables, each made once."""
+
+    def __init__(self, kept: Kept) -> None:
+        self.kept = kept
+        self.names = {v: rows.tobytes() for v, rows in kept.items()}
+        self.known: dict[object, Values] = {}
+
+    def vector(self, v: int, table: Values) -> Values:
+        if v not in self.kept:
+            return table
+        key = (id(table), self.names[v])
+        if key not in self.known:
+            self.known[key] = table[self.kept[v]]
+        return self.known[key]
+
+    def table(self, ends: tuple[int, int], table: Values) -> Values:
+        u, v = ends
+        if u not in self.kept and v not in self.kept:
+            return table
+        key = (id(table), self.names.get(u), self.names.get(v))
+        if key not in self.known:
+            cut = table if u not in self.kept else table[self.kept[u]]
+            cut = cut if v not in self.kept else cut[:, self.kept[v]]
+            self.known[key] = np.ascontiguousarray(cut)
+        return self.known[key]

@@ -1,0 +1,113 @@
+"""Every configuration of an operator on a mesh, and the layouts each one implies.
+
+A configuration gives each mesh axis a factor to split, or none (NONE), or lets a pending sum
+pass on that axis (PASS). The fullest part of a factor split n ways has ceil(size / n) points; a
+split is legal when no part is empty and the fullest is at most a quarter larger than the even
+share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardfold.cluster import Mesh
+from shardfold.sharding.layouts import PENDING, REPLICATED, SHARED, Layouts
+from shardfold.sharding.subdims import SubdimRule
+
+NONE = -1
+PASS = -2
+MOST_UNEVEN = 1.25
+
+Configs = NDArray[np.int8]  # (number of configurations, axes)
+
+
+def is_legal_split(size: int, parts: int) -> bool:
+    """Whether `size` points can be split `parts` ways.
+
+    >>> is_legal_split(50257, 8), is_legal_split(5, 4), is_legal_split(3, 2)
+    (True, False, False)
+    """
+    chunk = -(-size // parts)
+    return size >= parts and chunk * (parts - 1) < size and chunk * parts <= MOST_UNEVEN * size
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """The configurations of one operator on one mesh, as rows."""
+
+    rule: SubdimRule
+    configs: Configs
+
+    def operand_layouts(self, position: int) -> Layouts:
+        """How each configuration needs an operand to lie."""
+        carried = self.rule.operands[position]
+        states = self._states(carried, SHARED)
+        passes = position in self.rule.rule.linear
+        return np.where(self.configs == PASS, PENDING if passes else SHARED, states).astype(np.int8)
+
+    def result_layouts(self, position: int) -> Layouts:
+        """How each configuration leaves a result."""
+        carried = self.rule.results[position]
+        states = self._states(carried, PENDING)
+        for factor in range(len(self.rule.factors)):
+            if self.rule.base(factor) in self.rule.rule.resolved and factor not in carried:
+                states[self.configs == factor] = REPLICATED
+        return np.where(self.configs == PASS, PENDING, states).astype(np.int8)
+
+    def _states(self, carried: Sequence[int], absent: int) -> Layouts:
+        """Per axis: the atom that carries the axis's factor, `absent` if none does."""
+        states = np.full(self.configs.shape, REPLICATED, dtype=np.int8)
+        for factor in range(len(self.rule.factors)):
+            atom = carried.index(factor) if factor in carried else absent
+            states[self.configs == factor] = atom
+        return states
+
+    def parts(self, shape: Sequence[int]) -> NDArray[np.int64]:
+        """For each configuration and factor, into how many parts the factor is split."""
+        counts = np.ones((len(self.configs), len(self.rule.factors)), dtype=np.int64)
+        for axis, size in enumerate(shape):
+            rows = np.flatnonzero(self.configs[:, axis] >= 0)
+            counts[rows, self.configs[rows, axis]] *= size
+        return counts
+
+
+def space_of(rule: SubdimRule, mesh: Mesh) -> Space:
+    """Every configuration of `rule` on `mesh` that splits each factor legally."""
+    options = [i for i, can in enumerate(rule.splittable) if can]
+    passing = [PASS] if rule.rule.linear else []
+    per_axis = [
+        [NONE, *passing, *(f for f in options if _allows(rule, f, axis.size))] for axis in mesh.axes
+    ]
+    grid = list(product(*per_axis))
+    rows = np.array(grid, dtype=np.int8).reshape(len(grid), len(mesh.axes))
+    return Space(rule, rows[_is_legal(rows, rule, mesh)])
+
+
+def _is_legal(rows: Configs, rule: SubdimRule, mesh: Mesh) -> NDArray[np.bool_]:
+    """Factors that several axes split must allow them all together."""
+    legal = np.ones(len(rows), dtype=bool)
+    sizes = np.array(mesh.shape, dtype=np.int64)
+    for factor in range(len(rule.factors)) if len(sizes) > 1 else ():
+        parts = np.where(rows == factor, sizes, 1).prod(axis=1)
+        for count in set(parts.tolist()) - {1}:
+            if not _allows(rule, factor, count):
+                legal &= parts != count
+    return legal
+
+
+def _allows(rule: SubdimRule, factor: int, parts: int) -> bool:
+    """Whether a factor can be split that many ways.
+
+    Evenly where its rows must align, and no part too thin for what its neighbours need of it.
+    """
+    size = rule.sizes[factor]
+    if rule.even[factor] and size % parts:
+        return False
+    chunk = -(-size // parts)
+    thinnest = size - chunk * (parts - 1)
+    return is_legal_split(size, parts) and thinnest >= rule.rule.least.get(rule.base(factor), 1)

@@ -1,0 +1,74 @@
+"""Plain words for factors: batch, seq, heads, vocab, in, out.
+
+An atom has one identity across the graph, so a word that one operator knows (heads, from
+attention) serves everywhere the atom goes (the out features of the query projection).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from shardfold.graph import Graph
+from shardfold.sharding.subdims import SubdimRule, Subdims
+
+# What an operator's own factor says about an atom, the most telling first.
+TELLING: tuple[tuple[str, Mapping[str, str]], ...] = (
+    ("aten.scaled_dot_product_attention", {"h": "heads", "r": "queries", "q": "seq", "k": "keys"}),
+    ("aten.embedding", {"v": "vocab"}),
+    ("shardfold.expert_linear", {"e": "experts"}),
+    ("aten.lstm", {"e": "hidden"}),
+    ("aten.gru", {"e": "hidden"}),
+    ("aten.cross_entropy_loss", {"c": "classes"}),
+)
+# What the factor is to the operator itself, where the atom has no better name.
+LOCAL: Mapping[str, str] = {
+    "m": "in",
+    "n": "out",
+    "c": "in",
+    "h": "height",
+    "w": "width",
+    "t": "time",
+    "g": "groups",
+    "d": "features",
+    "e": "hidden",
+    "v": "vocab",
+}
+
+
+def batch_classes(graph: Graph, subdims: Subdims) -> frozenset[int]:
+    """The identities of the leading dim of every input: what data parallelism splits."""
+    return frozenset(
+        subdims.classes[i][0]
+        for i, tensor in enumerate(graph.tensors)
+        if tensor.role == "input" and subdims.classes[i]
+    )
+
+
+def words_of(graph: Graph, subdims: Subdims) -> dict[int, str]:
+    """A word for every atom that some operator or input can name."""
+    words = dict.fromkeys(batch_classes(graph, subdims), "batch")
+    for kind, names in TELLING:
+        for op, rule, factors in zip(graph.ops, subdims.rules, subdims.factors, strict=True):
+            if op.kind == kind:
+                for factor, identity in enumerate(factors):
+                    word = names.get(rule.base(factor))
+                    if word and _is_leading(rule, factor):
+                        words.setdefault(identity, word)
+    for i, tensor in enumerate(graph.tensors):
+        if tensor.role == "input" and not tensor.type.is_floating and len(tensor.type.shape) > 1:
+            at = subdims.dims[i].index(1)
+            words.setdefault(subdims.classes[i][at], "seq")
+    return words
+
+
+def _is_leading(rule: SubdimRule, factor: int) -> bool:
+    return "." not in rule.factors[factor] or rule.factors[factor].endswith(".0")
+
+
+def word(rule: SubdimRule, factor: int, identity: int, words: Mapping[int, str]) -> str:
+    """The word for one factor of one operator."""
+    base = rule.base(factor)
+    found = words.get(identity) or LOCAL.get(base)
+    if found:
+        return found
+    return f"dim{base[1:]}" if base[0] == "i" and base[1:].isdigit() else base

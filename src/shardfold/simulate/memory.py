@@ -1,0 +1,347 @@
+"""What an operator takes and gives in one of its phases, and pieces of memory in between.
+
+Backward's memory: gradients of activations, and of parameters on their way to be reduced.
+
+What memory each operator takes and gives back, forward, again and backward, as PyTorch does.
+
+Forward, an operator takes memory for copies of operands that had to be moved, for its results
+(unless they are views), and for what backward needs beside them. A piece of memory is given back
+after its last reader, or, if autograd keeps it, after the backward of the first operator that
+kept it. A block that is run again keeps what it reads from outside, and takes the rest once more
+before its backward. Backward, an operator takes the gradients of its operands and gives back those
+of its results. A parameter is gathered for its reader; its gradient stays until the update.
+
+Everything is told per operator, so that what holds for one layer between two others holds for
+all layers that a graph leaves out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from shardfold.costs.memory_format import CASTS, DROPOUTS, PERMUTED, RESHAPED
+from shardfold.costs.steps import Collective, Step
+from shardfold.simulate.decoded import Assembly
+from shardfold.simulate.local_layouts import Facts, Lying, Wiring, row_of
+
+Bytes = dict[str, float]
+
+
+@dataclass(slots=True)
+class Turn:
+    """What one operator takes as one of its phases begins, and gives as it ends.
+
+    `moved` is taken first, by the collectives that bring operands.
+    """
+
+    moved: Bytes = field(default_factory=dict)
+    takes: Bytes = field(default_factory=dict)
+    gives: Bytes = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Gathered:
+    """A parameter on its way to a reader: the whole part that is used, and its gradient."""
+
+    used: float = 0.0  # 0: used as it is stored
+    regathered: bool = False
+    gradient: float = 0.0  # before it is reduced, where it has to be
+    reduced: float = 0.0  # the part that stays
+
+
+def add(into: Bytes, kind: str, size: float) -> None:
+    """Put bytes of a class on top of what is there."""
+    if size:
+        into[kind] = into.get(kind, 0.0) + size
+
+
+# Backward, these hand the gradient of their result on as it is, or as a view.
+PASSED_ON = frozenset((*RESHAPED, *PERMUTED, *CASTS, *DROPOUTS, "contiguous", "add", "sub"))
+
+
+class Gradients:
+    """Backward: gradients of activations, and of parameters on their way to be reduced."""
+
+    def __init__(self, at: Lying, turns: list[Turn], gathered: list[list[Gathered | None]]) -> None:
+        self.at, self.turns, self.gathered = at, turns, gathered
+        self.of: dict[int, _Gradient] = {}  # of each tensor, as far as it is summed up
+        self.stored: set[int] = set()  # parameters that have a gradient
+
+    def run(self) -> None:
+        """Walk over the operators in backward order."""
+        graph = self.at.graph
+        self.of[graph.loss] = _Gradient(0.0, 1)
+        for op in reversed(range(len(graph.ops))):
+            if self.at.flows(op):
+                self._operator(op)
+
+    def _operator(self, op: int) -> None:
+        at, graph = self.at, self.at.graph
+        turn = self.turns[op]
+        results = [self._result(op, t) for t in graph.ops[op].results if t in self.of]
+        name = graph.ops[op].kind.rpartition(".")[2]
+        for position, tensor in enumerate(graph.ops[op].inputs):
+            if not graph.tensors[tensor].requires_grad:
+                continue
+            if graph.tensors[tensor].role == "parameter":
+                self._parameter(op, position, turn)
+                continue
+            row = at.operand_row(op, position)
+            size = at.facts.local_bytes(tensor, row, at.shape)
+            handed = name in PASSED_ON and results and results[0].bytes == size
+            gradient = results[0].shared() if handed else self._new(turn, size)
+            gradient = self._moved(op, tensor, at.wiring.operands[op][position], gradient)
+            if tensor in self.of:  # summed up in place
+                self._release(gradient, turn)
+            else:
+                self.of[tensor] = gradient
+        for gradient in results:
+            self._release(gradient, turn)
+        passing = at.extra_bytes(op, "backward")
+        add(turn.takes, "buffers", passing)
+        add(turn.gives, "buffers", passing)
+
+    def _result(self, op: int, tensor: int) -> _Gradient:
+        """The gradient of a result, moved from the layout it is kept in for several readers."""
+        gradient = self.of.pop(tensor)
+        edge = self.at.wiring.kept.get(tensor)
+        return gradient if edge is None else self._moved(op, tensor, edge, gradient, left=True)
+
+    def _moved(
+        self, op: int, tensor: int, edge: int | None, gradient: _Gradient, left: bool = False
+    ) -> _Gradient:
+        if edge is None or not self.at.assembly.moves(edge)[1]:
+            return gradient
+        at = self.at.assembly.tabulated.edges[edge]
+        row = row_of(at.left, self.at.assembly.choice[at.source])
+        size = self.at.facts.local_bytes(tensor, row, self.at.shape)
+        found = self._new(self.turns[op], size)
+        self._release(gradient, self.turns[op])
+        return found
+
+    def _parameter(self, op: int, position: int, turn: Turn) -> None:
+        """Its gradient in full where it is to be reduced, else the part that stays."""
+        found = self.gathered[op][position]
+        tensor = self.at.graph.ops[op].inputs[position]
+        if found is None:
+            return
+        if tensor in self.stored:
+            found.reduced = 0.0
+        self.stored.add(tensor)
+        if found.gradient:
+            add(turn.takes, "buffers", found.gradient)
+        else:  # with several passes, it lives until it is added to those before
+            alone = self.at.assembly.passes == 1
+            add(turn.takes, "gradients" if alone else "buffers", found.reduced)
+
+    def _new(self, turn: Turn, size: float) -> _Gradient:
+        add(turn.takes, "buffers", size)
+        return _Gradient(size, 1)
+
+    def _release(self, gradient: _Gradient, turn: Turn) -> None:
+        gradient.holders -= 1
+        if not gradient.holders and gradient.bytes:
+            add(turn.gives, "buffers", gradient.bytes)
+
+
+@dataclass(slots=True)
+class _Gradient:
+    bytes: float
+    holders: int
+
+    def shared(self) -> _Gradient:
+        self.holders += 1
+        return self
+
+
+@dataclass(slots=True)
+class _Memory:
+    """A piece of memory: how large, who reads it last, who keeps it for backward."""
+
+    bytes: float
+    kind: str = "activations"
+    last: int = -1
+    inner: bool = False  # made while a block is run again
+    keepers: list[int] = field(default_factory=list)
+
+
+class Footprint:
+    """The memory of every operator of a graph under one choice."""
+
+    def __init__(self, assembly: Assembly, facts: Facts, wiring: Wiring) -> None:
+        self.lying = Lying(assembly, facts, wiring)
+        self.graph, self.regions = assembly.graph, assembly.tabulated.regions
+        count = len(self.graph.ops)
+        self.kept_bytes = 0.0  # that autograd keeps as forward ends
+        self.forward = [Turn() for _ in range(count)]
+        self.again = [Turn() for _ in range(count)]
+        self.backward = [Turn() for _ in range(count)]
+        self.gathered: list[list[Gathered | None]] = [
+            [self._gathered(i, k) for k in range(len(self.graph.ops[i].inputs))]
+            for i in range(count)
+        ]
+        self._run()
+
+    def _gathered(self, op: int, position: int) -> Gathered | None:
+        at_place, assembly = self.lying, self.lying.assembly
+        tensor = self.graph.ops[op].inputs[position]
+        edge = at_place.wiring.operands[op][position]
+        if edge is None or self.graph.tensors[tensor].role != "parameter":
+            return None
+        at = assembly.tabulated.edges[edge]
+        row = row_of(at.needed, assembly.choice[at.target])
+        used = at_place.facts.local_bytes(tensor, row, at_place.shape)
+        stored = at_place.stored_bytes(at.source)
+        values = assembly.moves(edge)[0]
+        found = Gathered(used if values else 0.0)
+        assert at.regathers is not None
+        found.regathered = bool(at.regathers[assembly.choice[at.source]]) and not at.again
+        if self.graph.tensors[tensor].requires_grad and at_place.flows(op):
+            reduces = bool(assembly.moves(edge)[1])
+            found.gradient, found.reduced = (used if reduces else 0.0), stored
+        return found
+
+    # The walk
+
+    def _run(self) -> None:
+        count = len(self.graph.ops)
+        outside = _Walk(self.lying, self.forward, range(count), {}, recomputing=False)
+        outside.run()
+        self.kept_bytes = sum(m.bytes for m in outside.memories if m.keepers)
+        self._give_kept(outside)
+        for region in self.regions.ranges:
+            inside = _Walk(self.lying, self.again, region, outside.place, recomputing=True)
+            inside.run()
+            self._give_kept(inside)
+        Gradients(self.lying, self.backward, self.gathered).run()
+        self._give_gathered()
+
+    def _give_kept(self, walk: _Walk) -> None:
+        """What is kept goes after the backward of the first operator that kept it."""
+        for memory in walk.memories:
+            if memory.keepers:
+                add(self.backward[min(memory.keepers)].gives, memory.kind, memory.bytes)
+
+    def _give_gathered(self) -> None:
+        """A gathered parameter goes after its use; one that is kept, after backward."""
+        for op, each in enumerate(self.gathered):
+            region = self.regions.of(op)
+            for position, found in enumerate(each):
+                if found is None or not found.used:
+                    continue
+                keeps = position in self.lying.facts.kept[op]
+                again = region is not None
+                stays = keeps and not found.regathered and not again
+                add((self.backward if stays else self.forward)[op].gives, "buffers", found.used)
+                if again:
+                    turns = self.backward if keeps else self.again
+                    add(turns[op].gives, "buffers", found.used)
+                elif found.regathered:
+                    add(self.backward[op].gives, "buffers", found.used)
+
+
+class _Walk:
+    """A walk over operators in forward order, of the whole graph or of a block run again."""
+
+    def __init__(
+        self,
+        at: Lying,
+        turns: list[Turn],
+        ops: range,
+        place: Mapping[int, _Memory],
+        *,
+        recomputing: bool,
+    ) -> None:
+        self.at, self.turns, self.ops, self.recomputing = at, turns, ops, recomputing
+        self.place: dict[int, _Memory] = dict(place)  # where each tensor lies
+        self.memories: list[_Memory] = []
+
+    def run(self) -> None:
+        for op in self.ops:
+            runs = not self.recomputing or self.at.regions.runs_again(op)
+            operands = [self._operand(op, k) for k in range(len(self.at.graph.ops[op].inputs))]
+            if runs:
+                self._results(op, operands)
+        for memory in self.memories:
+            if not memory.keepers:
+                add(self.turns[memory.last].gives, memory.kind, memory.bytes)
+
+    def _keeps(self, op: int) -> bool:
+        """Whether what the operator keeps is kept in this walk."""
+        return self.recomputing or self.at.regions.of(op) is None
+
+    def _new(self, op: int, size: float, kind: str, *, moved: bool = False) -> _Memory:
+        found = _Memory(size, kind, op, self.recomputing)
+        self.memories.append(found)
+        add(self.turns[op].moved if moved else self.turns[op].takes, kind, size)
+        return found
+
+    def _operand(self, op: int, position: int) -> _Memory | None:
+        """The memory that an operator reads; a copy where the operand had to be moved."""
+        graph, facts = self.at.graph, self.at.facts
+        tensor = graph.ops[op].inputs[position]
+        if graph.tensors[tensor].role == "parameter":
+            return None
+        memory = self.place.get(tensor)  # none: an input or a buffer, which is always there
+        keeps = position in facts.kept[op] and self._keeps(op)
+        if memory is not None and memory.inner == self.recomputing:
+            memory.last = op
+            if self._enters(op, tensor):
+                memory.keepers.append(op)
+        row, edge = self.at.operand_row(op, position), self.at.wiring.operands[op][position]
+        if self.at.moves(edge, row):
+            size = facts.local_bytes(tensor, row, self.at.shape)
+            memory = self._new(op, size, "activations" if keeps else "buffers", moved=True)
+        if memory is not None and keeps and memory.inner == self.recomputing:
+            memory.keepers.append(op)
+        return memory
+
+    def _enters(self, op: int, tensor: int) -> bool:
+        """Whether a block that is run again reads a tensor from outside, and so keeps it."""
+        region = None if self.recomputing else self.at.regions.of(op)
+        if region is None:
+            return False
+        writer = self.at.facts.writer.get(tensor)
+        return writer is None or self.at.regions.of(writer) != region
+
+    def _results(self, op: int, operands: list[_Memory | None]) -> None:
+        graph, facts = self.at.graph, self.at.facts
+        for position, tensor in enumerate(graph.ops[op].results):
+            row = self.at.result_row(op, position)
+            memory = operands[0] if tensor in facts.aliases else None
+            if memory is None and tensor not in facts.aliases:
+                size = facts.local_bytes(tensor, row, self.at.shape)
+                memory = self._new(op, size, "activations")
+            if memory is None:
+                continue  # a view of an input
+            if facts.keeps_results[op] and tensor not in facts.aliases and self._keeps(op):
+                memory.keepers.append(op)
+            self.place[tensor] = self._kept(op, tensor, memory)
+        if self._keeps(op):
+            self._new(op, self.at.extra_bytes(op, "kept"), "activations").keepers.append(op)
+        passing = self.at.extra_bytes(op, "forward")
+        add(self.turns[op].takes, "buffers", passing)
+        add(self.turns[op].gives, "buffers", passing)
+
+    def _kept(self, op: int, tensor: int, memory: _Memory) -> _Memory:
+        """The copy in which a tensor is kept for several readers, if it had to be moved there."""
+        edge = self.at.wiring.kept.get(tensor)
+        if edge is None:
+            return memory
+        at = self.at.assembly.tabulated.edges[edge]
+        row = row_of(at.needed, self.at.assembly.choice[at.target])
+        if not self.at.moves(edge, row):
+            return memory
+        return self._new(op, self.at.facts.local_bytes(tensor, row, self.at.shape), "activations")
+
+
+def scratch(step: Step) -> float:
+    """Bytes that a collective needs beside what it leaves: parts are put together in a copy."""
+    if not isinstance(step, Collective) or step.kind in ("all_reduce", "halo", "slice"):
+        return 0.0
+    if step.kind == "all_gather" and step.before is not None and step.after is not None:
+        left = {int(b) for b, a in zip(step.before[0], step.after[0], strict=True) if b != a}
+        if left == {0}:
+            return 0.0  # parts of the outermost dim arrive in place
+    return float(step.bytes[0])

@@ -1,0 +1,452 @@
+"""The tasks of every operator under one choice: steps in order, with the memory that they take.
+
+From a solved model to the schedule of one device's step, for the simulator.
+
+The tasks are the steps that the cost model prices and the runner runs. A parameter's gather may
+run ahead and the reduction of its gradient behind; what moves activations is waited for. Layers
+that are described alike are one segment with a count.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+
+import numpy as np
+
+from shardfold.cluster import Cluster
+from shardfold.costs.model import is_beside
+from shardfold.costs.steps import Collective, Compute, Step, is_held
+from shardfold.costs.unroll import Unfolded
+from shardfold.graph import Graph
+from shardfold.sharding import Subdims
+from shardfold.simulate import Again, Operator, Schedule, Segment, Task
+from shardfold.simulate.decoded import Assembly
+from shardfold.simulate.local_layouts import Facts, Wiring
+from shardfold.simulate.memory import Bytes, Footprint, Turn, scratch
+from shardfold.simulate.schedule import Mode
+from shardfold.simulate.unrolled import Whole
+
+
+class Described:
+    """The tasks of every operator of a graph under one choice, made as they are asked for."""
+
+    def __init__(
+        self, assembly: Assembly, facts: Facts, wiring: Wiring, useful_flops: Callable[[int], float]
+    ) -> None:
+        self.assembly, self.useful_flops = assembly, useful_flops
+        self.graph, self.mesh = assembly.graph, assembly.tabulated.mesh
+        self.wiring = wiring
+        self.footprint = Footprint(assembly, facts, wiring)
+        self.regions = assembly.tabulated.regions
+        self.ends = {region[-1]: region for region in self.regions.ranges}
+        self.first: dict[int, int] = {}  # parameter: the operator that answers for it
+        for index, op in enumerate(self.graph.ops):
+            for tensor in op.inputs:
+                self.first.setdefault(tensor, index)
+        self.leaving: dict[int, list[int]] = defaultdict(list)  # edges from each vertex
+        if assembly.passes > 1:
+            for number, edge in enumerate(assembly.tabulated.edges):
+                self.leaving[edge.source].append(number)
+
+    def resident(self, op: int) -> Bytes:
+        """Parameters, optimizer state and sums of gradients that an operator answers for."""
+        found: Bytes = {}
+        for tensor, vertex in self._answers_for(op):
+            size = self.footprint.lying.stored_bytes(vertex)
+            found["parameters"] = found.get("parameters", 0.0) + size
+            if self.graph.tensors[tensor].requires_grad:
+                state = size * self.assembly.optimizer.states
+                found["optimizer"] = found.get("optimizer", 0.0) + state
+                if self.assembly.passes > 1:
+                    sums = self._gradient_bytes(vertex)
+                    found["gradients"] = found.get("gradients", 0.0) + sums
+        return found
+
+    def _gradient_bytes(self, vertex: int) -> float:
+        """Bytes of a parameter's gradient; of several passes, each that is held back has a sum."""
+        size = self.footprint.lying.stored_bytes(vertex)
+        if self.assembly.passes == 1:
+            return size
+        edges = self.assembly.tabulated.edges
+        waiting = [
+            is_held([s.kind for s in self.assembly.moves(k)[1] if isinstance(s, Collective)])
+            and not edges[k].sums
+            for k in self.leaving[vertex]
+        ]
+        return size * (sum(waiting) + (not all(waiting)))
+
+    def _answers_for(self, op: int) -> Iterable[tuple[int, int]]:
+        """The parameters that an operator reads first, with their vertices."""
+        seen = set()
+        for position, tensor in enumerate(self.graph.ops[op].inputs):
+            edge = self.wiring.operands[op][position]
+            is_parameter = self.graph.tensors[tensor].role == "parameter"
+            if (
+                is_parameter
+                and edge is not None
+                and self.first[tensor] == op
+                and tensor not in seen
+            ):
+                seen.add(tensor)
+                yield tensor, self.assembly.tabulated.edges[edge].source
+
+    def operator(self, op: int) -> Operator:
+        """All tasks of one operator."""
+        region = self.ends.get(op)
+        again = () if region is None else tuple(filter(None, map(self._again, region)))
+        devices = math.prod(self.mesh.shape)
+        return Operator(
+            self.graph.ops[op].name,
+            tuple(self._values(op, "forward", self.footprint.forward[op])),
+            tuple(self._gradients(op)),
+            tuple(self._update(op)),
+            again,
+            self.useful_flops(op) / devices,
+        )
+
+    def _again(self, op: int) -> Again | None:
+        tasks = tuple(self._values(op, "recompute", self.footprint.again[op]))
+        return Again(self.graph.ops[op].name, tasks) if tasks else None
+
+    def _values(self, op: int, phase: str, turn: Turn) -> list[Task]:
+        """Forward, or forward once more: gathers, operands moved, work, results moved."""
+        tasks = [
+            self._gather(op, position, step)
+            for position, step in self._parameter_steps(op)
+            if step.phase == phase
+        ]
+        moved = [s for s in self._moved(op, gradient=False) if s.phase == phase]
+        work = [s for s in self.assembly.work(self.wiring.vertex[op]) if s.phase == phase]
+        kept = [s for s in self._kept_steps(op, gradient=False) if s.phase == phase]
+        return tasks + self._in_order([*moved, *work, *kept], phase, turn)
+
+    def _gradients(self, op: int) -> list[Task]:
+        """Backward: results' gradients moved, parameters gathered again, work, operands'."""
+        tasks = [
+            self._gather(op, position, step)
+            for position, step in self._parameter_steps(op)
+            if step.phase == "backward"
+        ]
+        kept = self._kept_steps(op, gradient=True)
+        work = [s for s in self.assembly.work(self.wiring.vertex[op]) if s.phase == "backward"]
+        moved = self._moved(op, gradient=True)
+        turn = self.footprint.backward[op]
+        tasks += self._in_order([*kept, *work, *moved], "backward", turn)
+        return [*tasks, *self._reductions(op)]
+
+    def _update(self, op: int) -> list[Task]:
+        found = []
+        for tensor, vertex in self._answers_for(op):
+            gradient = self._gradient_bytes(vertex)
+            gives = {"gradients": gradient} if self.graph.tensors[tensor].requires_grad else {}
+            for step in self.assembly.update(vertex):
+                found.append(Task("update", self.assembly.seconds(step), gives=gives))
+        return found
+
+    # Steps
+
+    def _parameter_steps(self, op: int) -> list[tuple[int, Step]]:
+        """The gathers of parameters, with the operands' positions."""
+        return [
+            (position, step)
+            for position, edge in self._edges(op, parameters=True)
+            for step in self.assembly.moves(edge)[0]
+            if _is_sent(step)
+        ]
+
+    def _edges(self, op: int, *, parameters: bool) -> list[tuple[int, int]]:
+        tensors = self.graph.tensors
+        return [
+            (position, edge)
+            for position, edge in enumerate(self.wiring.operands[op])
+            if edge is not None
+            and (tensors[self.graph.ops[op].inputs[position]].role == "parameter") == parameters
+        ]
+
+    def _moved(self, op: int, *, gradient: bool) -> list[Step]:
+        return [
+            step
+            for _, edge in self._edges(op, parameters=False)
+            for step in self.assembly.moves(edge)[gradient]
+        ]
+
+    def _kept_steps(self, op: int, *, gradient: bool) -> list[Step]:
+        """Of results that are kept for several readers in a layout of their own."""
+        edges = (self.wiring.kept.get(tensor) for tensor in self.graph.ops[op].results)
+        return [s for e in edges if e is not None for s in self.assembly.moves(e)[gradient]]
+
+    # Tasks
+
+    def _in_order(self, steps: Sequence[Step], phase: str, turn: Turn) -> list[Task]:
+        """Work and collectives one after the other; the turn's memory at its first and last."""
+        tasks = [
+            self._sent(step, "wait")
+            if isinstance(step, Collective)
+            else Task(phase, self.assembly.seconds(step))
+            for step in steps
+            if isinstance(step, Compute) or _is_sent(step)
+        ]
+        if not tasks and not (turn.moved or turn.takes or turn.gives):
+            return []
+        if not any(task.mode == "work" for task in tasks):
+            tasks.append(Task(phase, 0.0))
+        at = next(k for k, task in enumerate(tasks) if task.mode == "work")
+        tasks[0] = _with(tasks[0], takes=turn.moved)
+        tasks[at] = _with(tasks[at], takes=turn.takes)
+        tasks[-1] = _with(tasks[-1], gives=turn.gives)
+        return tasks
+
+    def _sent(self, step: Collective, mode: Mode, takes: Bytes | None = None) -> Task:
+        extra = scratch(step)
+        buffers: Bytes = {"buffers": extra} if extra else {}
+        return Task(
+            step.kind,
+            self.assembly.seconds(step),
+            mode,
+            tuple(sorted({self.mesh.axes[a].level for a in step.axes})),
+            float(step.bytes[0]),
+            _sum(buffers, takes or {}),
+            buffers,
+            step.turn,
+        )
+
+    def _gather(self, op: int, position: int, step: Step) -> Task:
+        """The gathered parameter is there from its gather on; of several steps, from the first."""
+        assert isinstance(step, Collective)
+        found = self.footprint.gathered[op][position]
+        first = next(
+            s for p, s in self._parameter_steps(op) if p == position and s.phase == step.phase
+        )
+        used = found.used if found is not None and first is step else 0.0
+        return self._sent(
+            step, self._unless_waited(step, "ahead"), {"buffers": used} if used else None
+        )
+
+    def _unless_waited(self, step: Collective, mode: Mode) -> Mode:
+        """Ahead or behind, unless sending takes the very processor that computes."""
+        return mode if is_beside(self.assembly.model, step) else "wait"
+
+    def _behind(self, steps: Sequence[Step]) -> list[Task]:
+        sent = [step for step in steps if isinstance(step, Collective)]
+        return [self._sent(step, self._unless_waited(step, "behind")) for step in sent]
+
+    def _reductions(self, op: int) -> list[Task]:
+        """Gradients of parameters: the part that stays comes, what was reduced goes."""
+        if self.assembly.passes > 1:
+            return self._summed(op)
+        tasks: list[Task] = []
+        for position, edge in self._edges(op, parameters=True):
+            steps = [s for s in self.assembly.moves(edge)[1] if _is_sent(s)]
+            found = self.footprint.gathered[op][position]
+            if found is None or not found.gradient:
+                continue
+            stays: Bytes = {"gradients": found.reduced} if found.reduced else {}
+            goes: Bytes = {"buffers": found.gradient}
+            if not steps:  # each device takes its part
+                tasks.append(Task("backward", 0.0, takes=stays, gives=goes))
+                continue
+            each = self._behind(steps)
+            each[0] = _with(each[0], takes=stays)
+            each[-1] = _with(each[-1], gives=goes)
+            tasks += each
+        return tasks
+
+    def _summed(self, op: int) -> list[Task]:
+        """Gradients of one of several passes: each goes when it is added to those before.
+
+        What is held back is added first, and reduced in the last pass; else it is the other way
+        round.
+        """
+        tasks = [
+            Task("backward", self.assembly.seconds(step), turn=step.turn)
+            for _, vertex in self._answers_for(op)
+            for step in self.assembly.summed_up(vertex)
+        ]
+        for position, edge in self._edges(op, parameters=True):
+            found = self.footprint.gathered[op][position]
+            if found is None:
+                continue
+            steps = [s for s in self.assembly.moves(edge)[1] if _is_sent(s)]
+            each = self._behind(steps)
+            fresh = found.gradient or found.reduced
+            if not each or each[0].turn == "last":
+                gone = [Task("backward", 0.0, gives={"buffers": fresh})] if fresh else []
+                tasks += [*gone, *each]
+                continue
+            part: Bytes = {"buffers": found.reduced} if found.reduced else {}
+            each[0] = _with(each[0], takes=part)
+            end = max(k for k, task in enumerate(each) if task.turn == "every")
+            each[end] = _with(each[end], gives=_sum(part, {"buffers": fresh}))
+            tasks += each
+        return tasks
+
+
+def _is_sent(step: Step) -> bool:
+    return isinstance(step, Collective) and step.kind != "slice"
+
+
+def _with(task: Task, takes: Bytes | None = None, gives: Bytes | None = None) -> Task:
+    return Task(
+        task.kind,
+        task.seconds,
+        task.mode,
+        task.levels,
+        task.bytes,
+        _sum(task.takes, takes or {}),
+        _sum(task.gives, gives or {}),
+        task.turn,
+    )
+
+
+def _sum(first: Bytes, second: Bytes) -> Bytes:
+    return {k: first.get(k, 0.0) + second.get(k, 0.0) for k in {**first, **second}}
+
+
+@dataclass(frozen=True)
+class Scheduler:
+    """Makes schedules of choices for one model and cluster; what they share is made once."""
+
+    graph: Graph
+    subdims: Subdims
+    cluster: Cluster
+    wirings: dict[int, Wiring] = field(default_factory=dict)
+    flops: dict[object, float] = field(default_factory=dict)
+    shared: list[Facts] = field(default_factory=list)
+
+    def schedule(self, whole: Whole) -> Schedule:
+        """The schedule of a whole model under a choice."""
+        return _Builder(self, whole).run()
+
+    def alone(self, assembly: Assembly) -> Schedule:
+        """The schedule of a graph that holds every period."""
+        unfolded = Unfolded(assembly.tabulated.problem)
+        return self.schedule(Whole(assembly, unfolded, np.array(assembly.choice)))
+
+    @property
+    def facts(self) -> Facts:
+        """What memory depends on besides choices."""
+        if not self.shared:
+            self.shared.append(Facts(self.graph, self.subdims))
+        return self.shared[0]
+
+    def wiring(self, assembly: Assembly) -> Wiring:
+        """Which edge brings which operand, on the tables of an assembly."""
+        key = id(assembly.tabulated)
+        if key not in self.wirings:
+            self.wirings[key] = Wiring(self.graph, assembly.tabulated)
+        return self.wirings[key]
+
+    def useful_flops(self, index: int) -> float:
+        """FLOP of an operator's products, forward and backward, over all devices once."""
+        rule = self.subdims.rules[index]
+        grads = tuple(self.graph.tensors[t].requires_grad for t in self.graph.ops[index].inputs)
+        flows = any(self.graph.tensors[t].requires_grad for t in self.graph.ops[index].results)
+        key = (id(rule), grads, flows)
+        if key not in self.flops:
+            times = rule.rule.backward if rule.rule.backward is not None else float(sum(grads))
+            work = rule.rule.flops * rule.rule.points if rule.rule.engine == "matrix" else 0.0
+            self.flops[key] = work * (1.0 + (times if flows else 0.0))
+        return self.flops[key]
+
+
+class _Builder:
+    def __init__(self, scheduler: Scheduler, whole: Whole) -> None:
+        self.scheduler, self.whole = scheduler, whole
+        self.described: dict[tuple[int, ...], Described] = {}
+        self.resident: Bytes = {"parameters": 0.0, "optimizer": 0.0}
+
+    def run(self) -> Schedule:
+        graph, cluster = self.scheduler.graph, self.scheduler.cluster
+        own = self._of(self.whole.assembly)
+        segments: list[Segment] = []
+        at = 0
+        for run in self.whole.runs:
+            segments += self._plain(own, range(at, run.repeat.start))
+            turns = [run.described(order) for order in range(run.repeat.count)]
+            keys = [(a.choice, period) for a, period in turns]
+            order = 0
+            for (_, period), group in groupby(keys):
+                count = len(list(group))
+                who = self._of(turns[order][0])
+                names = tuple(_block(p) for p in run.repeat.paths[order : order + count])
+                ops = run.repeat.ops(period)
+                segments.append(self._segment(who, ops, count, names))
+                order += count
+            at = run.repeat.end
+        segments += self._plain(own, range(at, len(graph.ops)))
+        self._unread()
+        return Schedule(
+            levels=tuple(level.name for level in cluster.levels),
+            segments=tuple(s for s in segments if s.operators),
+            resident={kind: size for kind, size in self.resident.items() if size},
+            peak_flops=cluster.device.peak(self._dtype()),
+            passes=self.whole.assembly.passes,
+        )
+
+    def _of(self, assembly: Assembly) -> Described:
+        if assembly.choice not in self.described:
+            self.described[assembly.choice] = Described(
+                assembly,
+                self.scheduler.facts,
+                self.scheduler.wiring(assembly),
+                self.scheduler.useful_flops,
+            )
+        return self.described[assembly.choice]
+
+    def _plain(self, who: Described, ops: range) -> list[Segment]:
+        """Operators outside a run, by the block that they are in."""
+        blocks = groupby(ops, lambda i: _block_of(self.scheduler.graph.ops[i].origin.module))
+        return [self._segment(who, list(each), 1, (name,)) for name, each in blocks]
+
+    def _segment(
+        self, who: Described, ops: Sequence[int], count: int, names: tuple[str, ...]
+    ) -> Segment:
+        for op in ops:
+            for kind, size in who.resident(op).items():
+                self.resident[kind] = self.resident.get(kind, 0.0) + count * size
+        operators = tuple(o for o in map(who.operator, ops) if _matters(o))
+        first = names[0] if count == 1 else f"{names[0]} to {names[-1].rpartition('.')[2]}"
+        return Segment(first, operators, count, names if count > 1 else ())
+
+    def _unread(self) -> None:
+        """Inputs and buffers are whole everywhere; so are parameters that no operator reads."""
+        graph = self.scheduler.graph
+        read = {t for op in graph.ops for t in op.inputs}
+        for index, tensor in enumerate(graph.tensors):
+            if tensor.role in ("input", "buffer"):
+                times = self.whole.assembly.passes if tensor.role == "input" else 1
+                size = times * tensor.type.bytes
+                self.resident["buffers"] = self.resident.get("buffers", 0.0) + size
+            elif tensor.role == "parameter" and index not in read:
+                self.resident["parameters"] += tensor.type.bytes
+
+    def _dtype(self) -> str:
+        """The dtype of most products."""
+        flops: dict[str, float] = {}
+        graph = self.scheduler.graph
+        for index, op in enumerate(graph.ops):
+            if self.scheduler.subdims.rules[index].rule.engine == "matrix":
+                dtype = graph.tensors[op.results[0]].type.dtype
+                flops[dtype] = flops.get(dtype, 0.0) + self.scheduler.useful_flops(index)
+        return max(flops, key=flops.__getitem__, default="float32")
+
+
+def _matters(operator: Operator) -> bool:
+    return bool(operator.forward or operator.backward or operator.update or operator.again)
+
+
+def _block(paths: Sequence[str]) -> str:
+    return paths[0] if paths else ""
+
+
+def _block_of(module: str) -> str:
+    """The outermost numbered module on a path, or its first name."""
+    parts = module.split(".")
+    for at, part in enumerate(parts):
+        if part.isdecimal():
+            return ".".join(parts[: at + 1])
+    return ""

@@ -1,0 +1,122 @@
+"""How a strategy by hand splits: over some axes, the first of some roles that an operator has.
+
+`Way((1, 2), (heads, seq))` says: over axes 1 and 2 an operator that has heads splits them, one
+that has none splits its sequence, and one that has neither is not split. Where sizes do not
+allow as many parts, an operator is split over as many devices as they allow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardfold.costs import Tabulated, Vertex
+from shardfold.search.subproblem import restricted
+from shardfold.sharding import Space, Subdims
+from shardfold.sharding.configs import NONE
+from shardfold.sharding.layouts import Layouts
+from shardfold.strategies.roles import Classes
+from shardfold.strategies.split_names import Rows
+
+Mask = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """Mesh axes, and the roles that they may split, the preferred first."""
+
+    axes: tuple[int, ...]
+    roles: tuple[Classes, ...]
+
+
+Ways = tuple[Way, ...]
+
+
+def choose_ways(
+    tabulated: Tabulated, subdims: Subdims, ways_of: Callable[[int], Ways]
+) -> tuple[int, ...]:
+    """The cheapest choice in which operator i is split by `ways_of(i)`.
+
+    Tensors and parameters lie whole, or split by what some operator splits over the same axis;
+    nothing is gathered twice.
+    """
+    known: dict[object, Rows] = {}
+    allowed = _per_axis(tabulated, ways_of)
+    kept: dict[int, Rows] = {}
+    for v, vertex in enumerate(tabulated.vertices):
+        if vertex.space is not None:
+            factors = _factors(vertex, subdims, ways_of(vertex.index))
+            key: object = (id(vertex.space.configs), factors)
+        else:
+            factors = tuple(_split_atoms(subdims.classes[vertex.index], each) for each in allowed)
+            key = (id(vertex.layouts), id(vertex.storage), factors)
+        if key not in known:
+            mask = _mask(vertex, factors, tabulated.mesh.shape)
+            known[key] = np.flatnonzero(mask).astype(np.int64)
+        kept[v] = known[key]
+    return tuple(restricted(tabulated.problem, kept).solve().choice)
+
+
+def parts_over(space: Space, row: int, axes: Sequence[int]) -> bool:
+    """Whether a configuration splits something over every one of `axes`."""
+    return bool((space.configs[row, list(axes)] >= 0).all())
+
+
+def _per_axis(tabulated: Tabulated, ways_of: Callable[[int], Ways]) -> list[Classes]:
+    """For each axis, every identity that some operator may split over it."""
+    found: list[set[int]] = [set() for _ in tabulated.mesh.axes]
+    for ways in {ways_of(v.index) for v in tabulated.vertices if v.space is not None}:
+        for way in ways:
+            for axis in way.axes:
+                found[axis].update(*way.roles)
+    return [frozenset(each) for each in found]
+
+
+def _factors(vertex: Vertex, subdims: Subdims, ways: Ways) -> tuple[tuple[int, ...], ...]:
+    """For each axis, the factors of an operator that may be split over it."""
+    assert vertex.space is not None
+    rule, identities = vertex.space.rule, subdims.factors[vertex.index]
+    per_axis: list[tuple[int, ...]] = [()] * vertex.space.configs.shape[1]
+    for way in ways:
+        for role in way.roles:
+            factors = tuple(f for f, c in enumerate(identities) if c in role and rule.splittable[f])
+            if factors:
+                for axis in way.axes:
+                    per_axis[axis] = factors
+                break
+    return tuple(per_axis)
+
+
+def _split_atoms(classes: Sequence[int], allowed: Classes) -> tuple[int, ...]:
+    return tuple(k for k, identity in enumerate(classes) if identity in allowed)
+
+
+def _mask(vertex: Vertex, allowed: Sequence[tuple[int, ...]], shape: Sequence[int]) -> Mask:
+    if vertex.space is not None:
+        rows = vertex.space.configs
+        return _fullest(rows, _only(rows, allowed, NONE), shape)
+    assert vertex.layouts is not None
+    mask = _only(vertex.layouts, allowed, None)
+    return mask if vertex.storage is None else mask & ~vertex.storage.regathers
+
+
+def _only(rows: Layouts, allowed: Sequence[tuple[int, ...]], none: int | None) -> Mask:
+    """Rows that on each axis have an allowed number, or none (of any kind, unless one is named)."""
+    mask = np.ones(len(rows), dtype=bool)
+    for axis, numbers in enumerate(allowed):
+        unsplit = rows[:, axis] < 0 if none is None else rows[:, axis] == none
+        for number in numbers:
+            unsplit = unsplit | (rows[:, axis] == number)
+        mask &= unsplit
+    return mask
+
+
+def _fullest(rows: Layouts, mask: Mask, shape: Sequence[int]) -> Mask:
+    """Of the rows that the mask keeps, those that are split over the most devices."""
+    sizes = np.where(rows >= 0, np.asarray(shape, dtype=np.int64), 1)
+    devices = np.where(mask, np.prod(sizes, axis=1), 0)
+    most: Mask = np.equal(devices, devices.max())
+    return mask & most

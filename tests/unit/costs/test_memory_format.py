@@ -1,0 +1,53 @@
+from shardfold.costs.memory_format import habit_of
+from shardfold.graph import Graph, Op, Operand, Tensor, TensorType
+
+
+def graph(*ops: Op, shapes: dict[int, tuple[int, ...]]) -> Graph:
+    written = {t for op in ops for t in op.results}
+    tensors = tuple(
+        Tensor(
+            (f"t{i}",),
+            TensorType(shape, "float32"),
+            "activation" if i in written else "parameter",
+            True,
+        )
+        for i, shape in sorted(shapes.items())
+    )
+    return Graph(tensors, ops, max(written))
+
+
+def test_a_reshape_of_a_transposed_tensor_copies_and_of_a_plain_one_does_not() -> None:
+    turned = Op("a", "aten.transpose", (Operand("self", 0),), (1,), {"dim0": 0, "dim1": 1})
+    copied = Op("b", "aten.reshape", (Operand("self", 1),), (2,))
+    again = Op("c", "aten.reshape", (Operand("self", 2),), (3,))
+    made = graph(turned, copied, again, shapes={0: (4, 8), 1: (8, 4), 2: (32,), 3: (2, 16)})
+    assert [habit_of(made, i).copies for i in range(3)] == [False, True, False]
+
+
+def test_transposed_twice_is_plain_again() -> None:
+    swap = {"dim0": 0, "dim1": 1}
+    there = Op("a", "aten.transpose", (Operand("self", 0),), (1,), swap)
+    back = Op("b", "aten.transpose", (Operand("self", 1),), (2,), swap)
+    flat = Op("c", "aten.reshape", (Operand("self", 2),), (3,))
+    made = graph(there, back, flat, shapes={0: (4, 8), 1: (8, 4), 2: (4, 8), 3: (32,)})
+    assert not habit_of(made, 2).copies
+
+
+def test_a_broadcast_operand_is_read_by_strides() -> None:
+    plain = Op("a", "aten.mul", (Operand("self", 0), Operand("other", 1)), (3,))
+    broad = Op("b", "aten.mul", (Operand("self", 3), Operand("other", 2)), (4,))
+    shapes = {0: (4, 8), 1: (4, 8), 2: (8,), 3: (4, 8), 4: (4, 8)}
+    made = graph(plain, broad, shapes=shapes)
+    assert [habit_of(made, i).is_strided for i in range(2)] == [False, True]
+
+
+def test_readers_share_the_additions_of_their_gradients() -> None:
+    ops = [Op(f"n{i}", "aten.neg", (Operand("self", 0),), (i,)) for i in (1, 2, 3)]
+    made = graph(*ops, shapes=dict.fromkeys(range(4), (4, 8)))
+    assert sum(habit_of(made, i).adds[0] for i in range(3)) == 2.0
+
+
+def test_a_dropout_of_nothing_is_idle() -> None:
+    kept = Op("a", "aten.dropout", (Operand("input", 0),), (1,), {"p": 0.0, "train": True})
+    made = graph(kept, shapes={0: (4, 8), 1: (4, 8)})
+    assert habit_of(made, 0).is_idle

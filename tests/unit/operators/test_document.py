@@ -1,0 +1,16 @@
+"""The reference page says what the table says."""
+
+from __future__ import annotations
+
+from shardfold.operators import TABLE
+
+from .document import FAMILIES, PAGE, page
+from .test_rules import CASES
+
+
+def test_the_page_of_operators_is_the_table() -> None:
+    assert PAGE.read_text() == page(CASES), "write it anew: python -m spaces.rules.document"
+
+
+def test_every_family_is_on_the_page() -> None:
+    assert {kind for family in FAMILIES.values() for kind in family.TABLE} == set(TABLE)

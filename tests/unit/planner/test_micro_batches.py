@@ -1,0 +1,221 @@
+"""How many passes a step takes: which numbers are tried, and what is said where none fits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+import shardfold as sf
+from shardfold.errors import InfeasibleError, InputError, ModelError
+from shardfold.planner.micro_batches import check_wish, decided
+from shardfold.planner.separability import Samples
+
+LIMIT = 100.0
+BATCH = Samples(16, ((0, 0),))
+
+
+@dataclass(frozen=True)
+class Chosen:
+    best: object
+    limit_bytes: float = LIMIT
+    smallest_bytes: float | None = None
+    tried: tuple[object, ...] = ()
+
+
+@dataclass(frozen=True)
+class Decided:
+    passes: int
+    chosen: Chosen
+    verdict: object
+
+
+class Attempts:
+    """Decisions with given peaks and steps, and what was asked for."""
+
+    def __init__(self, given: bool = True, **cases: tuple[float, float]) -> None:
+        self.cases = {int(key[1:]): value for key, value in cases.items()}
+        self.given, self.asked = given, []
+
+    def __call__(self, passes: int) -> Decided:
+        self.asked.append(passes)
+        peak, seconds = self.cases[passes]
+        if peak > LIMIT and self.given:
+            raise InfeasibleError(needed_bytes=peak, limit_bytes=LIMIT)
+        faster = SimpleNamespace(rank=seconds / 2, simulation=SimpleNamespace(peak_bytes=1e9))
+        winner = SimpleNamespace(rank=seconds, simulation=SimpleNamespace(peak_bytes=peak))
+        verdict = SimpleNamespace(winner=winner, finalists=(winner, faster))
+        return Decided(passes, Chosen(None, LIMIT, None if peak <= LIMIT else peak), verdict)
+
+
+def test_one_pass_is_enough_where_it_fits():
+    attempts = Attempts(_1=(90, 1))
+    assert decided("auto", attempts, lambda: BATCH).passes == 1
+    assert attempts.asked == [1]
+
+
+@pytest.mark.parametrize(("next_seconds", "wins"), [(3.0, 4), (1.5, 8)])
+def test_the_first_that_fits_is_held_against_the_next(next_seconds, wins):
+    attempts = Attempts(_1=(400, 1), _2=(200, 1), _4=(90, 2), _8=(50, next_seconds))
+    assert decided("auto", attempts, lambda: BATCH).passes == wins
+    assert attempts.asked == [1, 2, 4, 8]
+
+
+def test_what_is_needed_is_the_least_of_all_that_was_tried():
+    attempts = Attempts(_1=(400, 1), _2=(450, 1), _4=(300, 2), _8=(250, 2), _16=(225, 2))
+    with pytest.raises(InfeasibleError) as refused:
+        decided("auto", attempts, lambda: BATCH)
+    assert refused.value.needed_bytes == 225
+    assert attempts.asked == [1, 2, 4, 8, 16]
+
+
+def test_more_passes_are_not_tried_where_they_hardly_save_memory():
+    attempts = Attempts(_1=(400, 1), _2=(350, 1), _4=(349, 2))
+    with pytest.raises(InfeasibleError):
+        decided("auto", attempts, lambda: BATCH)
+    assert attempts.asked == [1, 2, 4]
+
+
+def test_without_a_limit_of_its_own_the_whole_batch_is_planned_that_does_not_fit():
+    attempts = Attempts(given=False, _1=(400, 1), _2=(350, 1), _4=(349, 2))
+    found = decided("auto", attempts, lambda: BATCH)
+    assert found.passes == 1
+    assert found.chosen.smallest_bytes == 349
+
+
+def test_a_search_goes_on_until_more_passes_gain_nothing():
+    attempts = Attempts(_1=(90, 4), _2=(90, 3), _4=(90, 2), _8=(90, 2.5), _16=(90, 1))
+    assert decided("search", attempts, lambda: BATCH).passes == 4
+    assert attempts.asked == [1, 2, 4, 8]
+
+
+def test_what_must_not_be_cut_is_not_cut():
+    mixed = Samples(reason="Operator norm has statistics over the batch.")
+    attempts = Attempts(_1=(400, 1))
+    with pytest.raises(InfeasibleError):
+        decided("auto", attempts, lambda: mixed)
+    assert attempts.asked == [1]
+    with pytest.raises(InputError, match=r"another one\. Operator norm has statistics"):
+        decided(4, attempts, lambda: mixed)
+
+
+@pytest.mark.parametrize(
+    ("wish", "said"),
+    [("alot", "Did you mean auto"), (0, "1 micro-batch or more"), (True, "1 micro-batch or more")],
+)
+def test_other_wishes_are_refused(wish, said):
+    with pytest.raises(InputError, match=said):
+        check_wish(wish)
+
+
+def test_numbers_that_do_not_divide_are_refused():
+    with pytest.raises(InputError, match="16 samples, which cannot be cut into 3"):
+        decided(3, Attempts(), lambda: BATCH)
+
+
+# With real plans
+
+
+class Deep(nn.Module):
+    """Small layers over many tokens: nearly all memory is that of activations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(6))
+
+    def forward(self, x, y):
+        for layer in self.layers:
+            x = torch.tanh(layer(x))
+        return nn.functional.mse_loss(x, y)
+
+
+def planned(**options):
+    batch = (torch.zeros(8, 512, 16), torch.zeros(8, 512, 16))
+    return sf.plan(Deep(), batch, cluster="2xa100", recompute="never", **options)
+
+
+@pytest.fixture(scope="module")
+def needed():
+    with pytest.raises(InfeasibleError) as refused:
+        planned(memory_limit=1000.0, micro_batches=1)
+    return refused.value.needed_bytes
+
+
+def test_what_fits_only_in_parts_is_planned_in_parts(needed):
+    found = planned(memory_limit=needed - 1)
+    assert found.micro_batches > 1
+    assert found.estimate.peak_bytes < needed
+    assert found.simulation.peak_bytes == found.estimate.peak_bytes
+    assert found.cuts == {"0": 0, "1": 0}
+    assert [entry.shape[0] for entry in found.inputs] == [8 // found.micro_batches] * 2
+    assert f"in {found.micro_batches} micro-batches" in " ".join(str(found).split())
+    assert planned(memory_limit=needed).micro_batches == 1
+
+
+def test_the_refusal_names_what_is_needed_and_that_is_met():
+    with pytest.raises(InfeasibleError) as refused:
+        planned(memory_limit=1000.0)
+    least = refused.value.needed_bytes
+    assert planned(memory_limit=least).estimate.peak_bytes <= least
+    with pytest.raises(InfeasibleError) as again:
+        planned(memory_limit=least - 1)
+    assert again.value.needed_bytes == least
+
+
+@pytest.mark.parametrize("passes", [2, 4])
+def test_the_parts_of_a_step_sum_to_it(passes):
+    found = planned(micro_batches=passes)
+    e, s = found.estimate, found.simulation
+    total = e.compute_seconds + e.communication_seconds + e.update_seconds
+    assert total == pytest.approx(e.step_seconds, rel=1e-9)
+    assert sum(o.seconds for o in found.operators) == pytest.approx(e.step_seconds, rel=1e-9)
+    assert s.compute_seconds + s.communication_seconds == pytest.approx(e.step_seconds, rel=1e-9)
+    assert s.peak_bytes < planned(micro_batches=1).simulation.peak_bytes
+
+
+def test_a_search_is_never_slower_than_one_pass(needed):
+    limit = 1.05 * needed
+    one, best = (planned(memory_limit=limit, micro_batches=n) for n in (1, "search"))
+    assert best.simulation.step_seconds <= one.simulation.step_seconds
+    assert best.estimate.peak_bytes <= limit
+
+
+def test_folded_and_unfolded_agree():
+    short, full = (planned(micro_batches=4, fold=fold) for fold in (True, False))
+    assert short.estimate.step_seconds == pytest.approx(full.estimate.step_seconds, rel=1e-9)
+    assert short.simulation.step_seconds == pytest.approx(full.simulation.step_seconds, rel=1e-9)
+    assert short.simulation.peak_bytes == full.simulation.peak_bytes
+
+
+def test_batch_norm_is_not_taken_in_parts():
+    model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8))
+    with pytest.raises(InputError, match="statistics over the batch"):
+        sf.plan(
+            model,
+            (torch.zeros(8, 8),),
+            cluster="2xa100",
+            loss=lambda y: y.square().mean(),
+            micro_batches=2,
+        )
+
+
+class Sized(nn.Module):
+    """A model that does something else with a smaller batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(16, 16)
+
+    def forward(self, x):
+        return (self.layer(x) if len(x) == 8 else torch.tanh(self.layer(x))).square().mean()
+
+
+def test_a_model_that_does_something_else_with_a_part_is_not_cut():
+    x = (torch.zeros(8, 512, 16),)
+    with pytest.raises(ModelError, match=r"With 2 micro-batches .* something else from operator"):
+        sf.plan(Sized(), x, cluster="2xa100", micro_batches=2)
+    with pytest.raises(InfeasibleError):
+        sf.plan(Sized(), x, cluster="2xa100", memory_limit=1000.0)

@@ -1,0 +1,56 @@
+"""Recomputing some blocks: a border anywhere in the model, and floors that no step goes below."""
+
+from __future__ import annotations
+
+import pytest
+
+from shardfold import zoo
+from shardfold.capture import capture_short
+from shardfold.cluster import parse
+from shardfold.costs import OPTIMIZERS, Tabulated, pricing_named, tabulate
+from shardfold.costs.recompute import KEEP_ALL, Regions, block_regions, in_model
+from shardfold.costs.unroll import unfold
+from shardfold.graph import Graph
+from shardfold.operators import rules_of
+from shardfold.planner.lower_bounds import least_seconds, more_seconds
+from shardfold.planner.partial_recompute import _leading, _parted
+from shardfold.search import solve
+from shardfold.sharding import Subdims, find_subdims
+
+LAYERS = 9
+
+
+def atoms_of(graph: Graph) -> Subdims:
+    return find_subdims(graph, rules_of(graph, pricing_named("roofline").rules))
+
+
+def tables_of(graph: Graph, subdims: Subdims, regions: Regions) -> Tabulated:
+    cluster = parse("2x2xh100")
+    mesh = cluster.meshes()[0]
+    model = pricing_named("roofline").model(cluster, mesh)
+    return tabulate(graph, subdims, mesh, model, OPTIMIZERS["adamw"], regions)
+
+
+@pytest.fixture(scope="module", params=["llama3-8b-tiny", "t5-large-tiny"])
+def graph(request) -> Graph:
+    found = capture_short(*zoo.build(request.param, layers=LAYERS))
+    assert found.repeats
+    return found
+
+
+def test_a_border_may_be_before_any_block(graph) -> None:
+    subdims = atoms_of(graph)
+    keeping = tables_of(graph, subdims, KEEP_ALL)
+    every = block_regions(graph, subdims)
+    whole = tables_of(graph, subdims, every)
+    blocks = in_model(every, graph).ranges
+    least = least_seconds(unfold(keeping, graph).problem)
+    for count in range(1, len(blocks)):
+        parted, border = _parted(graph, subdims, count)
+        its_atoms = atoms_of(parted)
+        regions = _leading(parted, its_atoms, border)
+        assert in_model(regions, parted).ranges == blocks[:count]
+        problem = unfold(tables_of(parted, its_atoms, regions), parted).problem
+        more = more_seconds(graph, keeping, whole, border)
+        assert more > 0
+        assert least + more <= solve(problem).cost * (1 + 1e-12)

@@ -1,0 +1,42 @@
+"""Small steps from the simulated winner: what other searches find by chance is not missed."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+import shardfold as sf
+from shardfold import zoo
+from shardfold.planner.refine import mixed
+
+
+def test_the_plan_is_no_slower_than_an_equal_sum_of_another_search() -> None:
+    module, args, kwargs = zoo.build("alexnet")
+    found = sf.compare(
+        module, args, kwargs, cluster="8x8xh100", dtype="bf16", methods=["plan", "exact", "ilp"]
+    )
+    steps = {r.method: r.simulated_seconds for r in found.results}
+    assert steps["plan"] is not None
+    assert all(step is not None and step >= steps["plan"] for step in steps.values())
+
+
+def test_parameters_stored_in_several_ways_beat_random_moves() -> None:
+    module, args, kwargs = zoo.build("inceptionv3")
+    found = sf.compare(module, args, kwargs, cluster="4x2080ti", methods=["plan", "exact", "mcmc"])
+    plan, exact, mcmc = (r.simulated_seconds for r in found.results)
+    assert plan is not None
+    assert exact is not None
+    assert mcmc is not None
+    assert mcmc < exact  # the best sum queues more for its links
+    assert plan < mcmc
+
+
+@pytest.mark.parametrize(("share", "count"), [(1 / 6, 2), (1 / 2, 6), (1.0, 12)])
+def test_a_share_of_what_differs_is_taken_evenly(share: float, count: int) -> None:
+    own, other = (0,) * 24, (0, 1) * 12
+    found = mixed(own, other, share)
+    taken = [place for place, choice in enumerate(found) if choice]
+    assert len(taken) == count
+    assert all(other[place] for place in taken)
+    assert len({b - a for a, b in pairwise(taken)}) <= 1

@@ -1,0 +1,185 @@
+"""The plan against strategies by hand, in the simulator; the limit at its threshold."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import shardfold as sf
+from shardfold import zoo
+from shardfold.capture import capture, capture_short
+from shardfold.cluster import parse
+from shardfold.costs import optimizer_named, pricing_named
+from shardfold.errors import InfeasibleError
+from shardfold.planner.planner import decide
+from shardfold.planner.proposals import Field, by_hand
+from shardfold.planner.request import Request
+from shardfold.planner.select import Judge
+from shardfold.simulate import simulate, timeline
+from shardfold.strategies.named import STRATEGIES
+
+ADAMW = optimizer_named("adamw")
+ROOFLINE = pricing_named("roofline")
+
+
+class Layers(nn.Module):
+    def __init__(self, width: int = 256, count: int = 6) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+            for _ in range(count)
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = x + layer(x)
+        return x.square().mean()
+
+
+def decided(module, args, kwargs, cluster, limit=None, *, short=True):
+    take = capture_short if short else capture
+    graph = take(module, args, kwargs)
+    target = parse(cluster)
+    request = Request(target, target.meshes(), ROOFLINE, ADAMW, limit)
+    return decide(graph, request, lambda done, total: None), target
+
+
+@pytest.fixture(scope="module")
+def layers():
+    return Layers(), (torch.zeros(64, 256),), {}
+
+
+@pytest.fixture(scope="module")
+def unlimited(layers):
+    return decided(*layers, "2x4xh100")
+
+
+def test_no_strategy_by_hand_that_fits_is_faster(unlimited) -> None:
+    decision, cluster = unlimited
+    verdict = decision.verdict
+    field = Field(decision.graph, decision.subdims, verdict.chosen.tried)
+    everyone = Judge(cluster, ADAMW).judged(by_hand(field, verdict.chosen.limit_bytes))
+    assert {j.finalist.name for j in everyone} >= {"data-parallel", "zero-2", "zero-3"}
+    for judged in everyone:
+        if judged.simulation.peak_bytes <= verdict.chosen.limit_bytes:
+            won, other = verdict.winner.rank, judged.rank
+            assert won <= other * (1 + 1e-9)
+
+
+def test_a_step_is_never_shorter_than_its_floor(unlimited) -> None:
+    decision, cluster = unlimited
+    judge = Judge(cluster, ADAMW)
+    for judged in decision.verdict.finalists:
+        step, floor = judged.rank, judge.floor_seconds(judged.finalist)
+        total = judged.finalist.candidate.solution.cost
+        assert floor * (1 - 1e-9) <= step <= total * (1 + 1e-9)  # overlap never adds to the sum
+
+
+def test_memory_comes_back_and_the_folded_step_is_the_walked_one(unlimited) -> None:
+    decision, cluster = unlimited
+    judge = Judge(cluster, ADAMW)
+    for judged in decision.verdict.finalists:
+        schedule = judge.schedule(judged.finalist)
+        figures, over_time = timeline(schedule)
+        step, peak = judged.rank, judged.simulation.peak_bytes
+        assert figures.step_seconds == pytest.approx(step, rel=1e-9)
+        assert figures.peak_bytes == pytest.approx(peak, rel=1e-9)
+        left = over_time.memory[-1].bytes
+        for kind, size in left.items():
+            assert size == pytest.approx(schedule.resident.get(kind, 0.0), abs=64)
+
+
+def test_a_short_graph_is_simulated_like_the_whole(layers, unlimited) -> None:
+    whole, _ = decided(*layers, "2x4xh100", short=False)
+    short, full = unlimited[0].verdict.winner.simulation, whole.verdict.winner.simulation
+    assert short.step_seconds == pytest.approx(full.step_seconds, rel=1e-9)
+    assert short.peak_bytes == pytest.approx(full.peak_bytes, rel=1e-9)
+
+
+def small():
+    return Layers(64, 4), (torch.zeros(32, 64),), {}
+
+
+def needed_bytes(limit: float) -> float:
+    """What a refusal says is needed."""
+    with pytest.raises(InfeasibleError) as refused:
+        decided(*small(), "4xh100", limit)
+    assert f"{refused.value.needed_bytes:,.0f} bytes" in str(refused.value)
+    return refused.value.needed_bytes
+
+
+def peak_bytes(limit: float) -> float:
+    decision, _ = decided(*small(), "4xh100", limit)
+    return decision.verdict.winner.simulation.peak_bytes
+
+
+def test_a_limit_is_met_at_the_smallest_plan_and_refused_one_byte_below() -> None:
+    smallest = needed_bytes(1.0)
+    reached = peak_bytes(smallest)
+    assert reached == smallest
+    assert needed_bytes(smallest - 1) == smallest
+
+
+def test_a_plan_keeps_its_peak_below_a_limit_that_binds(layers, unlimited) -> None:
+    free = unlimited[0].verdict.winner.simulation
+    limit, before = 0.8 * free.peak_bytes, free.step_seconds
+    decision, _ = decided(*layers, "2x4xh100", limit)
+    found = decision.verdict.winner.simulation
+    peak, after = found.peak_bytes, found.step_seconds
+    assert peak <= limit
+    assert after >= before * (1 - 1e-9)
+
+
+def test_many_devices_cost_what_few_cost() -> None:
+    """All devices do the same, so a schedule does not grow with their number."""
+    sizes = []
+    for cluster in ("8xh100", "2048x8xh100"):
+        module, args, kwargs = zoo.build("llama3-8b-tiny", batch=16384)
+        plan = sf.plan(module, args, kwargs, cluster=cluster)
+        assert plan.schedule is not None
+        sizes.append(sum(len(s.operators) for s in plan.schedule.segments))
+        assert simulate(plan.schedule).step_seconds == pytest.approx(plan.simulation.step_seconds)
+    assert sizes[1] <= 1.2 * sizes[0]
+
+
+def test_the_paper_s_costs_know_no_overlap(layers) -> None:
+    module, args, kwargs = layers
+    plan = sf.plan(module, args, kwargs, cluster="2x4xh100", cost="paper")
+    assert plan.simulation is None
+    assert plan.finalists == ()
+
+
+def test_every_field_of_a_finalist_is_in_the_plan(layers) -> None:
+    module, args, kwargs = layers
+    plan = sf.plan(module, args, kwargs, cluster="2x4xh100")
+    best = plan.finalists[0]
+    assert best.simulated_seconds == plan.simulation.step_seconds
+    assert plan.estimate.peak_bytes == plan.simulation.peak_bytes
+    assert {f.name for f in plan.finalists} & set(STRATEGIES)
+    assert "Simulated with overlap" in str(plan)
+    assert sum(plan.simulation.peak_by_class.values()) == pytest.approx(plan.estimate.peak_bytes)
+
+
+def test_an_8b_model_on_8_devices_is_not_split_by_features() -> None:
+    """Plain sharding is what is fastest there in practice: no layer may be tensor parallel."""
+    module, args, kwargs = zoo.build("llama3-8b", batch=8, seq=8192)
+    plan = sf.plan(module, args, kwargs, cluster="8xh100", dtype="bf16", optimizer="adamw")
+    assert plan.fits
+    inside = [op for op in plan.operators if ".layers." in op.name]
+    assert inside
+    for op in inside:
+        assert set(op.split) <= {"batch"}, f"{op.name} is split {op.split}"
+    simulated = {f.name: f.simulated_seconds for f in plan.finalists}
+    assert plan.simulation.step_seconds <= simulated["zero-3"] * (1 + 1e-9)
+
+
+def test_no_mesh_alone_gives_a_faster_plan_than_all_meshes_together() -> None:
+    module, args, kwargs = zoo.build("llama3-405b", batch=256, seq=8192)
+    together, alone = (
+        sf.plan(module, args, kwargs, cluster="64x8xh100", dtype="bf16", mesh=mesh)
+        for mesh in (None, "64x2x4")
+    )
+    assert together.simulation is not None
+    assert alone.simulation is not None
+    assert together.simulation.step_seconds <= alone.simulation.step_seconds
