@@ -10,12 +10,14 @@ from dataclasses import dataclass, replace
 from math import inf
 
 import numpy as np
+from numpy.typing import NDArray
 
-from shardfold.costs.steps import Values
-from shardfold.costs.unroll import Ints
-from shardfold.search import Problem, Solution, solve
-from shardfold.strategies.split_names import Rows
+from shardfold.search.interning import Array, Ints
+from shardfold.search.problem import Problem
+from shardfold.search.solution import Solution
+from shardfold.search.solve import solve
 
+Rows = NDArray[np.intp]
 Kept = Mapping[int, Rows]  # per vertex the choices that are left; a vertex that is absent has all
 
 
@@ -78,7 +80,7 @@ def restricted(problem: Problem, kept: Kept) -> Restricted:
     return Restricted(narrow, dict(kept))
 
 
-def _numbered(tables: tuple[Values, ...]) -> tuple[range, tuple[Values, ...]]:
+def _numbered(tables: tuple[Array, ...]) -> tuple[range, tuple[Array, ...]]:
     return range(len(tables)), tables
 
 
@@ -88,9 +90,9 @@ class _Cut:
     def __init__(self, kept: Kept) -> None:
         self.kept = kept
         self.names = {v: rows.tobytes() for v, rows in kept.items()}
-        self.known: dict[object, Values] = {}
+        self.known: dict[object, Array] = {}
 
-    def vector(self, v: int, table: Values) -> Values:
+    def vector(self, v: int, table: Array) -> Array:
         if v not in self.kept:
             return table
         key = (id(table), self.names[v])
@@ -98,7 +100,7 @@ class _Cut:
             self.known[key] = table[self.kept[v]]
         return self.known[key]
 
-    def table(self, ends: tuple[int, int], table: Values) -> Values:
+    def table(self, ends: tuple[int, int], table: Array) -> Array:
         u, v = ends
         if u not in self.kept and v not in self.kept:
             return table
