@@ -169,7 +169,7 @@ def one_process(
 
 def _model(name: str, device: str) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
     """A transformers model without dropout, which one device would draw in its own way."""
-    from shardfold.zoo.build import Draw
+    from shardfold.zoo.construct import Draw
     from shardfold.zoo.huggingface import causal, gpt2, llama
     from shardfold.zoo.resize import StackShape
 

@@ -33,9 +33,9 @@ def build(
     are random, and the same on every call.
     """
     known = entry(name)
-    from shardfold.zoo import build
+    from shardfold.zoo import construct
 
-    return build.build(
+    return construct.build(
         known, batch=batch, seq=seq, layers=layers, hidden=hidden, device=device, dtype=dtype
     )
 
@@ -50,6 +50,8 @@ def from_config(
     dtype: torch.dtype | str | None = None,
 ) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
     """As `build`, for a Hugging Face `config.json`; nothing is downloaded."""
-    from shardfold.zoo import build
+    from shardfold.zoo import construct
 
-    return build.from_config(path, batch=batch, seq=seq, layers=layers, device=device, dtype=dtype)
+    return construct.from_config(
+        path, batch=batch, seq=seq, layers=layers, device=device, dtype=dtype
+    )

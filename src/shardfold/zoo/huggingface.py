@@ -17,7 +17,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from shardfold.errors import ModelError, nearest
-from shardfold.zoo.build import Draw
+from shardfold.zoo.construct import Draw
 from shardfold.zoo.resize import StackShape
 
 try:

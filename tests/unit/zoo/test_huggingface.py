@@ -59,7 +59,7 @@ def test_attention_is_causal() -> None:
 
 def sliding(seq: int) -> str:
     from shardfold.zoo import huggingface
-    from shardfold.zoo.build import Draw
+    from shardfold.zoo.construct import Draw
 
     config = transformers.MistralConfig(
         vocab_size=257,
