@@ -41,6 +41,7 @@ from shardfold.graph import Graph
 from shardfold.operators import rules_of
 from shardfold.plans import Plan
 from shardfold.plans.batch import inputs_of
+from shardfold.plans.entries import operator_entries, parameter_entries, tensor_entries
 from shardfold.plans.read import recalled, restated
 from shardfold.runtime.launch import launch
 from shardfold.runtime.parallelize import Settings, assemble, lowered_here, prepared
@@ -133,9 +134,9 @@ def _altered(cluster: Cluster, mesh: Mesh, count: int, seed: int) -> Iterator[Ca
         assembly = replace(blank, choice=choice)
         plan = msgspec.structs.replace(
             best,
-            operators=assembly.operators(),
-            tensors=assembly.tensors(),
-            parameters=assembly.parameters(),
+            operators=operator_entries(assembly),
+            tensors=tensor_entries(assembly),
+            parameters=parameter_entries(assembly),
             inputs=inputs_of(assembly),
         )
         label = name + (f", {sum(drawn)} of {len(drawn)} decisions drawn" if any(drawn) else "")

@@ -35,6 +35,7 @@ from shardfold.cluster import mesh_from_text, parse
 from shardfold.costs import optimizer_named, pricing_named, tabulate
 from shardfold.operators import rules_of
 from shardfold.plans import Plan
+from shardfold.plans.entries import operator_entries, parameter_entries, tensor_entries
 from shardfold.plans.files import dumps, loads
 from shardfold.runtime import parallelize
 from shardfold.runtime.launch import launch
@@ -65,9 +66,9 @@ def strategy_plan(model: nn.Module, args: tuple[Any, ...], name: str, world: int
     made = Assembly(graph, subdims, tables, choice, prices, optimizer)
     return msgspec.structs.replace(
         sf.plan(model, args, cluster=cluster, mesh=mesh),
-        operators=made.operators(),
-        tensors=made.tensors(),
-        parameters=made.parameters(),
+        operators=operator_entries(made),
+        tensors=tensor_entries(made),
+        parameters=parameter_entries(made),
     )
 
 

@@ -15,6 +15,7 @@ from shardfold.costs import optimizer_named, pricing_named, tabulate
 from shardfold.operators import rules_of
 from shardfold.plans import Plan
 from shardfold.plans.batch import inputs_of
+from shardfold.plans.entries import operator_entries, parameter_entries, tensor_entries
 from shardfold.sharding import find_subdims
 from shardfold.simulate.decoded import Assembly
 from shardfold.strategies.baselines import batch_factors, data_parallel, fully_sharded
@@ -48,9 +49,9 @@ class Chooser:
         )
         return msgspec.structs.replace(
             self.best(),
-            operators=assembly.operators(),
-            tensors=assembly.tensors(),
-            parameters=assembly.parameters(),
+            operators=operator_entries(assembly),
+            tensors=tensor_entries(assembly),
+            parameters=parameter_entries(assembly),
             inputs=inputs_of(assembly),
         )
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from draws import draws
 from shardfold.graph import Graph
+from shardfold.plans.entries import operator_entries
 from shardfold.search import Problem, solve
 from virtual.choosing import Desk
 from virtual.drawing import graphs, shuffled
@@ -99,7 +100,7 @@ def test_any_choice_costs_the_sum_of_its_steps(graph: Graph, mesh: str, seed: in
         assembly = desk.assembly(tuple(int(c) for c in choice))
         total = problem.total(choice)
         assert math.fsum(assembly.totals().values()) == pytest.approx(total, rel=1e-9)
-        each = [entry.seconds for entry in assembly.operators()]
+        each = [entry.seconds for entry in operator_entries(assembly)]
         assert math.fsum(each) == pytest.approx(total, rel=1e-9)
 
 

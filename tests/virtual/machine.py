@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from shardfold.costs import Edge
-from shardfold.costs.edges import sum_steps
 from shardfold.costs.steps import Collective
 from shardfold.graph import Op
 from shardfold.sharding import Space
@@ -41,7 +40,6 @@ class Machine:
         self.shape = self.tables.mesh.shape
         self.devices = devices(self.shape)
         self.rng = np.random.default_rng(0)
-        self.vertices = {x.index: v for v, x in enumerate(self.tables.vertices) if x.what == "op"}
         for tensor, value in leaves.items():
             value.requires_grad_(self.graph.tensors[tensor].requires_grad)
         self.truth = run(self.graph, leaves)
@@ -61,7 +59,7 @@ class Machine:
     # Forward
 
     def _forward(self, number: int, op: Op) -> None:
-        v = self.vertices[number]
+        v = number
         space = self._space(v)
         operands = [self._operand(v, k, op) for k in range(len(op.inputs))]
         layouts = [self._row(space.result_layouts(k), v) for k in range(len(op.results))]
@@ -81,7 +79,7 @@ class Machine:
     def _operand(self, v: int, position: int, op: Op) -> Shards:
         tensor = op.inputs[position]
         needed = forward_states(self._row(self._space(v).operand_layouts(position), v))
-        found = self._edge_into(v, position, op)
+        found = self._edge_into(v, position)
         if found is None:  # an input, or what follows from inputs alone: whole everywhere
             shards = self._place(tensor, self.truth[tensor], needed)
         else:
@@ -98,7 +96,7 @@ class Machine:
     def _run(
         self, number: int, op: Op, operands: list[Shards], layouts: list[Layout]
     ) -> list[Shards]:
-        v = self.vertices[number]
+        v = number
         tape = self.tapes[number] = {}
         for device in self.devices:
             given = [self._tensor(t, operands[k][device]) for k, t in enumerate(op.inputs)]
@@ -117,7 +115,7 @@ class Machine:
     # Backward
 
     def _backward(self, number: int, op: Op) -> None:
-        v = self.vertices[number]
+        v = number
         space = self._space(v)
         for at, edge in self._edges(source=v):
             if self.tables.vertices[edge.target].what == "tensor":
@@ -129,10 +127,10 @@ class Machine:
             found = self._whole_gradients(v, op, space, sent)
         summed: list[Edge] = []
         for k, tensor in enumerate(op.inputs):
-            into = self._edge_into(v, k, op)
+            into = self._edge_into(v, k)
             if into is not None and self.graph.tensors[tensor].requires_grad:
                 self._add(into[1], self._move(into[0], found[k], "backward"))
-                summed += [into[1]] if into[1].sums else []
+                summed += [into[1]] if into[1].reduces_sum else []
         for edge in summed:
             self._reduce_sum(edge)
 
@@ -149,14 +147,8 @@ class Machine:
     def _reduce_sum(self, edge: Edge) -> None:
         """All readers of a parameter have added to its gradient: the sum goes to its storage."""
         key = self._key(edge)
-        for step in self._onward(edge):
+        for step in self._steps(edge, "sum", "backward"):
             self.gradients[key] = perform(step, self.gradients[key], self.shape)
-
-    def _onward(self, edge: Edge) -> list[Collective]:
-        stored = edge.left[self.choice[edge.source]][None]
-        size = self.graph.tensors[edge.tensor].type.item_bytes
-        steps = sum_steps(stored, self.tables.mesh, self.subdims.tensors[edge.tensor], size)
-        return [s for s in steps.case(0) if isinstance(s, Collective)]
 
     def _add(self, edge: Edge, shards: Shards) -> None:
         key = self._key(edge)
@@ -212,13 +204,10 @@ class Machine:
     def _edges(self, source: int) -> list[tuple[int, Edge]]:
         return [(n, e) for n, e in enumerate(self.tables.edges) if e.source == source]
 
-    def _edge_into(self, v: int, position: int, op: Op) -> tuple[int, Edge] | None:
-        """The edge of one operand; a tensor that is read twice has two, in order."""
-        tensor = op.inputs[position]
-        edges = [
-            (n, e) for n, e in enumerate(self.tables.edges) if e.target == v and e.tensor == tensor
-        ]
-        return edges[op.inputs[:position].count(tensor)] if edges else None
+    def _edge_into(self, op: int, position: int) -> tuple[int, Edge] | None:
+        """The edge of one operand, if it has one."""
+        found = self.tables.wiring.operand_edge[op][position]
+        return None if found is None else (found, self.tables.edges[found])
 
     def _key(self, edge: Edge) -> Key:
         is_op = self.tables.vertices[edge.source].what == "op"
@@ -226,16 +215,16 @@ class Machine:
 
     def _move(self, at: int, shards: Shards, phase: str) -> Shards:
         """Perform the steps of one edge: those of values forward, those of gradients backward."""
-        edge = self.tables.edges[at]
-        steps = [s for s in self.assembly.moved(at) if isinstance(s, Collective)]
-        forward = [s for s in steps if s.phase == "forward"]
-        again = edge.regathers is not None and edge.regathers[self.choice[edge.source]]
-        backward = [s for s in steps if s.phase == "backward"][len(forward) if again else 0 :]
-        if edge.sums:  # what is done with the sum comes last
-            backward = backward[: len(backward) - len(self._onward(edge))]
-        for step in forward if phase == "forward" else backward:
+        what = "value" if phase == "forward" else "gradient"
+        for step in self._steps(self.tables.edges[at], what, phase):
             shards = perform(step, shards, self.shape)
         return shards
+
+    def _steps(self, edge: Edge, what: str, phase: str) -> list[Collective]:
+        one = edge.at(self.choice[edge.source], self.choice[edge.target])
+        legs = [leg for leg in one.legs() if (leg.what, leg.phase) == (what, phase)]
+        steps = [step for leg in legs for step in one.steps(leg, self.shape).case(0)]
+        return [step for step in steps if isinstance(step, Collective)]
 
     def _exchanges(self, space: Space, v: int) -> bool:
         inner = {exchange.factor for exchange in space.rule.rule.exchanges}

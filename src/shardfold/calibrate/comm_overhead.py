@@ -29,8 +29,9 @@ from shardfold.cluster.mesh import Axis
 from shardfold.costs.models.measured import MORE, REDUCED, SHARED
 from shardfold.costs.profile.profile import HostEntry
 from shardfold.costs.steps import BUCKET_BYTES
+from shardfold.costs.variables import shared_tensors
 from shardfold.operators import rules_of
-from shardfold.runtime.decisions import Decisions, shared_tensors
+from shardfold.runtime.decisions import Decisions
 from shardfold.runtime.lower import Lowered, alone, lower
 from shardfold.runtime.module import Parallel
 from shardfold.runtime.parallelize import Settings, assemble

@@ -1,5 +1,6 @@
 """What choices cost: steps, their prices, and the tables that the search minimises."""
 
+from shardfold.costs.edges import Edge
 from shardfold.costs.model import CostModel, price
 from shardfold.costs.models.measured import Measured
 from shardfold.costs.models.paper import Paper
@@ -13,8 +14,8 @@ from shardfold.costs.models.registry import (
 from shardfold.costs.models.roofline import Roofline
 from shardfold.costs.parameters import OPTIMIZERS, Optimizer, optimizer_named
 from shardfold.costs.profile.profile import Profile
-from shardfold.costs.tables import tabulate
-from shardfold.costs.variables import Edge, Tabulated, Vertex
+from shardfold.costs.tables import Tabulated, tabulate
+from shardfold.costs.variables import Vertex
 
 __all__ = [
     "OPTIMIZERS",

@@ -1,141 +1,226 @@
-"""What a tensor costs between two decisions: values forward, gradients backward."""
+"""Every edge of a graph, described once: which decisions it joins, and what travels on it.
+
+Tables price these edges, the simulator and a plan read their steps, and the runner lowers them.
+
+    activation with one reader      writer -> reader
+    activation with several, loss   writer -> layout that they share -> each reader
+    parameter                       storage -> each reader
+    input, buffer, constant         no edge: whole on every device, sliced for free
+"""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shardfold.cluster import Mesh
-from shardfold.costs.model import CostModel, price
-from shardfold.costs.reshard import reshard, reshard_all
-from shardfold.costs.steps import (
-    Collective,
-    Phase,
-    Step,
-    Steps,
-    Values,
-    held,
-    joined,
-    only,
-    recomputed,
-)
-from shardfold.costs.variables import Edge
-from shardfold.graph import Tensor
-from shardfold.sharding.layouts import (
-    Layouts,
-    distinct,
-    forward_states,
-    gradient_states,
-    local_items,
-)
+from shardfold.costs.parameters import Storage
+from shardfold.costs.recompute import KEEP_ALL, Regions
+from shardfold.costs.reshard import reshard
+from shardfold.costs.steps import Phase, Steps, held
+from shardfold.costs.variables import Place, Sides, Vertex, constant_tensors, gradient_readers
+from shardfold.graph import Graph
+from shardfold.sharding import Subdims
+from shardfold.sharding.layouts import Layouts, forward_states, gradient_states
 
 
-def edge_steps(
-    left: Layouts,
-    needed: Layouts,
-    regathers: NDArray[np.bool_],
-    mesh: Mesh,
-    subdims: tuple[int, ...],
-    item_bytes: int,
-    requires_grad: bool,
-    again: bool = False,
-    sums: bool = False,
-    holds: bool = False,
-) -> Steps:
-    """The reshards of an edge, row by row: values forward, gradients backward.
+@dataclass(frozen=True, slots=True)
+class Leg:
+    """One reshard on an edge, for each of its layouts on either side.
 
-    A parameter that is regathered is gathered once more, before its use in backward. `again`: the
-    operator that moves the tensor is recomputed; what it gathers then serves backward, too. `sums`:
-    this gradient is the last of several, and what was summed up of them is reduced with it.
-    `holds`: it is a parameter's in a step of several passes, and may be held back until the last.
-    """
-    values = (forward_states(left), forward_states(needed))
-    parts = [reshard(*values, mesh.shape, subdims, item_bytes, "forward")]
-    if again:
-        parts.append(recomputed(parts[0]))
-    elif regathers.any():
-        second = reshard(*values, mesh.shape, subdims, item_bytes, "backward")
-        parts.append(_only(second, regathers))
-    if requires_grad:
-        gradients = (gradient_states(needed), gradient_states(left))
-        back = reshard(*gradients, mesh.shape, subdims, item_bytes, "backward")
-        parts.append(held(back) if holds else back)
-        if sums:
-            parts.append(sum_steps(left, mesh, subdims, item_bytes))
-    return joined(parts)
-
-
-def sum_steps(stored: Layouts, mesh: Mesh, subdims: tuple[int, ...], item_bytes: int) -> Steps:
-    """The reduction of a gradient that was summed up, to the layout in which it is stored."""
-    whole = (gradient_states(stored), forward_states(stored))
-    return held(reshard(*whole, mesh.shape, subdims, item_bytes, "backward"))
-
-
-def _only(steps: Steps, keep: NDArray[np.bool_]) -> Steps:
-    """The same steps without the rows that are not kept."""
-    found: list[Step] = []
-    for step in steps.steps:
-        assert isinstance(step, Collective)
-        at = keep[step.rows]
-        if at.any():
-            found.append(only(step, at))
-    return Steps(steps.cases, tuple(found))
-
-
-class EdgePrices:
-    """Tables of seconds and bytes for edges; each pair of distinct layouts is priced once.
-
-    Seconds are those of a training step of so many passes.
+    A value goes from what is left to what is needed, its gradient the other way. A sum is the
+    gradient that several readers of a parameter have added to, on its way to where it is stored.
     """
 
-    def __init__(self, mesh: Mesh, model: CostModel, passes: int = 1) -> None:
-        self.mesh, self.model, self.passes = mesh, model, passes
-        self.tables: dict[object, Values] = {}
-        self.zeros: dict[tuple[int, ...], Values] = {}
+    what: Literal["value", "gradient", "sum"]
+    phase: Phase
+    source: Layouts
+    target: Layouts
+    only: NDArray[np.bool_] | None = None  # of what is left: the layouts from which it is made
+    may_wait: bool = False  # for the last micro-batch
 
-    def seconds(self, edge: Edge, tensor: Tensor, subdims: tuple[int, ...]) -> Values:
-        """Seconds for every choice of the source (rows) and of the target (columns)."""
-        item_bytes = tensor.type.item_bytes
-        values = (forward_states(edge.left), forward_states(edge.needed))
-        total = self._table(*values, subdims, item_bytes, "forward")
-        if edge.again:
-            total = total * 2
-        elif edge.regathers is not None and edge.regathers.any():
-            second = self._table(*values, subdims, item_bytes, "backward")
-            total = total + second * edge.regathers[:, None]
-        if tensor.requires_grad and edge.flows:
-            gradients = (gradient_states(edge.needed), gradient_states(edge.left))
-            waits = edge.regathers is not None and self.passes > 1
-            total = total + self._table(*gradients, subdims, item_bytes, "backward", waits).T
-            if edge.sums:
-                steps = sum_steps(edge.left, self.mesh, subdims, item_bytes)
-                total = total + price(steps, self.model, self.passes)[:, None]
-        return np.ascontiguousarray(total)
 
-    def bytes(self, edge: Edge, tensor: Tensor, subdims: tuple[int, ...]) -> Values:
-        """Bytes of a gathered parameter that is kept through the step, beside the stored part."""
-        shape = (len(edge.left), len(edge.needed))
-        if edge.drops is None or edge.again:
-            return self.zeros.setdefault(shape, np.zeros(shape))
-        stored = local_items(forward_states(edge.left), subdims, self.mesh.shape)[:, None]
-        used = local_items(forward_states(edge.needed), subdims, self.mesh.shape)[None, :]
-        dropped = edge.drops[:, None] | (used <= stored)
-        return np.where(dropped, 0.0, used * tensor.type.item_bytes)
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """A tensor that goes from one decision to another: what one leaves, what the other needs.
 
-    def _table(
+    `left` has a layout for each choice of the source, `needed` for each choice of the target.
+    """
+
+    tensor: int
+    source: int
+    target: int
+    left: Layouts
+    needed: Layouts
+    subdims: tuple[int, ...]
+    item_bytes: int
+    has_gradient: bool  # one comes back from the target
+    is_recomputed: bool  # moved once more, where the operator that moves it runs again
+    storage: Storage | None = None  # of a parameter
+    is_used_backward: bool = False  # of a parameter: its reader needs it again in backward
+    reduces_sum: bool = False  # of a parameter: its gradient comes last, and the sum goes on
+
+    @property
+    def regathers(self) -> NDArray[np.bool_] | None:
+        """Of a parameter: the storages from which it is gathered again in backward."""
+        return None if self.storage is None else self.storage.regathers & self.is_used_backward
+
+    def at(self, source: int, target: int) -> Edge:
+        """The edge under one choice of either side."""
+        left, needed = self.left[source : source + 1], self.needed[target : target + 1]
+        storage = None if self.storage is None else self.storage.at(source)
+        return replace(self, left=left, needed=needed, storage=storage)
+
+    def legs(self, passes: int = 1) -> tuple[Leg, ...]:
+        """All that travels on the edge, in order; in a step of so many passes, one pass's."""
+        values = (forward_states(self.left), forward_states(self.needed))
+        found = [Leg("value", "forward", *values)]
+        regathers = self.regathers
+        if self.is_recomputed:  # what is gathered then serves backward, too
+            found.append(Leg("value", "recompute", *values))
+        elif regathers is not None and regathers.any():
+            found.append(Leg("value", "backward", *values, only=regathers))
+        if self.has_gradient:
+            gradients = (gradient_states(self.needed), gradient_states(self.left))
+            may_wait = self.storage is not None and passes > 1
+            found.append(Leg("gradient", "backward", *gradients, may_wait=may_wait))
+        if self.has_gradient and self.reduces_sum:
+            summed = (gradient_states(self.left), forward_states(self.left))
+            found.append(Leg("sum", "backward", *summed, may_wait=True))
+        return tuple(found)
+
+    def steps(self, leg: Leg, shape: Sequence[int]) -> Steps:
+        """The steps of one leg under one choice of either side."""
+        layouts = (leg.source, leg.target)
+        found = reshard(*layouts, shape, self.subdims, self.item_bytes, leg.phase)
+        return held(found) if leg.may_wait else found
+
+
+@dataclass(frozen=True, slots=True)
+class Wiring:
+    """The decisions of a graph, and the edges that join them; operator i is vertex i."""
+
+    vertices: tuple[Vertex, ...]
+    edges: tuple[Edge, ...]
+    sides: Sides
+    operand_edge: tuple[tuple[int | None, ...], ...]  # of each operator: None where there is none
+    shared_edge: dict[int, int]  # tensor: the edge into the layout that its readers share
+    storage_vertex: dict[int, int]  # parameter: the vertex that decides on its storage
+
+
+def wire(
+    graph: Graph,
+    subdims: Subdims,
+    vertices: Sequence[Vertex],
+    sides: Sides,
+    regions: Regions = KEEP_ALL,
+) -> Wiring:
+    """The edges between the decisions of a graph, in the order of its tensors.
+
+    The vertices are the operators in their order, then the shared tensors and parameters.
+    """
+    return _Wirer(graph, subdims, vertices, sides, regions).run()
+
+
+class _Wirer:
+    def __init__(
         self,
-        sources: Layouts,
-        targets: Layouts,
-        subdims: tuple[int, ...],
-        item_bytes: int,
-        phase: Phase,
-        waits: bool = False,
-    ) -> Values:
-        rows, of_row = distinct(sources)
-        columns, of_column = distinct(targets)
-        key = (subdims, item_bytes, phase, waits, rows.tobytes(), columns.tobytes())
-        if key not in self.tables:
-            steps = reshard_all(rows, columns, self.mesh.shape, subdims, item_bytes, phase)
-            costs = price(held(steps) if waits else steps, self.model, self.passes)
-            self.tables[key] = costs.reshape(len(rows), len(columns))
-        return self.tables[key][of_row][:, of_column]
+        graph: Graph,
+        subdims: Subdims,
+        vertices: Sequence[Vertex],
+        sides: Sides,
+        regions: Regions,
+    ) -> None:
+        self.graph, self.subdims, self.vertices = graph, subdims, vertices
+        self.sides, self.regions = sides, regions
+        decided = list(enumerate(vertices))[len(graph.ops) :]
+        self.vertex_of = {vertex.index: v for v, vertex in decided}  # of a tensor
+        self.edges: list[Edge] = []
+        self.operands: list[list[int | None]] = [[None] * len(op.inputs) for op in graph.ops]
+        self.shared: dict[int, int] = {}
+
+    def run(self) -> Wiring:
+        readers, writers = self.graph.readers(), self.graph.writers()
+        constant = constant_tensors(self.graph)
+        for tensor, described in enumerate(self.graph.tensors):
+            read_by = readers.get(tensor, [])
+            if described.role == "parameter" and read_by:
+                self._parameter(tensor, read_by)
+            elif described.role == "activation" and tensor not in constant:
+                self._activation(tensor, writers[tensor], read_by)
+        return Wiring(
+            tuple(self.vertices),
+            tuple(self.edges),
+            self.sides,
+            tuple(map(tuple, self.operands)),
+            self.shared,
+            {x.index: v for v, x in enumerate(self.vertices) if x.storage is not None},
+        )
+
+    def _activation(self, tensor: int, writer: Place, readers: list[Place]) -> None:
+        source, left = writer[0], self.sides.result(*writer)
+        if tensor in self.vertex_of:
+            shared = self.vertices[self.vertex_of[tensor]].layouts
+            assert shared is not None
+            ends, again = (source, self.vertex_of[tensor]), self.regions.runs_again(source)
+            self.shared[tensor] = len(self.edges)
+            self.edges.append(self._edge(tensor, *ends, left, shared, is_recomputed=again))
+            source, left = self.vertex_of[tensor], shared
+        for reader in readers:
+            self._read(reader, self._into(reader, tensor, source, left))
+
+    def _parameter(self, tensor: int, readers: list[Place]) -> None:
+        vertex = self.vertex_of[tensor]
+        storage = self.vertices[vertex].storage
+        assert storage is not None
+        # Backward meets the first reader last: its edge takes the sum of all to where it is stored.
+        last = next(iter(gradient_readers(self.graph, tensor, readers)), None)
+        for reader in readers:
+            edge = replace(
+                self._into(reader, tensor, vertex, storage.layouts),
+                storage=storage,
+                is_used_backward=self._is_used_backward(*reader),
+                reduces_sum=storage.has_sums and reader == last,
+            )
+            self._read(reader, edge)
+
+    def _is_used_backward(self, op: int, operand: int) -> bool:
+        """Backward gathers again only what it needs: a bias or an embedding's table is not."""
+        gradients = [self.graph.tensors[t].requires_grad for t in self.graph.ops[op].inputs]
+        needs = self.subdims.rules[op].rule.needs_again(operand, gradients)
+        return needs and self.graph.has_gradient(op)
+
+    def _read(self, reader: Place, edge: Edge) -> None:
+        op, operand = reader
+        self.operands[op][operand] = len(self.edges)
+        self.edges.append(edge)
+
+    def _into(self, reader: Place, tensor: int, source: int, left: Layouts) -> Edge:
+        """The edge to an operand of an operator."""
+        edge = self._edge(
+            tensor,
+            source,
+            reader[0],
+            left,
+            self.sides.operand(*reader),
+            is_recomputed=self.regions.of(reader[0]) is not None,
+        )
+        flows = self.graph.has_gradient(reader[0])
+        return edge if flows else replace(edge, has_gradient=False)
+
+    def _edge(
+        self,
+        tensor: int,
+        source: int,
+        target: int,
+        left: Layouts,
+        needed: Layouts,
+        *,
+        is_recomputed: bool,
+    ) -> Edge:
+        described, subdims = self.graph.tensors[tensor], self.subdims.tensors[tensor]
+        size, trained = described.type.item_bytes, described.requires_grad
+        return Edge(tensor, source, target, left, needed, subdims, size, trained, is_recomputed)

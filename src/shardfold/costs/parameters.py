@@ -63,6 +63,11 @@ class Storage:
         """Whether some layout sums the gradients of several readers up before they are reduced."""
         return bool((self.layouts == SHARED).any())
 
+    def at(self, choice: int) -> Storage:
+        """One of the choices alone."""
+        one = slice(choice, choice + 1)
+        return Storage(self.layouts[one], self.regathers[one])
+
 
 def storages(
     needed: Sequence[Layouts], subdims: Sequence[int], mesh: Mesh, summed: Sequence[int] = ()

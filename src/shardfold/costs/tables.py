@@ -7,7 +7,7 @@ deep the model is, and the search can fold what is shared.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
@@ -15,14 +15,28 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardfold.cluster import Mesh
-from shardfold.costs.edges import EdgePrices
+from shardfold.costs.edges import Edge, Leg, Wiring, wire
 from shardfold.costs.model import CostModel, price, sums_gradients
 from shardfold.costs.operator_steps import Tensors, operator_steps
-from shardfold.costs.parameters import Optimizer, storages, sum_up_steps, summed_axes, update_steps
+from shardfold.costs.parameters import (
+    Optimizer,
+    Storage,
+    storages,
+    sum_up_steps,
+    summed_axes,
+    update_steps,
+)
 from shardfold.costs.recompute import KEEP_ALL, Regions
+from shardfold.costs.reshard import reshard_all
 from shardfold.costs.saved import Saved, saved_bytes
-from shardfold.costs.steps import Values
-from shardfold.costs.variables import Edge, Tabulated, Vertex, constant_tensors
+from shardfold.costs.steps import Phase, Values, held
+from shardfold.costs.variables import (
+    Sides,
+    Vertex,
+    constant_tensors,
+    gradient_readers,
+    shared_tensors,
+)
 from shardfold.graph import Graph
 from shardfold.search import Problem
 from shardfold.sharding import Space, Subdims, space_of
@@ -32,12 +46,32 @@ from shardfold.sharding.layouts import (
     REPLICATED,
     SHARED,
     Layouts,
+    distinct,
     forward_states,
     local_items,
     split_counts,
 )
 
-Place = tuple[int, int]  # a vertex, and the position of a tensor among its operands or results
+
+@dataclass(frozen=True, slots=True)
+class Tabulated:
+    """A search problem, and what its vertices and edges stand for."""
+
+    mesh: Mesh
+    wiring: Wiring
+    problem: Problem
+    regions: Regions = KEEP_ALL
+    passes: int = 1  # over parts of the batch, in a step
+
+    @property
+    def vertices(self) -> tuple[Vertex, ...]:
+        """The decisions; operator i is vertex i."""
+        return self.wiring.vertices
+
+    @property
+    def edges(self) -> tuple[Edge, ...]:
+        """What joins them."""
+        return self.wiring.edges
 
 
 def tabulate(
@@ -61,7 +95,7 @@ def tabulate(
 
 
 class _Tabulator:
-    """Collects vertices and edges; every priced table is cached by what it depends on."""
+    """Collects vertices, then prices edges; a table is cached by what it depends on."""
 
     def __init__(
         self,
@@ -78,69 +112,56 @@ class _Tabulator:
         self.saved = Saved(graph, subdims, regions)
         self.prices, self.passes = prices, prices.passes
         self.constant = constant_tensors(graph)
-        self.sums = sums_gradients(model)
+        self.readers, self.writers = graph.readers(), graph.writers()
         self.vertices: list[Vertex] = []
         self.costs: list[Values] = []
         self.bytes: list[Values] = []
-        self.edges: list[Edge] = []
-        self.edge_costs: list[Values] = []
-        self.edge_bytes: list[Values] = []
         self.cache: dict[Any, Any] = {}
 
     def run(self) -> Tabulated:
-        of_op = [self._operator(i) for i in range(len(self.graph.ops))]
-        written: dict[int, Place] = {
-            t: (of_op[i], k)
-            for i, op in enumerate(self.graph.ops)
-            for k, t in enumerate(op.results)
-        }
+        for index in range(len(self.graph.ops)):
+            self._operator(index)
+        sides = Sides([vertex.space for vertex in self.vertices if vertex.space is not None])
+        shared = set(shared_tensors(self.graph))
         for index, tensor in enumerate(self.graph.tensors):
-            readers = [(of_op[i], k) for i, k in self.saved.readers.get(index, ())]
-            if tensor.role == "parameter" and readers:
-                self._parameter(index, readers)
-            elif tensor.role == "activation" and index not in self.constant:
-                self._activation(index, written[index], readers)
+            if tensor.role == "parameter" and index in self.readers:
+                self._parameter(index, sides)
+            elif index in shared:
+                self._shared(index, sides)
+        wiring = wire(self.graph, self.subdims, self.vertices, sides, self.regions)
+        priced = [self._edge(edge) for edge in wiring.edges]
         problem = Problem(
             tuple(self.costs),
-            tuple((e.source, e.target) for e in self.edges),
-            tuple(self.edge_costs),
+            tuple((e.source, e.target) for e in wiring.edges),
+            tuple(seconds for seconds, _ in priced),
             tuple(self.bytes),
-            tuple(self.edge_bytes),
+            tuple(size for _, size in priced),
             tuple(self._name(v) for v in self.vertices),
         )
-        decided = (tuple(self.vertices), tuple(self.edges))
-        return Tabulated(self.mesh, *decided, problem, self.regions, self.passes)
+        return Tabulated(self.mesh, wiring, problem, self.regions, self.passes)
 
     def _name(self, vertex: Vertex) -> str:
         named = self.graph.ops if vertex.what == "op" else self.graph.tensors
         return named[vertex.index].name
 
-    def _vertex(self, vertex: Vertex, costs: Values, memory: Values) -> int:
+    def _vertex(self, vertex: Vertex, costs: Values, memory: Values) -> None:
         self.vertices.append(vertex)
         self.costs.append(costs)
         self.bytes.append(memory)
-        return len(self.vertices) - 1
 
-    def _edge(self, edge: Edge) -> None:
-        tensor, subdims = self.graph.tensors[edge.tensor], self.subdims.tensors[edge.tensor]
-        again = None if edge.regathers is None else edge.regathers.tobytes()
-        kind = (tensor.role, tensor.type.item_bytes, tensor.requires_grad, subdims)
-        if self.vertices[edge.target].what == "op" and not self._flows((edge.target, 0)):
-            edge = replace(edge, flows=False)
-        ways = (edge.again, edge.flows, edge.sums)
-        key = ("edge", kind, id(edge.left), id(edge.needed), again, *ways)
+    def _edge(self, edge: Edge) -> tuple[Values, Values]:
+        """Seconds and bytes of an edge."""
+        regathers = None if edge.regathers is None else edge.regathers.tobytes()
+        tensor = (edge.subdims, edge.item_bytes, id(edge.left), id(edge.needed))
+        key = ("edge", tensor, regathers, edge.is_recomputed, edge.has_gradient, edge.reduces_sum)
         if key not in self.cache:
-            # The edge is kept in the cache, so that no other layouts can take its ids.
-            seconds = self.prices.seconds(edge, tensor, subdims)
-            self.cache[key] = (seconds, self.prices.bytes(edge, tensor, subdims), edge)
-        costs, memory, _ = self.cache[key]
-        self.edges.append(edge)
-        self.edge_costs.append(costs)
-        self.edge_bytes.append(memory)
+            self.cache[key] = (self.prices.seconds(edge), self.prices.bytes(edge))
+        found: tuple[Values, Values] = self.cache[key]
+        return found
 
     # Operators
 
-    def _operator(self, index: int) -> int:
+    def _operator(self, index: int) -> None:
         rule = self.subdims.rules[index]
         tensors = Tensors.of(self.graph, self.subdims, index)
         results = self.graph.ops[index].results
@@ -159,60 +180,35 @@ class _Tabulator:
             memory = memory + sum(tensors.results[k].bytes for k in later)
             self.cache[key] = (space, costs, memory)
         space, costs, memory = self.cache[key]
-        return self._vertex(Vertex("op", index, space=space), costs, memory)
+        self._vertex(Vertex("op", index, space=space), costs, memory)
 
-    def _layouts(self, place: Place, side: str) -> Layouts:
-        """An operator's layouts of one tensor, one object for all operators that agree on them."""
-        space = self.vertices[place[0]].space
-        assert space is not None
-        key = (side, place[1], id(space))
-        if key not in self.cache:
-            take = space.result_layouts if side == "result" else space.operand_layouts
-            found = take(place[1])
-            self.cache[key] = self.cache.setdefault(("rows", found.shape, found.tobytes()), found)
-        layouts: Layouts = self.cache[key]
-        return layouts
+    # Tensors that several operators read, and the loss
 
-    # Tensors between operators
+    def _shared(self, tensor: int, sides: Sides) -> None:
+        """A vertex for the layout that all readers of a tensor share."""
+        options = self._options(tensor, sides)
+        saved = self.saved.by_anyone(tensor)
+        kind = (self.graph.tensors[tensor].type, self.subdims.tensors[tensor], id(options), saved)
+        if ("shared", kind) not in self.cache:
+            memory = self._local_bytes(tensor, options) if saved else np.zeros(len(options))
+            self.cache["shared", kind] = (np.zeros(len(options)), memory)
+        costs, memory = self.cache["shared", kind]
+        self._vertex(Vertex("tensor", tensor, layouts=options), costs, memory)
 
-    def _activation(self, tensor: int, writer: Place, readers: list[Place]) -> None:
-        left = self._layouts(writer, "result")
+    def _options(self, tensor: int, sides: Sides) -> Layouts:
+        """Every combination, axis by axis, of states that the writer or a reader knows."""
         if tensor == self.graph.loss:
             whole = np.full((1, len(self.mesh.axes)), REPLICATED, dtype=np.int8)
-            self._kept(tensor, writer, self.cache.setdefault("whole", whole), [])
-        elif len(readers) == 1:
-            needed = self._layouts(readers[0], "operand")
-            again = self._reads_again(readers[0])
-            self._edge(Edge(tensor, writer[0], readers[0][0], left, needed, again=again))
-        elif readers:
-            sides = [left, *(self._layouts(reader, "operand") for reader in readers)]
-            self._kept(tensor, writer, self._options(tensor, sides), readers)
-
-    def _kept(self, tensor: int, writer: Place, options: Layouts, readers: list[Place]) -> None:
-        """A vertex for the layout in which a tensor is kept for all its readers."""
-        key = ("kept", self.graph.tensors[tensor].type, self.subdims.tensors[tensor], id(options))
-        saved = self.saved.by_anyone(tensor)
-        if (key, saved) not in self.cache:
-            memory = self._local_bytes(tensor, options) if saved else np.zeros(len(options))
-            self.cache[key, saved] = (np.zeros(len(options)), memory, options)
-        costs, memory, _ = self.cache[key, saved]
-        vertex = self._vertex(Vertex("tensor", tensor, layouts=options), costs, memory)
-        left = self._layouts(writer, "result")
-        again = self.regions.runs_again(self.vertices[writer[0]].index)
-        self._edge(Edge(tensor, writer[0], vertex, left, options, again=again))
-        for reader in readers:
-            needed = self._layouts(reader, "operand")
-            again = self._reads_again(reader)
-            self._edge(Edge(tensor, vertex, reader[0], options, needed, again=again))
-
-    def _options(self, tensor: int, sides: list[Layouts]) -> Layouts:
-        """Every combination, axis by axis, of states that the writer or a reader knows."""
+            layouts: Layouts = self.cache.setdefault("loss", whole)
+            return layouts
+        known = [sides.result(*self.writers[tensor])]
+        known += [sides.operand(*reader) for reader in self.readers[tensor]]
         grad, subdims = self.graph.tensors[tensor].requires_grad, self.subdims.tensors[tensor]
-        key = ("options", grad, subdims, tuple(sorted({id(side) for side in sides})))
+        key = ("options", grad, subdims, tuple(sorted({id(side) for side in known})))
         if key not in self.cache:
             per_axis = []
             for axis in range(len(self.mesh.axes)):
-                states = {int(s) for side in sides for s in np.unique(side[:, axis])}
+                states = {int(s) for side in known for s in np.unique(side[:, axis])}
                 split = states - {PENDING, SHARED, REPLICATED}
                 per_axis.append(sorted(split | ({REPLICATED, SHARED} if grad else {REPLICATED})))
             grid = list(product(*per_axis))
@@ -223,58 +219,90 @@ class _Tabulator:
 
     # Parameters
 
-    def _parameter(self, tensor: int, readers: list[Place]) -> None:
-        needed = [self._layouts(reader, "operand") for reader in readers]
+    def _parameter(self, tensor: int, sides: Sides) -> None:
+        readers = self.readers[tensor]
+        needed = [sides.operand(*reader) for reader in readers]
+        flowing = [readers.index(r) for r in gradient_readers(self.graph, tensor, readers)]
         kind, subdims = self.graph.tensors[tensor].type, self.subdims.tensors[tensor]
         trained = self.graph.tensors[tensor].requires_grad
-        # Backward meets the first reader last: its edge takes the sum of all to where it is stored.
-        flowing = [k for k, reader in enumerate(readers) if trained and self._flows(reader)]
         key = ("parameter", kind, subdims, trained, tuple(flowing), tuple(id(n) for n in needed))
         if key not in self.cache:
-            summed = summed_axes([needed[k] for k in flowing]) if self.sums else ()
-            storage = storages(needed, subdims, self.mesh, summed)
-            memory = self._local_bytes(tensor, storage.layouts)
-            costs = np.zeros(len(storage.layouts))
-            if trained:
-                steps = update_steps(storage, subdims, kind, self.optimizer, self.mesh)
-                costs = price(steps, self.model, self.passes)
-                if self.passes > 1:
-                    added = sum_up_steps(storage, subdims, kind, self.mesh)
-                    costs = costs + price(added, self.model, self.passes)
-                # The parameter, its gradient, and the optimizer's state.
-                memory = memory * (2 + self.optimizer.states)
-            self.cache[key] = (storage, costs, memory)
+            summed = [needed[k] for k in flowing] if sums_gradients(self.model) else []
+            storage = storages(needed, subdims, self.mesh, summed_axes(summed))
+            self.cache[key] = (storage, *self._stored(tensor, storage))
         storage, costs, memory = self.cache[key]
-        chosen = Vertex("parameter", tensor, layouts=storage.layouts, storage=storage)
-        vertex = self._vertex(chosen, costs, memory)
-        kept, drops = storage.layouts, storage.regathers
-        for k, ((reader, position), layouts) in enumerate(zip(readers, needed, strict=True)):
-            # Backward gathers again only what it needs: a bias or an embedding's table is not.
-            again = self._reads_again((reader, position))
-            is_used_again = self._saves(reader, position) and self._flows((reader, position))
-            regathers = storage.regathers & is_used_again
-            sums = storage.has_sums and k == flowing[0]
-            edge = Edge(tensor, vertex, reader, kept, layouts, regathers, drops, again, sums=sums)
-            self._edge(edge)
+        vertex = Vertex("parameter", tensor, layouts=storage.layouts, storage=storage)
+        self._vertex(vertex, costs, memory)
 
-    def _flows(self, reader: Place) -> bool:
-        """Whether a gradient comes back to the operator of a vertex."""
-        results = self.graph.ops[self.vertices[reader[0]].index].results
-        return any(self.graph.tensors[t].requires_grad for t in results)
-
-    def _reads_again(self, reader: Place) -> bool:
-        """Whether an operator is in a region that is recomputed."""
-        return self.regions.of(self.vertices[reader[0]].index) is not None
-
-    def _saves(self, vertex: int, position: int) -> bool:
-        """Whether the operator of a vertex needs that operand again in backward."""
-        index = self.vertices[vertex].index
-        gradients = [self.graph.tensors[t].requires_grad for t in self.graph.ops[index].inputs]
-        return self.subdims.rules[index].rule.needs_again(position, gradients)
+    def _stored(self, tensor: int, storage: Storage) -> tuple[Values, Values]:
+        """Seconds and bytes of each storage: update, and all that is as large as its part."""
+        kind, subdims = self.graph.tensors[tensor].type, self.subdims.tensors[tensor]
+        memory = self._local_bytes(tensor, storage.layouts)
+        if not self.graph.tensors[tensor].requires_grad:
+            return np.zeros(len(memory)), memory
+        steps = update_steps(storage, subdims, kind, self.optimizer, self.mesh)
+        costs = price(steps, self.model, self.passes)
+        if self.passes > 1:
+            added = sum_up_steps(storage, subdims, kind, self.mesh)
+            costs = costs + price(added, self.model, self.passes)
+        # The parameter, its gradient, and the optimizer's state.
+        return costs, memory * (2 + self.optimizer.states)
 
     def _local_bytes(self, tensor: int, layouts: Layouts) -> Values:
         items = local_items(forward_states(layouts), self.subdims.tensors[tensor], self.mesh.shape)
         return items * self.graph.tensors[tensor].type.item_bytes
+
+
+class EdgePrices:
+    """Tables of seconds and bytes for edges; each pair of distinct layouts is priced once.
+
+    Seconds are those of a training step of so many passes.
+    """
+
+    def __init__(self, mesh: Mesh, model: CostModel, passes: int = 1) -> None:
+        self.mesh, self.model, self.passes = mesh, model, passes
+        self.tables: dict[object, Values] = {}
+        self.zeros: dict[tuple[int, ...], Values] = {}
+
+    def seconds(self, edge: Edge) -> Values:
+        """Seconds for every choice of the source (rows) and of the target (columns)."""
+        total = np.zeros((len(edge.left), len(edge.needed)))
+        for leg in edge.legs(self.passes):
+            total += self._leg(edge, leg)
+        return total
+
+    def _leg(self, edge: Edge, leg: Leg) -> Values:
+        if leg.what == "sum":  # whatever the reader needs
+            steps = edge.steps(leg, self.mesh.shape)
+            return price(steps, self.model, self.passes)[:, None]
+        table = self._table(edge, leg)
+        table = table.T if leg.what == "gradient" else table
+        return table if leg.only is None else table * leg.only[:, None]
+
+    def _table(self, edge: Edge, leg: Leg) -> Values:
+        """Every source against every target of a reshard."""
+        rows, of_row = distinct(leg.source)
+        columns, of_column = distinct(leg.target)
+        # What is moved again for recomputation costs as much as the first time.
+        phase: Phase = "forward" if leg.phase == "recompute" else leg.phase
+        kind = (edge.subdims, edge.item_bytes, phase, leg.may_wait)
+        key = (*kind, rows.tobytes(), columns.tobytes())
+        if key not in self.tables:
+            shape, size = self.mesh.shape, edge.item_bytes
+            steps = reshard_all(rows, columns, shape, edge.subdims, size, phase)
+            costs = price(held(steps) if leg.may_wait else steps, self.model, self.passes)
+            self.tables[key] = costs.reshape(len(rows), len(columns))
+        return self.tables[key][of_row][:, of_column]
+
+    def bytes(self, edge: Edge) -> Values:
+        """Bytes of a gathered parameter that is kept through the step, beside the stored part."""
+        shape = (len(edge.left), len(edge.needed))
+        if edge.storage is None or edge.is_recomputed:
+            return self.zeros.setdefault(shape, np.zeros(shape))
+        stored = local_items(forward_states(edge.left), edge.subdims, self.mesh.shape)[:, None]
+        used = local_items(forward_states(edge.needed), edge.subdims, self.mesh.shape)[None, :]
+        dropped = edge.storage.regathers[:, None] | (used <= stored)
+        return np.where(dropped, 0.0, used * edge.item_bytes)
 
 
 def _is_legal(rows: Layouts, subdims: tuple[int, ...], mesh: Mesh) -> NDArray[np.bool_]:

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from shardfold.costs.variables import Tabulated, Vertex
+from shardfold.costs.tables import Tabulated
+from shardfold.costs.variables import Place, Vertex
 from shardfold.graph import Graph, Repeat
 from shardfold.graph.repeats import MODEL
 from shardfold.search import Problem
@@ -111,11 +112,10 @@ class _Builder:
 
 def _traced_vertices(tabulated: Tabulated, repeat: Repeat, graph: Graph) -> Ints:
     """The vertices of each traced period, in the order of what they stand for in it."""
-    writer = {t: (i, k) for i, op in enumerate(graph.ops) for k, t in enumerate(op.results)}
-    readers = graph.readers()
+    writers, readers = graph.writers(), graph.readers()
     periods: list[dict[object, int]] = [{} for _ in range(repeat.traced)]
     for number, vertex in enumerate(tabulated.vertices):
-        for op, position in _places(vertex, writer, readers):
+        for op, position in _places(vertex, writers, readers):
             period = repeat.period_of(op)
             if period is None:
                 break
@@ -128,15 +128,13 @@ def _traced_vertices(tabulated: Tabulated, repeat: Repeat, graph: Graph) -> Ints
 
 
 def _places(
-    vertex: Vertex,
-    writer: dict[int, tuple[int, int]],
-    readers: dict[int, list[tuple[int, int]]],
-) -> list[tuple[int, int]]:
+    vertex: Vertex, writers: dict[int, Place], readers: dict[int, list[Place]]
+) -> list[Place]:
     """The operator that a decision belongs to; none where several share it."""
     if vertex.what == "op":
         return [(vertex.index, 0)]
     if vertex.what == "tensor":
-        return [writer[vertex.index]]
+        return [writers[vertex.index]]
     return readers[vertex.index][:1] if len(readers[vertex.index]) == 1 else []
 
 

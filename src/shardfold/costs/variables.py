@@ -1,24 +1,21 @@
-"""What a search problem's vertices and edges stand for.
+"""What there is to decide about a graph: the vertices of the search problem, without prices.
 
-The decisions are: a configuration for each operator; the layout in which a tensor with several
-readers is kept for them; the storage of each parameter.
+A decision is the configuration of an operator, the layout that several readers of a tensor share,
+or the storage of a parameter.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
-from numpy.typing import NDArray
-
-from shardfold.cluster import Mesh
 from shardfold.costs.parameters import Storage
-from shardfold.costs.recompute import KEEP_ALL, Regions
 from shardfold.graph import Graph
-from shardfold.search import Problem
 from shardfold.sharding import Space
 from shardfold.sharding.layouts import Layouts
+
+Place = tuple[int, int]  # an operator, and the position of a tensor among its operands or results
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,32 +29,48 @@ class Vertex:
     storage: Storage | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Edge:
-    """A tensor that goes from one decision to another: what one leaves, what the other needs."""
+class Sides:
+    """The layouts that configurations imply, one object for all operators that agree on them."""
 
-    tensor: int
-    source: int
-    target: int
-    left: Layouts
-    needed: Layouts
-    regathers: NDArray[np.bool_] | None = None  # of a parameter: gathered again in backward
-    drops: NDArray[np.bool_] | None = None  # of a parameter: the gathered copy is not kept
-    again: bool = False  # moved once more where the operator that moves it is recomputed
-    flows: bool = True  # whether a gradient comes back from the reader
-    sums: bool = False  # of a parameter: its reader's gradient is the last, the sum goes with it
+    def __init__(self, spaces: Sequence[Space]) -> None:
+        self.spaces = spaces
+        self._known: dict[object, Layouts] = {}
+
+    def operand(self, op: int, position: int) -> Layouts:
+        """How each configuration of an operator needs an operand to lie."""
+        return self._layouts("operand", op, position)
+
+    def result(self, op: int, position: int) -> Layouts:
+        """How each configuration of an operator leaves a result."""
+        return self._layouts("result", op, position)
+
+    def _layouts(self, side: str, op: int, position: int) -> Layouts:
+        space = self.spaces[op]
+        key = (side, position, id(space))
+        if key not in self._known:
+            take = space.result_layouts if side == "result" else space.operand_layouts
+            found = take(position)
+            self._known[key] = self._known.setdefault((found.shape, found.tobytes()), found)
+        return self._known[key]
 
 
-@dataclass(frozen=True, slots=True)
-class Tabulated:
-    """A search problem, and what its vertices and edges stand for."""
+def gradient_readers(graph: Graph, tensor: int, readers: Sequence[Place]) -> list[Place]:
+    """The readers of a tensor from which a gradient comes back, in forward order."""
+    if not graph.tensors[tensor].requires_grad:
+        return []
+    return [reader for reader in readers if graph.has_gradient(reader[0])]
 
-    mesh: Mesh
-    vertices: tuple[Vertex, ...]
-    edges: tuple[Edge, ...]
-    problem: Problem
-    regions: Regions = KEEP_ALL
-    passes: int = 1  # over parts of the batch, in a step
+
+def shared_tensors(graph: Graph) -> list[int]:
+    """The tensors whose layout is a decision of its own: several readers, or the loss."""
+    constant, readers = constant_tensors(graph), graph.readers()
+    return [
+        index
+        for index, tensor in enumerate(graph.tensors)
+        if tensor.role == "activation"
+        and index not in constant
+        and (index == graph.loss or len(readers.get(index, ())) > 1)
+    ]
 
 
 def constant_tensors(graph: Graph) -> set[int]:

@@ -34,6 +34,7 @@ from shardfold.explanation.alternatives import Limit, Tried, alternatives
 from shardfold.explanation.sensitivity import Asker, Scaled, knobs, turning
 from shardfold.explanation.types import Alternative, Change, Explanation, Holding, Reason, Term
 from shardfold.graph import Graph
+from shardfold.plans.entries import operator_entries
 from shardfold.plans.plan import OperatorEntry, Plan
 from shardfold.plans.read import restated
 from shardfold.search import Problem
@@ -200,7 +201,7 @@ class Case:
     @cached_property
     def entries(self) -> tuple[OperatorEntry, ...]:
         """The plan's operators, as in the graph."""
-        return self.assembly.operators()
+        return operator_entries(self.assembly)
 
     @cached_property
     def vertex_of(self) -> dict[int, int]:
@@ -300,7 +301,7 @@ def _reason(case: Case, index: int, alike: int, everything: bool) -> Reason:
     """Search with each other split of operator `index`, and compare the best with the plan."""
     v = case.vertex_of[index]
     entry = case.entries[index]
-    offered = case.assembly.splits.offered(case.assembly.tabulated.vertices[v])
+    offered = case.assembly.offered(v)
     chosen = frozenset(entry.split.items())
     found = alternatives(case.limit, v, offered, chosen, everything)
     other = case.assembly.choice

@@ -38,6 +38,14 @@ class Graph:
                 found.setdefault(tensor, []).append((i, k))
         return found
 
+    def writers(self) -> dict[int, tuple[int, int]]:
+        """For each tensor that is computed: (operator index, position among its results)."""
+        return {t: (i, k) for i, op in enumerate(self.ops) for k, t in enumerate(op.results)}
+
+    def has_gradient(self, op: int) -> bool:
+        """Whether a gradient comes back to an operator."""
+        return any(self.tensors[t].requires_grad for t in self.ops[op].results)
+
     def parameters(self) -> list[int]:
         """Indices of the parameters."""
         return [i for i, t in enumerate(self.tensors) if t.role == "parameter"]

@@ -15,8 +15,8 @@ from typing import Literal, get_args
 
 from shardfold.cluster import Cluster, Mesh
 from shardfold.costs import CostModel, Optimizer, Pricing, Tabulated, tabulate
-from shardfold.costs.edges import EdgePrices
 from shardfold.costs.recompute import KEEP_ALL, Regions, block_regions
+from shardfold.costs.tables import EdgePrices
 from shardfold.costs.unroll import Ints, Unfolded, unfold
 from shardfold.errors import InfeasibleError
 from shardfold.graph import Graph

@@ -113,7 +113,6 @@ def _has_samples(assembly: Assembly, tensor: int) -> bool:
 def _votes(assembly: Assembly) -> tuple[list[bool], int]:
     """For each axis, whether it splits the samples; and which atom the samples are."""
     graph, subdims, tabulated = assembly.graph, assembly.subdims, assembly.tabulated
-    of_op = {x.index: v for v, x in enumerate(tabulated.vertices) if x.space is not None}
     weights = np.zeros((2, len(tabulated.mesh.axes)))
     sizes: dict[int, float] = {}
     for tensor, readers in graph.readers().items():
@@ -122,12 +121,10 @@ def _votes(assembly: Assembly) -> tuple[list[bool], int]:
         leading, size = subdims.classes[tensor][0], graph.tensors[tensor].type.bytes
         sizes[leading] = sizes.get(leading, 0.0) + size
         for reader, position in readers:
-            if all(not graph.tensors[t].requires_grad for t in graph.ops[reader].results):
+            if not graph.has_gradient(reader):
                 continue  # made whole on every device, and sliced for free
-            v = of_op[reader]
-            space = tabulated.vertices[v].space
-            assert space is not None
-            row = space.operand_layouts(position)[assembly.choice[v]]
+            layouts = tabulated.wiring.sides.operand(reader, position)
+            row = layouts[assembly.choice[reader]]
             weights[(row == 0).astype(int), range(len(row))] += size
     most = max(sizes, key=lambda k: sizes[k], default=-1)
     return [bool(yes > no) for no, yes in weights.T], most

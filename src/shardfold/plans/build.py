@@ -17,6 +17,7 @@ from shardfold.planner.mesh_search import Chosen
 from shardfold.planner.select import Verdict
 from shardfold.plans.batch import inputs_of
 from shardfold.plans.drawing_data import sketch
+from shardfold.plans.entries import every_operator, every_parameter, every_tensor, unsplit_entries
 from shardfold.plans.files import FORMAT
 from shardfold.plans.plan import (
     VERSION,
@@ -60,7 +61,7 @@ def describe(
     best = chosen.best
     assembly = Assembly(graph, subdims, best.tabulated, best.own_choice, best.model, optimizer)
     whole = Whole(assembly, best.unfolded, np.array(best.solution.choice))
-    operators, parameters = whole.operators(), whole.parameters()
+    operators, parameters = every_operator(whole), every_parameter(whole)
     return Plan(
         format=FORMAT,
         version=VERSION,
@@ -80,9 +81,9 @@ def describe(
             )
             for c in chosen.best_by_mesh()
         ),
-        unsplit=whole.unsplit(best.solution.cost),
+        unsplit=unsplit_entries(whole, best.solution.cost),
         operators=operators,
-        tensors=whole.tensors(),
+        tensors=every_tensor(whole),
         parameters=parameters,
         provenance=Provenance(
             graph=graph.digest(),

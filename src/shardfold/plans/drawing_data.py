@@ -13,6 +13,7 @@ from itertools import groupby
 
 from shardfold.costs.steps import Collective, Compute
 from shardfold.graph.repeats import operator_order
+from shardfold.plans.entries import layout_words
 from shardfold.plans.plan import Face, Move, Row, Side, Sketch
 from shardfold.sharding.layouts import Layouts
 from shardfold.simulate.decoded import Assembly
@@ -111,61 +112,51 @@ class _Views:
     """What one assembly says of its operators."""
 
     def __init__(self, assembly: Assembly) -> None:
-        self.assembly = assembly
-        tables = assembly.tabulated
-        self.vertex = {x.index: v for v, x in enumerate(tables.vertices) if x.space is not None}
-        self.read: dict[int, list[int]] = defaultdict(list)  # edges that a vertex pays for
-        self.kept: dict[int, list[int]] = defaultdict(list)
-        for number, edge in enumerate(tables.edges):
-            if tables.vertices[edge.target].space is not None:
-                self.read[edge.target].append(number)
-            else:
-                self.kept[edge.source].append(number)
+        self.assembly, self.wiring = assembly, assembly.tabulated.wiring
 
     def face(self, op: int) -> Face:
         """The factors and the tensors of an operator, as it is split."""
-        v = self.vertex[op]
-        vertex, choice = self.assembly.tabulated.vertices[v], self.assembly.choice[v]
-        assert vertex.space is not None
-        rule, words = vertex.space.rule, self.assembly.splits.names(op, vertex.space)
-        factors = tuple(zip(rule.factors, words, rule.sizes, strict=True))
-        call = self.assembly.graph.ops[op]
+        sides, choice = self.wiring.sides, self.assembly.choice[op]
+        space, call = sides.spaces[op], self.assembly.graph.ops[op]
+        words = self.assembly.splits.names(op, space)
+        factors = tuple(zip(space.rule.factors, words, space.rule.sizes, strict=True))
         operands = [
-            self._side(o.name, o.tensor, vertex.space.operand_layouts(k)[choice : choice + 1])
+            self._side(o.name, o.tensor, sides.operand(op, k), choice)
             for k, o in enumerate(call.operands)
         ]
         results = [
-            self._side("", tensor, vertex.space.result_layouts(k)[choice : choice + 1])
+            self._side("", tensor, sides.result(op, k), choice)
             for k, tensor in enumerate(call.results)
         ]
-        return Face(str(rule.rule), factors, tuple(operands), tuple(results))
+        return Face(str(space.rule.rule), factors, tuple(operands), tuple(results))
 
-    def _side(self, name: str, tensor: int, layout: Layouts) -> Side:
+    def _side(self, name: str, tensor: int, layouts: Layouts, choice: int) -> Side:
         found = self.assembly.graph.tensors[tensor]
-        states = self.assembly.states(tensor, layout, 0)
+        states = layout_words(self.assembly.subdims, tensor, layouts, choice)
         return Side(name, found.role, found.type.dtype, found.type.shape, states)
 
     def moves(self, op: int) -> tuple[Move, ...]:
-        """The collectives that bring operands to the layouts that the operator needs."""
-        v, call = self.vertex[op], self.assembly.graph.ops[op]
+        """The collectives of the edges that an operator pays for.
+
+        Those bring operands to the layouts that it needs; results, numbered from -1 downwards, to
+        the layout that their readers share.
+        """
+        edges = list(enumerate(self.wiring.operand_edge[op]))
+        for k, tensor in enumerate(self.assembly.graph.ops[op].results):
+            edges.append((-1 - k, self.wiring.shared_edge.get(tensor)))
         found: dict[tuple[int, str, str, tuple[str, ...]], list[float]] = defaultdict(list)
-        left = [list(call.inputs), list(call.results)]
-        for side, edges in ((0, self.read[v]), (1, self.kept[v])):
-            for number in edges:
-                tensor = self.assembly.tabulated.edges[number].tensor
-                position = left[side].index(tensor)
-                left[side][position] = -1  # a tensor that is read twice has two edges
-                for step in self.assembly.moved(number):
-                    if isinstance(step, Collective) and step.kind != "slice":
-                        axes = tuple(self.assembly.tabulated.mesh.names[a] for a in step.axes)
-                        operand = -1 - position if side else position
-                        found[operand, step.phase, step.kind, axes].append(float(step.bytes[0]))
+        names = self.assembly.tabulated.mesh.names
+        for operand, edge in edges:
+            for step in () if edge is None else self.assembly.moved(edge):
+                if isinstance(step, Collective) and step.kind != "slice":
+                    axes = tuple(names[a] for a in step.axes)
+                    found[operand, step.phase, step.kind, axes].append(float(step.bytes[0]))
         return tuple(Move(*key, sum(sizes)) for key, sizes in found.items())
 
     def work(self, op: int) -> tuple[tuple[str, float], ...]:
         """Seconds of the operator's local work in all passes, phase by phase."""
         found: dict[str, float] = defaultdict(float)
-        for step in self.assembly.steps[self.vertex[op]]:
+        for step in self.assembly.steps[op]:
             if isinstance(step, Compute):
                 found[step.phase] += self.assembly.total(step)
         return tuple(found.items())

@@ -10,9 +10,10 @@ from shardfold.costs import CostModel, Optimizer, Vertex, tabulate
 from shardfold.costs.recompute import stated_regions
 from shardfold.errors import PlanError
 from shardfold.graph import Graph
+from shardfold.plans.entries import factor_name, layout_words
 from shardfold.plans.plan import Plan
 from shardfold.sharding import Subdims
-from shardfold.simulate.decoded import Assembly, factor_name
+from shardfold.simulate.decoded import Assembly
 
 Words = tuple[object, ...]
 
@@ -97,7 +98,7 @@ def _offered(vertex: Vertex, assembly: Assembly) -> Iterator[Words]:
         return
     assert vertex.layouts is not None
     for row in range(len(vertex.layouts)):
-        states = assembly.states(vertex.index, vertex.layouts, row)
+        states = layout_words(assembly.subdims, vertex.index, vertex.layouts, row)
         again = () if vertex.storage is None else (bool(vertex.storage.regathers[row]),)
         yield (*states, *again)
 

@@ -275,7 +275,7 @@ class _Writer:
     def _stops_gradient(self, instruction: Instruction) -> bool:
         """Whether an operand has a gradient that must not flow on."""
         feeds = instruction.feeds
-        return not instruction.has_gradient and any(feed.back is not None for feed in feeds)
+        return not instruction.has_gradient and any(feed.requires_grad for feed in feeds)
 
     def _call(self, instruction: Instruction, operands: list[str]) -> Iterator[str]:
         site, local = instruction.site, instruction.local

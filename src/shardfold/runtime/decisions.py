@@ -15,7 +15,7 @@ import numpy as np
 from shardfold.cluster import Mesh
 from shardfold.cluster.mesh import Axis
 from shardfold.costs.recompute import KEEP_ALL, Regions, stated_regions
-from shardfold.costs.variables import constant_tensors
+from shardfold.costs.variables import shared_tensors
 from shardfold.errors import PlanError, nearest
 from shardfold.graph import Graph
 from shardfold.plans import Plan
@@ -65,19 +65,6 @@ def decisions_of(plan: Plan, graph: Graph, subdims: Subdims) -> Decisions:
         frozenset(regathers),
         stated_regions(plan.recompute, graph, subdims),
     )
-
-
-def shared_tensors(graph: Graph) -> list[int]:
-    """The tensors whose layout is a decision of its own: several readers, or the loss."""
-    constant = constant_tensors(graph)
-    readers = graph.readers()
-    return [
-        index
-        for index, tensor in enumerate(graph.tensors)
-        if tensor.role == "activation"
-        and index not in constant
-        and (index == graph.loss or len(readers.get(index, ())) > 1)
-    ]
 
 
 def _paired(indices: list[int], entries: tuple[Entry, ...], what: str) -> list[tuple[int, Entry]]:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from shardfold.costs.reshard import reshard
 from shardfold.costs.steps import Collective, Kind, Phase, is_held
+from shardfold.costs.steps import Step as PlannedStep
 from shardfold.graph import TensorType
 from shardfold.runtime.shards import Extent, Place, Row, bounds_of, extent, lengths
 from shardfold.sharding.layouts import PENDING, REPLICATED, SHARED
@@ -135,6 +136,10 @@ class Lie:
         before, after = (np.array(row, np.int8).reshape(1, -1) for row in (source, target))
         shape, size = self.place.shape, self.kind.item_bytes
         found = reshard(before, after, shape, self.subdims, size, phase).case(0)
+        return self.local(found, source, target)
+
+    def local(self, found: Sequence[PlannedStep], source: Row, target: Row) -> Moves:
+        """The planner's steps from one layout to another, as this device does them."""
         steps = tuple(self._step(step) for step in found if isinstance(step, Collective))
         return Moves(steps, self.extent(source).shape, self.extent(target).shape)
 

@@ -1,10 +1,9 @@
 """From a captured program and a plan to one device's instructions: no process group, no data.
 
 For every operator: the moves of each operand's edge (values forward, gradients backward), the
-local call, and the moves of results that are kept for several readers. The edges are those that
-the planner prices: from the writer's layout to the one reader's, or to the kept layout and from
-there to each reader's; from a parameter's storage to each reader's. Inputs, buffers and what is
-computed from them alone are whole on every device, and sliced for free.
+local call, and the moves of results to the layout that several readers share. The edges are the
+very ones that the planner prices (`shardfold.costs.edges`), with one layout on either side. Inputs,
+buffers and what is computed from them alone are whole on every device, and sliced for free.
 
 The same program on one device: what every plan's numbers are compared with.
 """
@@ -18,15 +17,17 @@ import numpy as np
 
 from shardfold.capture import Program
 from shardfold.cluster import Mesh
-from shardfold.costs.variables import constant_tensors
+from shardfold.costs.edges import Edge, Leg, wire
+from shardfold.costs.parameters import Storage
+from shardfold.costs.variables import Sides, Vertex, shared_tensors
 from shardfold.runtime.decisions import Decisions
-from shardfold.runtime.local_reshard import Lie, Moves, gradients, values
+from shardfold.runtime.local_reshard import Lie, Moves, values
 from shardfold.runtime.ops import Local, Site, localise
 from shardfold.runtime.process_groups import Axes
 from shardfold.runtime.reshard_ops import Given
 from shardfold.runtime.shards import Extent, Place, Row
 from shardfold.sharding import Space, Subdims
-from shardfold.sharding.layouts import REPLICATED, SHARED
+from shardfold.sharding.layouts import REPLICATED, Layouts
 
 # Operators whose result is new memory that their own backward does not need.
 PRODUCTS = (
@@ -51,11 +52,12 @@ class Feed:
 
     tensor: int
     there: Moves
-    back: Moves | None  # None: no gradient flows
+    back: Moves | None = None  # None: no gradient comes back
+    requires_grad: bool = False  # of the tensor, which may have a gradient from others
     regathers: bool = False  # moved again for backward instead of being kept
     owns_value: bool = False  # nobody else reads the value: it may be written to
     owns_gradient: bool = False  # the gradient that comes is new: it may be written to
-    onward: Moves | None = None  # of the last gradient of several: what their sum does then
+    onward: Moves | None = None  # of the last gradient of several: where their sum goes then
 
     @property
     def moves(self) -> bool:
@@ -117,12 +119,13 @@ class Lowered:
         found: set[Axes] = set()
         for instruction in self.instructions:
             for feed in instruction.feeds:
-                if feed.tensor in parameters and feed.back is not None:
-                    onward = () if feed.onward is None else feed.onward.steps
-                    steps = (*feed.there.steps, *feed.back.steps, *onward)
+                if feed.tensor in parameters and feed.requires_grad:
+                    legs = [moves for moves in (feed.there, feed.back, feed.onward) if moves]
+                    steps = [step for moves in legs for step in moves.steps]
                     found.update(s.axes for s in steps if s.kind != "slice")
                     found.add(feed.there.at_once("all_gather", levels) or ())
-                    found.add(feed.back.at_once("reduce_scatter", levels) or ())
+                    back = feed.back or Moves((), (), ())
+                    found.add(back.at_once("reduce_scatter", levels) or ())
         return found - {()}
 
     def axes(self) -> set[Axes]:
@@ -163,12 +166,22 @@ class _Lowering:
     ) -> None:
         self.program, self.graph, self.subdims = program, program.graph, subdims
         self.decisions, self.place, self.trusted = decisions, place, trusted
-        self.constant = constant_tensors(self.graph)
         self.whole: Row = (REPLICATED,) * len(place.shape)
-        self.left: dict[int, Row] = {}
+        self.sides = Sides(decisions.configs)
+        self.wiring = wire(self.graph, subdims, self._vertices(), self.sides, decisions.regions)
         self.readers = self.graph.readers()
         self.made = {t: op.kind in MAKES_VALUES for op in self.graph.ops for t in op.results}
         self.cache: dict[tuple[object, ...], Moves] = {}
+
+    def _vertices(self) -> list[Vertex]:
+        """The plan's decisions, each with the one choice that was made."""
+        given = self.decisions
+        found = [Vertex("op", i, space=space) for i, space in enumerate(given.configs)]
+        found += [Vertex("tensor", t, layouts=_layouts(row)) for t, row in given.kept.items()]
+        for tensor, row in given.stored.items():
+            storage = Storage(_layouts(row), np.array([tensor in given.regathers]))
+            found.append(Vertex("parameter", tensor, layouts=storage.layouts, storage=storage))
+        return found
 
     def run(self) -> Lowered:
         last = {t: i for i, op in enumerate(self.graph.ops) for t in op.inputs}
@@ -196,11 +209,10 @@ class _Lowering:
     def _written(self) -> Iterator[Written]:
         """Running statistics, where a device only updates those of its own channels."""
         for index, op in enumerate(self.graph.ops):
-            space = self.decisions.configs[index]
             for k, operand in enumerate(op.operands):
                 if operand.name not in WRITTEN:
                     continue
-                needed = values(_first(space.operand_layouts(k)))
+                needed = values(_first(self.sides.operand(index, k)))
                 there = self._moves(operand.tensor, self.whole, needed)
                 if there:
                     back = self._moves(operand.tensor, needed, self.whole)
@@ -208,8 +220,8 @@ class _Lowering:
 
     def _instruction(self, index: int, drops: tuple[int, ...]) -> Instruction:
         op, space = self.graph.ops[index], self.decisions.configs[index]
-        needed = [_first(space.operand_layouts(k)) for k in range(len(op.inputs))]
-        left = [_first(space.result_layouts(k)) for k in range(len(op.results))]
+        needed = [_first(self.sides.operand(index, k)) for k in range(len(op.inputs))]
+        left = [_first(self.sides.result(index, k)) for k in range(len(op.results))]
         site = Site(
             index,
             op,
@@ -224,62 +236,39 @@ class _Lowering:
                 self._lie(t).extent(values(row)) for t, row in zip(op.results, left, strict=True)
             ),
         )
-        feeds = tuple(
-            self._feed(t, row, index, k)
-            for k, (t, row) in enumerate(zip(op.inputs, needed, strict=True))
-        )
-        kept = tuple(self._keep(t, row) for t, row in zip(op.results, left, strict=True))
-        has_gradient = any(self.graph.tensors[t].requires_grad for t in op.results)
+        feeds = tuple(self._feed(index, k, row) for k, row in enumerate(needed))
+        kept = tuple(map(self._keep, op.results))
+        has_gradient = self.graph.has_gradient(index)
         local = localise(site, self.trusted)
         writes = tuple(k for k, o in enumerate(op.operands) if o.name in WRITTEN and feeds[k].there)
         return Instruction(
             site, feeds, local, op.results, tuple(left), kept, has_gradient, writes, drops
         )
 
-    def _feed(self, tensor: int, needed: Row, reader: int, operand: int) -> Feed:
-        """From where the tensor lies to where its reader needs it."""
-        role = self.graph.tensors[tensor].role
-        if role == "parameter":
-            found = self._edge(tensor, self.decisions.stored[tensor], needed)
-            inputs = self.graph.ops[reader].inputs
-            gradients = [self.graph.tensors[t].requires_grad for t in inputs]
-            needed_again = self.subdims.rules[reader].rule.needs_again(operand, gradients)
-            regathers = tensor in self.decisions.regathers and bool(found.there) and needed_again
-            return replace(found, regathers=regathers, onward=self._onward(tensor, reader, operand))
-        if role != "activation" or tensor in self.constant:
-            return Feed(tensor, self._moves(tensor, self.whole, values(needed)), None)
-        is_only = tensor not in self.decisions.kept and len(self.readers[tensor]) == 1
+    def _feed(self, reader: int, operand: int, needed: Row) -> Feed:
+        """From where a tensor lies to where its reader needs it."""
+        tensor = self.graph.ops[reader].inputs[operand]
+        number = self.wiring.operand_edge[reader][operand]
+        if number is None:
+            return Feed(tensor, self._moves(tensor, self.whole, values(needed)))
+        edge = self.wiring.edges[number]
+        if edge.storage is not None:
+            return self._edge(edge)
+        is_only = tensor not in self.wiring.shared_edge
         return replace(
-            self._edge(tensor, self.left[tensor], needed),
+            self._edge(edge),
             owns_value=is_only and self.made[tensor],
             owns_gradient=self._makes_gradient(reader, operand),
         )
 
-    def _onward(self, tensor: int, reader: int, operand: int) -> Moves | None:
-        """The reduction of a summed gradient, at the reader that backward meets last."""
-        stored = self.decisions.stored[tensor]
-        if SHARED not in stored or (reader, operand) != self._last_gradient(tensor):
-            return None
-        return self._moves(tensor, gradients(stored), values(stored))
-
-    def _last_gradient(self, tensor: int) -> tuple[int, int] | None:
-        tensors, ops = self.graph.tensors, self.graph.ops
-        flowing = (
-            (op, operand)
-            for op, operand in self.readers[tensor]
-            if any(tensors[t].requires_grad for t in ops[op].results)
-        )
-        return next(flowing, None) if tensors[tensor].requires_grad else None
-
-    def _keep(self, tensor: int, left: Row) -> Feed | None:
-        """From where an operator leaves its result to where it is kept, if that was decided."""
-        kept = self.decisions.kept.get(tensor)
-        self.left[tensor] = left if kept is None else kept
-        if kept is None:
+    def _keep(self, tensor: int) -> Feed | None:
+        """From where an operator leaves its result to the layout that its readers share."""
+        number = self.wiring.shared_edge.get(tensor)
+        if number is None:
             return None
         anew = all(self._makes_gradient(*reader) for reader in self.readers.get(tensor, ()))
         return replace(
-            self._edge(tensor, left, kept),
+            self._edge(self.wiring.edges[number]),
             owns_value=self.made[tensor],
             owns_gradient=anew and tensor != self.graph.loss,
         )
@@ -288,32 +277,47 @@ class _Lowering:
         op = self.graph.ops[reader]
         return op.operands[operand].name in MAKES_GRADIENTS.get(op.kind, ())
 
-    def _edge(self, tensor: int, left: Row, needed: Row) -> Feed:
-        there = self._moves(tensor, values(left), values(needed))
-        back = None
-        if self.graph.tensors[tensor].requires_grad:
-            back = self._moves(tensor, gradients(needed), gradients(left))
-        return Feed(tensor, there, back)
+    def _edge(self, edge: Edge) -> Feed:
+        """The legs of an edge on this device."""
+        legs = {leg.what: self._leg(edge, leg) for leg in edge.legs()}
+        regathers = edge.regathers is not None and bool(edge.regathers[0])
+        return Feed(
+            edge.tensor,
+            legs["value"],
+            legs.get("gradient"),
+            self.graph.tensors[edge.tensor].requires_grad,
+            regathers=regathers and bool(legs["value"]),
+            onward=legs.get("sum"),
+        )
+
+    def _leg(self, edge: Edge, leg: Leg) -> Moves:
+        ends = (_first(leg.source), _first(leg.target))
+        key = (self._lie(edge.tensor), *ends)
+        if key not in self.cache:
+            steps = edge.steps(leg, self.place.shape).case(0)
+            self.cache[key] = self._lie(edge.tensor).local(steps, *ends)
+        return self.cache[key]
 
     def _moves(self, tensor: int, source: Row, target: Row) -> Moves:
-        lie = self._lie(tensor)
-        key = (lie, source, target)
-        if key not in self.cache:
-            self.cache[key] = lie.moves(source, target, "forward")
-        return self.cache[key]
+        return self._lie(tensor).moves(source, target, "forward")
 
     def _lie(self, tensor: int) -> Lie:
         kind = self.graph.tensors[tensor].type
         return Lie(kind, self.subdims.tensors[tensor], self.subdims.dims[tensor], self.place)
 
 
-def _first(rows: object) -> Row:
-    return tuple(int(state) for state in rows[0])  # type: ignore[index]
+def _first(rows: Layouts) -> Row:
+    return tuple(rows[0].tolist())
+
+
+def _layouts(row: Row) -> Layouts:
+    return np.array([row], dtype=np.int8).reshape(1, len(row))
 
 
 def alone(program: Program, subdims: Subdims) -> Lowered:
     """The instructions of a mesh without axes: nothing split, nothing sent."""
     spaces = tuple(Space(rule, np.zeros((1, 0), dtype=np.int8)) for rule in subdims.rules)
     stored: dict[int, tuple[int, ...]] = dict.fromkeys(program.graph.parameters(), ())
-    decisions = Decisions(Mesh(()), spaces, {}, stored, frozenset())
+    shared: dict[int, tuple[int, ...]] = dict.fromkeys(shared_tensors(program.graph), ())
+    decisions = Decisions(Mesh(()), spaces, shared, stored, frozenset())
     return lower(program, subdims, decisions, Place((), ()))

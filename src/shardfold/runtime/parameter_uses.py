@@ -40,8 +40,12 @@ class Use:
     instruction: int
     operand: int
     feed: Feed
-    has_gradient: bool = True  # one comes back from the reader
     stretch: int = 0  # of instructions, between those that run again
+
+    @property
+    def has_gradient(self) -> bool:
+        """Whether one comes back from the reader."""
+        return self.feed.back is not None
 
 
 @dataclass(slots=True)
@@ -73,10 +77,9 @@ def uses_of(lowered: Lowered, parameters: Mapping[int, Any]) -> list[Use]:
     found: list[Use] = []
     for index, instruction in enumerate(lowered.instructions):
         for operand, feed in enumerate(instruction.feeds):
-            if feed.tensor in parameters and feed.back is not None:
+            if feed.tensor in parameters and feed.requires_grad:
                 stretch = sum((index >= r.start) + (index >= r.stop) for r in lowered.again)
-                has_gradient = instruction.has_gradient
-                found.append(Use(len(found), index, operand, feed, has_gradient, stretch))
+                found.append(Use(len(found), index, operand, feed, stretch))
     return found
 
 
@@ -154,7 +157,7 @@ class Uses:
         found = joints_of(members, self.joined)
         self.joints = {number: joint for joint in found for number in joint.members}
         self.reducer = Reducer(
-            [self._reduction(use) for use in self.uses],
+            [self._reduction(use) for use in self.uses if use.has_gradient],
             self.groups,
             self._deliver,
             self._settle,

@@ -1,34 +1,24 @@
-"""From a solved problem to a plan: every decision in words, with the steps that it implies."""
+"""The steps of every operator, edge and parameter under one choice, and what each costs."""
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-import numpy as np
-
 from shardfold.costs import CostModel, Tabulated
-from shardfold.costs.edges import edge_steps
 from shardfold.costs.operator_steps import Tensors, operator_steps
 from shardfold.costs.parameters import Optimizer, sum_up_steps, update_steps
 from shardfold.costs.steps import Collective, Compute, Step, times
-from shardfold.costs.variables import Edge
 from shardfold.graph import Graph
-from shardfold.plans.plan import CollectiveEntry, OperatorEntry, ParameterEntry, TensorEntry
 from shardfold.sharding import Space, Subdims
-from shardfold.sharding.configs import NONE, PASS
-from shardfold.sharding.layouts import PENDING, REPLICATED, SHARED, Layouts
-from shardfold.strategies.split_names import Splits
-
-STATES = {REPLICATED: "whole", SHARED: "whole, gradient summed", PENDING: "sum pending"}
+from shardfold.strategies.split_names import Key, Rows, Split, Splits
 
 
 @dataclass(frozen=True)
 class Assembly:
-    """A solved problem with all that is needed to say what it means."""
+    """A choice for a problem, with all that is needed to say which steps it implies."""
 
     graph: Graph
     subdims: Subdims
@@ -53,6 +43,10 @@ class Assembly:
         """The operators' splits in words."""
         return Splits(self.graph, self.subdims, self.tabulated.mesh)
 
+    def offered(self, op: int) -> dict[Key, tuple[Split, Rows]]:
+        """Every distinct split of an operator, with the configurations that make it."""
+        return self.splits.offered(op, self.tabulated.wiring.sides.spaces[op])
+
     @cached_property
     def steps(self) -> dict[int, list[Step]]:
         """The steps of every operator vertex: its own, and those of the edges charged to it.
@@ -71,7 +65,7 @@ class Assembly:
             if self.tabulated.vertices[at].space is None:
                 at = edge.source
             found[at].extend(self.moved(number))
-            if edge.regathers is not None and edge.source not in updated:
+            if edge.storage is not None and edge.source not in updated:
                 updated.add(edge.source)
                 found[at].extend((*self.summed_up(edge.source), *self.update(edge.source)))
         return found
@@ -119,39 +113,20 @@ class Assembly:
 
     def moved(self, number: int) -> list[Step]:
         """The steps that bring one edge's tensor from the layout it is left in to the needed."""
-        edge = self.tabulated.edges[number]
-        pair = (self.choice[edge.source], self.choice[edge.target])
-        key = (id(self.tabulated.problem.edge_costs[number]), pair)
-        if key not in self.known:
-            self.known[key] = self._moved(edge)
-        return self.known[key]
+        values, gradient = self.moves(number)
+        return [*values, *gradient]
 
     def moves(self, number: int) -> tuple[list[Step], list[Step]]:
         """The steps of one edge apart: those of values, and those of the gradient."""
         edge = self.tabulated.edges[number]
         pair = (self.choice[edge.source], self.choice[edge.target])
-        key = ("apart", id(self.tabulated.problem.edge_costs[number]), pair)
+        key = (id(self.tabulated.problem.edge_costs[number]), pair)
         if key not in self.parts:
-            every, values = self.moved(number), self._moved(edge, values_only=True)
-            self.parts[key] = (every[: len(values)], every[len(values) :])
+            self.parts[key] = ([], [])
+            one, shape = edge.at(*pair), self.tabulated.mesh.shape
+            for leg in one.legs(self.passes):
+                self.parts[key][leg.what != "value"].extend(one.steps(leg, shape).case(0))
         return self.parts[key]
-
-    def _moved(self, edge: Edge, *, values_only: bool = False) -> list[Step]:
-        left, needed = self.choice[edge.source], self.choice[edge.target]
-        tensor = self.graph.tensors[edge.tensor]
-        again = edge.regathers[left : left + 1] if edge.regathers is not None else np.zeros(1, bool)
-        return edge_steps(
-            edge.left[left : left + 1],
-            edge.needed[needed : needed + 1],
-            again,
-            self.tabulated.mesh,
-            self.subdims.tensors[edge.tensor],
-            tensor.type.item_bytes,
-            tensor.requires_grad and edge.flows and not values_only,
-            edge.again,
-            edge.sums,
-            edge.regathers is not None and self.passes > 1,
-        ).case(0)
 
     def _update(self, v: int) -> list[Step]:
         vertex = self.tabulated.vertices[v]
@@ -185,89 +160,6 @@ class Assembly:
             return 0.0
         return float(self.model.collective_seconds(step)[0]) * step.repeats
 
-    def operators(self, within: range | None = None) -> tuple[OperatorEntry, ...]:
-        """An entry for every operator, in execution order, or for those of a range."""
-        names = self.tabulated.mesh.names
-        entries = []
-        for v, vertex in enumerate(self.tabulated.vertices):
-            if vertex.space is None or (within is not None and vertex.index not in within):
-                continue
-            op = self.graph.ops[vertex.index]
-            row = vertex.space.configs[self.choice[v]]
-            steps = self.steps[v]
-            entries.append(
-                OperatorEntry(
-                    op.name,
-                    op.kind,
-                    op.origin.module,
-                    op.origin.source,
-                    tuple(factor_name(vertex.space, int(f)) for f in row),
-                    self.splits.of(vertex.index, vertex.space, row.tolist()),
-                    sum(self.total(step) for step in steps),
-                    _collectives(steps, names, self),
-                )
-            )
-        return tuple(entries)
-
-    def tensors(self) -> tuple[TensorEntry, ...]:
-        """An entry for every tensor that several operators read."""
-        return tuple(
-            self.tensor(v)
-            for v, vertex in enumerate(self.tabulated.vertices)
-            if vertex.what == "tensor"
-        )
-
-    def tensor(self, v: int) -> TensorEntry:
-        """The entry of the tensor that vertex `v` decides."""
-        vertex = self.tabulated.vertices[v]
-        layout = self.states(vertex.index, vertex.layouts, self.choice[v])
-        return TensorEntry(self.graph.tensors[vertex.index].name, layout)
-
-    def parameters(self) -> tuple[ParameterEntry, ...]:
-        """An entry for every parameter; one that no operator reads is stored whole."""
-        return tuple(self.parameter(index) for index in self.graph.parameters())
-
-    @cached_property
-    def _stored(self) -> dict[int, int]:
-        """The vertex that decides the storage of each parameter."""
-        vertices = enumerate(self.tabulated.vertices)
-        return {vertex.index: v for v, vertex in vertices if vertex.storage is not None}
-
-    def parameter(self, index: int) -> ParameterEntry:
-        """The entry of one parameter."""
-        tensor = self.graph.tensors[index]
-        layout: tuple[str, ...] = ("whole",) * len(self.tabulated.mesh.axes)
-        again = False
-        if index in self._stored:
-            v = self._stored[index]
-            storage = self.tabulated.vertices[v].storage
-            assert storage is not None
-            layout = self.states(index, storage.layouts, self.choice[v])
-            again = bool(storage.regathers[self.choice[v]])
-        return ParameterEntry(tensor.names, tensor.type.shape, layout, again)
-
-    def states(self, tensor: int, layouts: Layouts | None, choice: int) -> tuple[str, ...]:
-        """Per axis: `dim 1` (`dim 1.0` where only a piece of the dim is split), or whole."""
-        assert layouts is not None
-        dims = self.subdims.dims[tensor]
-        found = []
-        for state in map(int, layouts[choice]):
-            if state < 0:
-                found.append(STATES[state])
-                continue
-            dim = dims[state]
-            piece = f".{state - dims.index(dim)}" if dims.count(dim) > 1 else ""
-            found.append(f"dim {dim}{piece}")
-        return tuple(found)
-
-    def reason(self, space: Space) -> str:
-        """Why an operator has but one configuration."""
-        if not space.rule.rule.known:
-            return "no rule"
-        return (
-            "no dim that divides" if not any(space.rule.splittable) else "depends on no parameter"
-        )
-
     def totals(self, vertices: Iterable[int] | None = None) -> dict[str, float]:
         """Seconds of local work, of communication and of the update, of some vertices or all."""
         totals = {"compute": 0.0, "communication": 0.0, "update": 0.0}
@@ -277,24 +169,3 @@ class Assembly:
                 kind = "update" if step.phase == "update" else kind
                 totals[kind] += self.total(step)
         return totals
-
-
-def factor_name(space: Space, factor: int) -> str:
-    """A factor in the rule's own name; `-` for none, `+` where a pending sum passes."""
-    return {NONE: "-", PASS: "+"}.get(factor) or space.rule.factors[factor]
-
-
-def _collectives(
-    steps: list[Step], names: tuple[str, ...], at: Assembly
-) -> tuple[CollectiveEntry, ...]:
-    entries: dict[tuple[str, str, tuple[str, ...], float], list[float]] = defaultdict(list)
-    for step in steps:
-        if isinstance(step, Collective) and step.kind != "slice":
-            axes = tuple(names[a] for a in step.axes)
-            key = (step.phase, step.kind, axes, float(step.bytes[0]))
-            count = step.repeats * times(step, at.passes)
-            entries[key].extend([at.seconds(step) / step.repeats] * count)
-    return tuple(
-        CollectiveEntry(phase, kind, axes, size, len(each), math.fsum(each))
-        for (phase, kind, axes, size), each in entries.items()
-    )

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-
-from shardfold.costs import Tabulated
 from shardfold.costs.memory_format import aliases
 from shardfold.costs.saved import Extra, extras, keeps_results, kept_operands
 from shardfold.graph import Graph
-from shardfold.sharding import Space, Subdims
+from shardfold.sharding import Subdims
 from shardfold.sharding.layouts import Layouts
 from shardfold.simulate.decoded import Assembly
 
@@ -48,62 +45,24 @@ class Facts:
         return self.sizes[key]
 
 
-class Wiring:
-    """Which edge brings which operand, for the tables of one mesh; made once for all choices."""
-
-    def __init__(self, graph: Graph, tabulated: Tabulated) -> None:
-        self.vertex = {v.index: k for k, v in enumerate(tabulated.vertices) if v.space is not None}
-        waiting: dict[tuple[int, int], list[int]] = defaultdict(list)
-        self.kept: dict[int, int] = {}  # tensor: the edge into the layout it is kept in
-        for number, edge in enumerate(tabulated.edges):
-            if tabulated.vertices[edge.target].space is None:
-                self.kept[edge.tensor] = number
-            else:
-                waiting[edge.target, edge.tensor].append(number)
-        self.rows: dict[object, Row] = {}  # layouts of operands and results, by configuration
-        self.operands: list[tuple[int | None, ...]] = []
-        for index, op in enumerate(graph.ops):
-            found: list[int | None] = []
-            for tensor in op.inputs:
-                edges = waiting.get((self.vertex[index], tensor))
-                found.append(edges.pop(0) if edges else None)
-            self.operands.append(tuple(found))
-
-
 class Lying:
     """Where everything lies under one choice: operands, results, stored parameters."""
 
-    def __init__(self, assembly: Assembly, facts: Facts, wiring: Wiring) -> None:
-        self.assembly, self.facts, self.wiring = assembly, facts, wiring
+    def __init__(self, assembly: Assembly, facts: Facts) -> None:
+        self.assembly, self.facts, self.wiring = assembly, facts, assembly.tabulated.wiring
         self.graph, self.regions = assembly.graph, assembly.tabulated.regions
         self.shape: Row = tuple(assembly.tabulated.mesh.shape)
 
     def operand_row(self, op: int, position: int) -> Row:
         """How an operator needs an operand to lie."""
-        edge = self.wiring.operands[op][position]
-        if edge is not None:
-            at = self.assembly.tabulated.edges[edge]
-            return row_of(at.needed, self.assembly.choice[at.target])
-        vertex = self.wiring.vertex[op]
-        space = self.assembly.tabulated.vertices[vertex].space
-        assert space is not None
-        return self._known("operand", space, position, self.assembly.choice[vertex])
+        return self._row(self.wiring.sides.operand(op, position), op)
 
     def result_row(self, op: int, position: int) -> Row:
         """How an operator leaves a result."""
-        vertex = self.wiring.vertex[op]
-        space = self.assembly.tabulated.vertices[vertex].space
-        assert space is not None
-        return self._known("result", space, position, self.assembly.choice[vertex])
+        return self._row(self.wiring.sides.result(op, position), op)
 
-    def _known(self, side: str, space: Space, position: int, choice: int) -> Row:
-        key = (side, id(space), position, choice)
-        rows = self.wiring.rows
-        if key not in rows:
-            one = Space(space.rule, space.configs[choice : choice + 1])
-            take = one.operand_layouts if side == "operand" else one.result_layouts
-            rows[key] = row_of(take(position), 0)
-        return rows[key]
+    def _row(self, layouts: Layouts, vertex: int) -> Row:
+        return row_of(layouts, self.assembly.choice[vertex])
 
     def moves(self, edge: int | None, row: Row) -> bool:
         """Whether an operand has to be copied on its way: by steps, or sliced out of the whole."""
@@ -128,10 +87,8 @@ class Lying:
 
     def _splits(self, op: int, base: str) -> bool:
         """Whether an operator's configuration splits one of its factors."""
-        vertex = self.wiring.vertex[op]
-        space = self.assembly.tabulated.vertices[vertex].space
-        assert space is not None
-        row = space.configs[self.assembly.choice[vertex]].tolist()
+        space = self.wiring.sides.spaces[op]
+        row = space.configs[self.assembly.choice[op]].tolist()
         return any(factor >= 0 and space.rule.base(factor) == base for factor in row)
 
     def _extra_bytes(self, op: int, extra: Extra) -> float:
@@ -139,10 +96,6 @@ class Lying:
         tensor = called.results[0] if extra.of < 0 else called.inputs[extra.of]
         row = self.result_row(op, 0) if extra.of < 0 else self.operand_row(op, extra.of)
         return self.facts.local_items(tensor, row, self.shape, extra.over) * extra.per_item
-
-    def flows(self, op: int) -> bool:
-        """Whether a gradient comes back to an operator."""
-        return any(self.graph.tensors[t].requires_grad for t in self.graph.ops[op].results)
 
 
 def row_of(layouts: Layouts, choice: int) -> Row:

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from shardfold.costs.memory_format import CASTS, DROPOUTS, PERMUTED, RESHAPED
 from shardfold.costs.steps import Collective, Step
 from shardfold.simulate.decoded import Assembly
-from shardfold.simulate.local_layouts import Facts, Lying, Wiring, row_of
+from shardfold.simulate.local_layouts import Facts, Lying, row_of
 
 Bytes = dict[str, float]
 
@@ -73,7 +73,7 @@ class Gradients:
         graph = self.at.graph
         self.of[graph.loss] = _Gradient(0.0, 1)
         for op in reversed(range(len(graph.ops))):
-            if self.at.flows(op):
+            if graph.has_gradient(op):
                 self._operator(op)
 
     def _operator(self, op: int) -> None:
@@ -91,7 +91,7 @@ class Gradients:
             size = at.facts.local_bytes(tensor, row, at.shape)
             handed = name in PASSED_ON and results and results[0].bytes == size
             gradient = results[0].shared() if handed else self._new(turn, size)
-            gradient = self._moved(op, tensor, at.wiring.operands[op][position], gradient)
+            gradient = self._moved(op, tensor, at.wiring.operand_edge[op][position], gradient)
             if tensor in self.of:  # summed up in place
                 self._release(gradient, turn)
             else:
@@ -105,7 +105,7 @@ class Gradients:
     def _result(self, op: int, tensor: int) -> _Gradient:
         """The gradient of a result, moved from the layout it is kept in for several readers."""
         gradient = self.of.pop(tensor)
-        edge = self.at.wiring.kept.get(tensor)
+        edge = self.at.wiring.shared_edge.get(tensor)
         return gradient if edge is None else self._moved(op, tensor, edge, gradient, left=True)
 
     def _moved(
@@ -169,8 +169,8 @@ class _Memory:
 class Footprint:
     """The memory of every operator of a graph under one choice."""
 
-    def __init__(self, assembly: Assembly, facts: Facts, wiring: Wiring) -> None:
-        self.lying = Lying(assembly, facts, wiring)
+    def __init__(self, assembly: Assembly, facts: Facts) -> None:
+        self.lying = Lying(assembly, facts)
         self.graph, self.regions = assembly.graph, assembly.tabulated.regions
         count = len(self.graph.ops)
         self.kept_bytes = 0.0  # that autograd keeps as forward ends
@@ -186,7 +186,7 @@ class Footprint:
     def _gathered(self, op: int, position: int) -> Gathered | None:
         at_place, assembly = self.lying, self.lying.assembly
         tensor = self.graph.ops[op].inputs[position]
-        edge = at_place.wiring.operands[op][position]
+        edge = at_place.wiring.operand_edge[op][position]
         if edge is None or self.graph.tensors[tensor].role != "parameter":
             return None
         at = assembly.tabulated.edges[edge]
@@ -196,8 +196,8 @@ class Footprint:
         values = assembly.moves(edge)[0]
         found = Gathered(used if values else 0.0)
         assert at.regathers is not None
-        found.regathered = bool(at.regathers[assembly.choice[at.source]]) and not at.again
-        if self.graph.tensors[tensor].requires_grad and at_place.flows(op):
+        found.regathered = bool(at.regathers[assembly.choice[at.source]]) and not at.is_recomputed
+        if at.has_gradient:
             reduces = bool(assembly.moves(edge)[1])
             found.gradient, found.reduced = (used if reduces else 0.0), stored
         return found
@@ -289,7 +289,7 @@ class _Walk:
             memory.last = op
             if self._enters(op, tensor):
                 memory.keepers.append(op)
-        row, edge = self.at.operand_row(op, position), self.at.wiring.operands[op][position]
+        row, edge = self.at.operand_row(op, position), self.at.wiring.operand_edge[op][position]
         if self.at.moves(edge, row):
             size = facts.local_bytes(tensor, row, self.at.shape)
             memory = self._new(op, size, "activations" if keeps else "buffers", moved=True)
@@ -326,7 +326,7 @@ class _Walk:
 
     def _kept(self, op: int, tensor: int, memory: _Memory) -> _Memory:
         """The copy in which a tensor is kept for several readers, if it had to be moved there."""
-        edge = self.at.wiring.kept.get(tensor)
+        edge = self.at.wiring.shared_edge.get(tensor)
         if edge is None:
             return memory
         at = self.at.assembly.tabulated.edges[edge]

@@ -25,7 +25,7 @@ from shardfold.graph import Graph
 from shardfold.sharding import Subdims
 from shardfold.simulate import Again, Operator, Schedule, Segment, Task
 from shardfold.simulate.decoded import Assembly
-from shardfold.simulate.local_layouts import Facts, Wiring
+from shardfold.simulate.local_layouts import Facts
 from shardfold.simulate.memory import Bytes, Footprint, Turn, scratch
 from shardfold.simulate.schedule import Mode
 from shardfold.simulate.unrolled import Whole
@@ -35,12 +35,12 @@ class Described:
     """The tasks of every operator of a graph under one choice, made as they are asked for."""
 
     def __init__(
-        self, assembly: Assembly, facts: Facts, wiring: Wiring, useful_flops: Callable[[int], float]
+        self, assembly: Assembly, facts: Facts, useful_flops: Callable[[int], float]
     ) -> None:
         self.assembly, self.useful_flops = assembly, useful_flops
         self.graph, self.mesh = assembly.graph, assembly.tabulated.mesh
-        self.wiring = wiring
-        self.footprint = Footprint(assembly, facts, wiring)
+        self.wiring = assembly.tabulated.wiring
+        self.footprint = Footprint(assembly, facts)
         self.regions = assembly.tabulated.regions
         self.ends = {region[-1]: region for region in self.regions.ranges}
         self.first: dict[int, int] = {}  # parameter: the operator that answers for it
@@ -74,7 +74,7 @@ class Described:
         edges = self.assembly.tabulated.edges
         waiting = [
             is_held([s.kind for s in self.assembly.moves(k)[1] if isinstance(s, Collective)])
-            and not edges[k].sums
+            and not edges[k].reduces_sum
             for k in self.leaving[vertex]
         ]
         return size * (sum(waiting) + (not all(waiting)))
@@ -83,7 +83,7 @@ class Described:
         """The parameters that an operator reads first, with their vertices."""
         seen = set()
         for position, tensor in enumerate(self.graph.ops[op].inputs):
-            edge = self.wiring.operands[op][position]
+            edge = self.wiring.operand_edge[op][position]
             is_parameter = self.graph.tensors[tensor].role == "parameter"
             if (
                 is_parameter
@@ -120,7 +120,7 @@ class Described:
             if step.phase == phase
         ]
         moved = [s for s in self._moved(op, gradient=False) if s.phase == phase]
-        work = [s for s in self.assembly.work(self.wiring.vertex[op]) if s.phase == phase]
+        work = [s for s in self.assembly.work(op) if s.phase == phase]
         kept = [s for s in self._kept_steps(op, gradient=False) if s.phase == phase]
         return tasks + self._in_order([*moved, *work, *kept], phase, turn)
 
@@ -132,7 +132,7 @@ class Described:
             if step.phase == "backward"
         ]
         kept = self._kept_steps(op, gradient=True)
-        work = [s for s in self.assembly.work(self.wiring.vertex[op]) if s.phase == "backward"]
+        work = [s for s in self.assembly.work(op) if s.phase == "backward"]
         moved = self._moved(op, gradient=True)
         turn = self.footprint.backward[op]
         tasks += self._in_order([*kept, *work, *moved], "backward", turn)
@@ -162,7 +162,7 @@ class Described:
         tensors = self.graph.tensors
         return [
             (position, edge)
-            for position, edge in enumerate(self.wiring.operands[op])
+            for position, edge in enumerate(self.wiring.operand_edge[op])
             if edge is not None
             and (tensors[self.graph.ops[op].inputs[position]].role == "parameter") == parameters
         ]
@@ -176,7 +176,7 @@ class Described:
 
     def _kept_steps(self, op: int, *, gradient: bool) -> list[Step]:
         """Of results that are kept for several readers in a layout of their own."""
-        edges = (self.wiring.kept.get(tensor) for tensor in self.graph.ops[op].results)
+        edges = (self.wiring.shared_edge.get(tensor) for tensor in self.graph.ops[op].results)
         return [s for e in edges if e is not None for s in self.assembly.moves(e)[gradient]]
 
     # Tasks
@@ -313,7 +313,6 @@ class Scheduler:
     graph: Graph
     subdims: Subdims
     cluster: Cluster
-    wirings: dict[int, Wiring] = field(default_factory=dict)
     flops: dict[object, float] = field(default_factory=dict)
     shared: list[Facts] = field(default_factory=list)
 
@@ -333,18 +332,11 @@ class Scheduler:
             self.shared.append(Facts(self.graph, self.subdims))
         return self.shared[0]
 
-    def wiring(self, assembly: Assembly) -> Wiring:
-        """Which edge brings which operand, on the tables of an assembly."""
-        key = id(assembly.tabulated)
-        if key not in self.wirings:
-            self.wirings[key] = Wiring(self.graph, assembly.tabulated)
-        return self.wirings[key]
-
     def useful_flops(self, index: int) -> float:
         """FLOP of an operator's products, forward and backward, over all devices once."""
         rule = self.subdims.rules[index]
         grads = tuple(self.graph.tensors[t].requires_grad for t in self.graph.ops[index].inputs)
-        flows = any(self.graph.tensors[t].requires_grad for t in self.graph.ops[index].results)
+        flows = self.graph.has_gradient(index)
         key = (id(rule), grads, flows)
         if key not in self.flops:
             times = rule.rule.backward if rule.rule.backward is not None else float(sum(grads))
@@ -392,7 +384,6 @@ class _Builder:
             self.described[assembly.choice] = Described(
                 assembly,
                 self.scheduler.facts,
-                self.scheduler.wiring(assembly),
                 self.scheduler.useful_flops,
             )
         return self.described[assembly.choice]

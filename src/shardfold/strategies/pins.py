@@ -152,14 +152,12 @@ def held(
     pins: Sequence[Pin], splits: Splits, tabulated: Tabulated
 ) -> tuple[dict[int, Rows], Refusal | None]:
     """Per vertex the choices that all pins leave it, or the first pin that cannot be followed."""
-    of_op = {v.index: n for n, v in enumerate(tabulated.vertices) if v.space is not None}
     kept: dict[int, Rows] = {}
     for pin in pins:
         for group in matching(pin.pattern, splits.graph):
-            vertices = [of_op[index] for index in group if index in of_op]
-            able = _held(pin, vertices, splits, tabulated, kept)
+            able = _held(pin, group, splits, tabulated, kept)
             if not able:
-                return {}, Refusal(pin, tuple(group), _possible(vertices, splits, tabulated, kept))
+                return {}, Refusal(pin, tuple(group), _possible(group, splits, tabulated, kept))
             kept.update(able)
     return kept, None
 
@@ -175,7 +173,7 @@ def _held(
     found: dict[int, list[int]] = {}
     for v in vertices:
         before = set(kept[v].tolist()) if v in kept else None
-        for split, rows in splits.offered(tabulated.vertices[v]).values():
+        for split, rows in splits.offered(v, tabulated.wiring.sides.spaces[v]).values():
             if pin.allows(split):
                 left = [r for r in rows.tolist() if before is None or r in before]
                 found.setdefault(v, []).extend(left)
@@ -187,7 +185,7 @@ def _possible(
 ) -> tuple[str, ...]:
     found: dict[str, None] = {}
     for v in vertices:
-        for split, rows in splits.offered(tabulated.vertices[v]).values():
+        for split, rows in splits.offered(v, tabulated.wiring.sides.spaces[v]).values():
             if v not in kept or set(rows.tolist()) & set(kept[v].tolist()):
                 found[in_words(split)] = None
     return tuple(found)

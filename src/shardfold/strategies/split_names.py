@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardfold.cluster import Mesh
-from shardfold.costs import Vertex
 from shardfold.graph import Graph
 from shardfold.sharding import Space, Subdims
 from shardfold.sharding.factor_names import word, words_of
@@ -54,15 +53,14 @@ class Splits:
                 parts[names[factor]] = parts.get(names[factor], 1) * axis.size
         return parts
 
-    def offered(self, vertex: Vertex) -> dict[Key, tuple[Split, Rows]]:
+    def offered(self, index: int, space: Space) -> dict[Key, tuple[Split, Rows]]:
         """Every distinct split of an operator, with the configurations that make it."""
-        assert vertex.space is not None
-        names = self.names(vertex.index, vertex.space)
-        key = (vertex.space.configs.tobytes(), names)
+        names = self.names(index, space)
+        key = (space.configs.tobytes(), names)
         if key not in self._known:
             found: dict[Key, tuple[Split, list[int]]] = {}
-            for number, row in enumerate(vertex.space.configs.tolist()):
-                split = self.of(vertex.index, vertex.space, row)
+            for number, row in enumerate(space.configs.tolist()):
+                split = self.of(index, space, row)
                 found.setdefault(frozenset(split.items()), (split, []))[1].append(number)
             self._known[key] = {k: (s, np.array(rows)) for k, (s, rows) in found.items()}
         return self._known[key]

@@ -7,6 +7,7 @@ import pytest
 
 from shardfold.costs.steps import Collective
 from shardfold.graph import Graph
+from shardfold.plans.entries import parameter_entries
 from shardfold.sharding.layouts import REPLICATED
 from virtual.choosing import Desk, collectives
 from virtual.sketch import Sketch
@@ -139,7 +140,7 @@ def test_a_tied_weight_that_is_split_alike_moves_nothing() -> None:
     desk = Desk.of(tied(), "2xa100", "2")
     split = {"embedding_0": "v", "linear_1": "n", "cross_entropy_loss_2": "c"}
     assembly = desk.choose(split)
-    assert assembly.parameters()[0].layout == ("dim 0",)
+    assert parameter_entries(assembly)[0].layout == ("dim 0",)
     assert all(size < 64 * M * 4 // 2 for _, _, _, size in collectives(assembly))
 
 
@@ -159,7 +160,7 @@ def test_a_tied_weights_gradient_is_reduced_once() -> None:
 
     best = min(range(len(problem.costs[weight])), key=total)
     found = desk.assembly((*plain.choice[:weight], best, *plain.choice[weight + 1 :]))
-    assert found.parameters()[0].layout == ("whole, gradient summed",)
+    assert parameter_entries(found)[0].layout == ("whole, gradient summed",)
     assert collectives(found).count(reduced) == 1
     # What is priced is what the steps say.
     saved = total(plain.choice[weight]) - total(best)

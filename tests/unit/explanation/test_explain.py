@@ -70,7 +70,7 @@ def test_every_alternative_costs_its_min_marginal(name: str) -> None:
     for reason in it.found.reasons:
         index = next(i for i, op in enumerate(it.graph.ops) if op.name == reason.operator.name)
         v = it.case.vertex_of[index]
-        offered = it.case.assembly.splits.offered(it.case.assembly.tabulated.vertices[v])
+        offered = it.case.assembly.offered(v)
         assert len(offered) == len(reason.alternatives) + 1
         for alternative in reason.alternatives:
             _, rows = offered[frozenset(alternative.split.items())]

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from shardfold.graph import Graph
+from shardfold.plans.entries import operator_entries, parameter_entries
 from shardfold.search import solve
 from shardfold.simulate.decoded import Assembly
 from shardfold.strategies.baselines import batch_factors, data_parallel, fully_sharded
@@ -36,7 +37,7 @@ def test_data_parallel_is_one_all_reduce_a_gradient() -> None:
     plain, _ = baselines(desk)
     large = [c for c in collectives(plain) if c[3] > 4]
     assert large == [("backward", "all_reduce", (0, 1), size) for size in PARAMETERS]
-    assert all(set(e.layout) == {"whole"} for e in plain.parameters())
+    assert all(set(e.layout) == {"whole"} for e in parameter_entries(plain))
 
 
 def test_fully_sharded_gathers_twice_and_scatters_once() -> None:
@@ -50,14 +51,16 @@ def test_fully_sharded_gathers_twice_and_scatters_once() -> None:
         *(("backward", "reduce_scatter", (0,), size) for size in PARAMETERS),
         *(("forward", "all_gather", (0,), size) for size in PARAMETERS),
     ]
-    assert all(e.regather for e in sharded.parameters())
+    assert all(e.regather for e in parameter_entries(sharded))
 
 
 @pytest.mark.parametrize("mesh", ["8", "2x4", "2x2x2"])
 def test_every_operator_is_split_by_batch_over_all_devices(mesh: str) -> None:
     desk = Desk.of(mlp(), "8xa100", mesh, "adamw")
     for assembly in baselines(desk):
-        assert {tuple(entry.split.items()) for entry in assembly.operators()} == {(("batch", 8),)}
+        assert {tuple(entry.split.items()) for entry in operator_entries(assembly)} == {
+            (("batch", 8),)
+        }
 
 
 def test_fully_sharded_holds_an_eighth_of_the_parameters() -> None:
@@ -70,14 +73,14 @@ def test_fully_sharded_holds_an_eighth_of_the_parameters() -> None:
 def test_a_batch_smaller_than_the_devices_uses_fewer_axes() -> None:
     desk = Desk.of(mlp(batch=4), "8xa100", "2x2x2", "adamw")
     for assembly in baselines(desk):
-        splits = {entry.split["batch"] for entry in assembly.operators()}
+        splits = {entry.split["batch"] for entry in operator_entries(assembly)}
         assert splits == {4}
 
 
 def test_a_batch_of_one_is_not_split() -> None:
     desk = Desk.of(mlp(batch=1), "8xa100", "2x4", "adamw")
     plain, _ = baselines(desk)
-    assert all(entry.split == {} for entry in plain.operators())
+    assert all(entry.split == {} for entry in operator_entries(plain))
 
 
 @pytest.mark.parametrize("mesh", ["8", "2x4", "2x2x2"])
