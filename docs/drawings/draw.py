@@ -3,13 +3,17 @@
     python docs/drawings/draw.py
 
 Nothing is sketched by hand: layouts come from rules, meshes from clusters, curves from the cost
-model, operators from a captured model, and a step from the simulator.
+model, operators from a captured model, a step from the simulator, and the architecture from the
+imports of the sources.
 """
 
 from __future__ import annotations
 
+import ast
 import math
+import re
 import sys
+import tomllib
 from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -268,6 +272,46 @@ def running() -> str:
     return svg(640, y + 30, "A simulated step", parts)
 
 
+def architecture() -> str:
+    """The packages in the order of the pipeline, and which imports which, read from the sources."""
+    root = Path(__file__).resolve().parents[2]
+    source = root / "src" / "shardfold"
+    contract = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["importlinter"]
+    layers = [layer.split(" ") for layer in contract["contracts"][0]["layers"]]
+    listed = [
+        name.removeprefix("shardfold.") for layer in layers for name in layer if name[0] == "s"
+    ]
+    packages = [name for name in reversed(listed) if (source / name).is_dir()]
+    uses = {name: _imported(source / name) for name in packages}
+    left, cell, top = 150, 22, 118
+    parts = [text(16, 24, "Packages in the order of the pipeline", "b")]
+    parts.append(text(16, 44, "A dot: the package of the row imports that of the column."))
+    for k, name in enumerate(packages):
+        x, y = left + cell * k, top + cell * k
+        parts.append(text(16, y + 15, name, "b m"))
+        turned = f'transform="translate({x + 14:.1f} {top - 8}) rotate(-55)"'
+        parts.append(f'<text {turned} class="m">{name}</text>')
+        parts.append(line([(left, y), (left + cell * len(packages), y)], LINE, 0.5))
+        parts.append(box(x + 5, y + 5, 12, 12, "#e6e8ea"))
+        for other in uses[name]:
+            if other != name and other in packages:
+                column = left + cell * packages.index(other) + cell / 2
+                parts.append(f'<circle cx="{column:.1f}" cy="{y + 11:.1f}" r="4" fill="{BLUE}"/>')
+    height = top + cell * len(packages) + 16
+    return svg(left + cell * len(packages) + 60, height, "Packages and their imports", parts)
+
+
+def _imported(package: Path) -> set[str]:
+    """The packages of shardfold that the modules of a package import, inside functions too."""
+    found: set[str] = set()
+    for file in package.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("shardfold"):
+                inside = (node.module or "").split(".")[1:]
+                found |= {inside[0]} if inside else {alias.name for alias in node.names}
+    return found
+
+
 DRAWINGS: dict[str, Callable[[], str]] = {
     "spaces": spaces,
     "clusters": clusters,
@@ -275,6 +319,7 @@ DRAWINGS: dict[str, Callable[[], str]] = {
     "folding": folding,
     "capture": capture,
     "running": running,
+    "architecture": architecture,
 }
 
 
