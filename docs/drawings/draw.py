@@ -277,10 +277,8 @@ def architecture() -> str:
     root = Path(__file__).resolve().parents[2]
     source = root / "src" / "shardfold"
     contract = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["importlinter"]
-    layers = [layer.split(" ") for layer in contract["contracts"][0]["layers"]]
-    listed = [
-        name.removeprefix("shardfold.") for layer in layers for name in layer if name[0] == "s"
-    ]
+    layers = contract["contracts"][0]["layers"]
+    listed = [name for layer in layers for name in re.findall(r"shardfold\.(\w+)", layer)]
     packages = [name for name in reversed(listed) if (source / name).is_dir()]
     uses = {name: _imported(source / name) for name in packages}
     left, cell, top = 150, 22, 118
