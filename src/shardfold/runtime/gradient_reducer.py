@@ -206,7 +206,7 @@ class Reducer:
         if number in self.sums:
             self.sums[number].add_(gradient)
         else:
-            self.sums[number] = gradient if is_free(gradient) else gradient.clone()
+            self.sums[number] = owned(gradient)
 
     def _send(self, number: int, gradient: Tensor) -> None:
         bucket = self.bucket_of.get(number)
@@ -241,7 +241,7 @@ class Reducer:
         for bucket in late:
             self._start(bucket)
         for number, gradient in self.ready:
-            self.deliver(number, gradient)
+            self.deliver(number, owned(gradient))
         for bucket in (*self.buckets, *late):
             self._end(bucket)
         self.reset()
@@ -271,7 +271,7 @@ class Reducer:
         if present[0].key is None:
             (member,), (gradient,) = present, taken
             result = perform(member.moves, gradient, self.groups, owned=is_free(gradient))
-            bucket.results = [(member.number, lambda: result)]
+            bucket.results = [(member.number, partial(owned, result))]
             self._follow(bucket)
             return
         kind, axes, _ = present[0].key
@@ -295,9 +295,7 @@ class Reducer:
         self, bucket: Bucket, members: list[Reduction], taken: list[Tensor], axes: Axes
     ) -> tuple[int, ...]:
         if len(taken) == 1:
-            whole = taken[0]
-            if not (whole.is_contiguous() and is_free(whole)):
-                whole = whole.clone(memory_format=torch.contiguous_format)
+            whole = owned(taken[0])
             pieces = [whole]
         else:
             whole = torch.cat([g.reshape(-1) for g in taken])
@@ -337,8 +335,19 @@ def buckets_of(reductions: Sequence[Reduction], limit: int) -> Iterator[Bucket]:
     return map(Bucket, found)
 
 
+def owned(gradient: Tensor) -> Tensor:
+    """The gradient in memory of its own: autograd hands one tensor to all terms of a sum."""
+    if gradient.is_contiguous() and is_free(gradient):
+        return gradient
+    return gradient.clone(memory_format=torch.contiguous_format)
+
+
 def is_free(gradient: Tensor) -> bool:
-    """Whether a gradient's memory is its own, so that it may be written to."""
+    """Whether a gradient's memory is its own, so that it may be written to.
+
+    Tensors that share memory are told apart by what holds it; the very same tensor in two hands is
+    not, so that what comes from autograd as it is must be copied first (`uses`).
+    """
     storage = gradient.untyped_storage()
     holders: int = torch._C._storage_Use_Count(storage._cdata)
     # One for the tensor, one for the storage asked for here.

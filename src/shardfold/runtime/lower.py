@@ -25,7 +25,7 @@ from shardfold.runtime.local_reshard import Lie, Moves, values
 from shardfold.runtime.ops import Local, Site, localise
 from shardfold.runtime.process_groups import Axes
 from shardfold.runtime.reshard_ops import Given
-from shardfold.runtime.shards import Extent, Place, Row
+from shardfold.runtime.shards import Extent, Place, Row, storable
 from shardfold.sharding import Space, Subdims
 from shardfold.sharding.layouts import REPLICATED, Layouts
 
@@ -165,7 +165,12 @@ class _Lowering:
         trusted: Collection[str],
     ) -> None:
         self.program, self.graph, self.subdims = program, program.graph, subdims
-        self.decisions, self.place, self.trusted = decisions, place, trusted
+        self.place, self.trusted = place, trusted
+        stored = {
+            t: storable(row, subdims.tensors[t], subdims.dims[t], place.shape)
+            for t, row in decisions.stored.items()
+        }
+        self.decisions = replace(decisions, stored=stored)
         self.whole: Row = (REPLICATED,) * len(place.shape)
         self.sides = Sides(decisions.configs)
         self.wiring = wire(self.graph, subdims, self._vertices(), self.sides, decisions.regions)

@@ -48,7 +48,6 @@ class Parallel(nn.Module):
                 owner.register_buffer(leaf, tensor, persistent=name not in volatile)
         run.prepare(self)
         self.register_state_dict_pre_hook(lambda module, *_: module.gather_buffers())
-        self.register_state_dict_post_hook(_restore_shapes)
         self.register_load_state_dict_pre_hook(_take_parts)
 
     @property
@@ -147,7 +146,6 @@ class Run:
         self.make_evaluation: Callable[[], tuple[Program, Lowered]] | None = None
         self.evaluation: Run | None = None
         self.by_tensor = {k.stored.tensor: k for k in keepings.values()}
-        self.pieces = {t: k.stored.extent.shape for t, k in self.by_tensor.items() if k.in_pieces}
         self.placements = {t: list(k.placements) for t, k in self.by_tensor.items()}
         self.uses: Uses | None = None
         if mesh is not None:
@@ -205,7 +203,7 @@ class Run:
         leaves: list[Tensor] = []
         if self.uses is not None:
             leaves = self.uses.bind(parameters)
-            parameters = {t: self._part(t, p._local_tensor) for t, p in parameters.items()}
+            parameters = {t: p._local_tensor for t, p in parameters.items()}
         given = self.given(module, parameters, args, kwargs)
         run = self._eager(observe is not None, False)
         return run(self.context.now(), given, leaves, observe)
@@ -308,26 +306,29 @@ class Run:
     def _leaves(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         spec = self.program.in_spec
         try:
-            flat, found = pytree.tree_flatten((args, reorder_kwargs(kwargs, spec)))
+            leaves: list[Any] = pytree.tree_leaves((args, reorder_kwargs(kwargs, spec)))
         except (ValueError, KeyError, AssertionError) as error:
-            raise RunError(f"The batch is not built like the example: {error}") from error
-        leaves: list[Any] = flat
+            raise self._built_otherwise(args, kwargs) from error
         if len(leaves) != spec.num_leaves:
-            raise RunError(
-                f"The batch has {len(leaves)} parts, the example of the plan {spec.num_leaves}: "
-                f"{found} is not {spec}."
-            )
+            raise self._built_otherwise(args, kwargs)
         return leaves
+
+    def _built_otherwise(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> RunError:
+        """The error for a call with more, fewer or other arguments than the example's."""
+        sources = self.program.sources.items()
+        names = [self.program.graph.tensors[t].name for t, s in sources if s.role == "input"]
+        named = f" and {', '.join(kwargs)} by name" if kwargs else ""
+        return RunError(
+            f"The call gives {len(args)} arguments by position{named}, which is not how the "
+            f"example of the plan was given: its tensors are {', '.join(names) or 'none'}. Call "
+            "the module with all of them, labels included, as in the example; for predictions use "
+            "`with module.outputs(...)`, or plan the model without its loss."
+        )
 
     def _local(self, parameter: Tensor, tensor: int) -> Tensor:
         if isinstance(parameter, DTensor):
-            part = parameter.to_local(grad_placements=self.placements[tensor])
-            return self._part(tensor, part)
-        return self._part(tensor, parameter)
-
-    def _part(self, tensor: int, local: Tensor) -> Tensor:
-        """A parameter's part in the shape of its dims, whatever shape it is kept in."""
-        return local.view(self.pieces[tensor]) if tensor in self.pieces else local
+            return parameter.to_local(grad_placements=self.placements[tensor])
+        return parameter
 
     def _constant(self, tensor: int) -> Tensor:
         value = self.program.sources[tensor].value
@@ -344,6 +345,12 @@ class Run:
         wanted = self.program.graph.tensors[tensor]
         if not isinstance(value, Tensor):
             raise RunError(f"The input {wanted.name} is a {type(value).__name__}, not a tensor.")
+        if value.requires_grad and torch.is_grad_enabled() and self.lowered.mesh.axes:
+            raise RunError(
+                f"The input {wanted.name} requires a gradient, which a plan does not reduce over "
+                "the devices: give it detached. What is to be trained or differentiated (a prompt, "
+                "an image) must be a parameter of the model that is planned."
+            )
         given = self.lowered.inputs.get(tensor)
         if given is not None:
             value = given.taken(value, self.context.groups)
@@ -371,25 +378,14 @@ def _descend(module: nn.Module, path: str) -> nn.Module:
     return module
 
 
-def _restore_shapes(
-    module: Any, state: dict[str, Any], prefix: str, metadata: dict[str, Any]
-) -> None:
-    """Parameters that are kept in pieces leave in the model's own shape, whole."""
-    for name, keeping in module._run.named().items():
-        key = prefix + name
-        if keeping.in_pieces and key in state:
-            state[key] = keeping.whole(state[key])
-
-
 def _take_parts(module: Any, state: dict[str, Any], prefix: str, *_: Any) -> None:
     """Whole tensors of a checkpoint become this rank's parts."""
     run = module._run
     for name, keeping in run.named().items():
         key = prefix + name
         value = state.get(key)
-        if value is None or (isinstance(value, DTensor) and not keeping.in_pieces):
+        if value is None or isinstance(value, DTensor):
             continue
-        whole = value.full_tensor() if isinstance(value, DTensor) else value
-        if tuple(whole.shape) == keeping.stored.extent.whole:
-            local = keeping.part(whole.to(run.context.device))
+        if tuple(value.shape) == keeping.shape:
+            local = keeping.part(value.to(run.context.device))
             state[key] = keeping.wrapped(local, run.mesh)

@@ -18,8 +18,15 @@ from shardfold.errors import RunError
 from shardfold.operators import Maker, rules_of
 from shardfold.plans import Plan
 from shardfold.plans.batch import example_for
-from shardfold.plans.files import check
-from shardfold.runtime.all_ranks import agreed
+from shardfold.plans.files import check, dumps
+from shardfold.runtime.all_ranks import (
+    agreed,
+    check_alike,
+    check_tensors_alike,
+    digest,
+    fingerprint,
+    versions,
+)
 from shardfold.runtime.decisions import decisions_of
 from shardfold.runtime.evaluate import Original, evaluating
 from shardfold.runtime.init_weights import tensors_of
@@ -65,6 +72,16 @@ def parallelize(
 
     join_torchrun()
     program, subdims, lowered = agreed(lowering)
+    check_alike(
+        {
+            "plan": digest(dumps(plan)),
+            "seed": str(seed),
+            "double": str(double),
+            "model": digest(repr([(op.name, op.kind) for op in program.graph.ops])),
+            **versions(),
+        },
+        "Give every rank the same plan file, arguments and code.",
+    )
     prefix = "" if loss is None else LOSS_PREFIX
     settings = Settings(_dtype(plan), seed, double, prefix, plan.micro_batches, plan.cuts)
     module = assemble(model, program, lowered, settings)
@@ -185,37 +202,21 @@ def _tree(model: nn.Module, run: Run, dtype: torch.dtype | None) -> dict[str, Te
     keepings = run.named()
     trained = {name: p.requires_grad for name, p in model.named_parameters()}
     found: dict[str, Tensor] = {}
-    sums = []
+    prints: dict[str, str] = {}
     for first, tensor in tensors_of(model, run.context.device, run.context.seed):
         value = tensor.to(run.context.device)
         if dtype is not None and value.is_floating_point():
             value = value.to(dtype)
+        if run.mesh is not None:
+            prints[first] = fingerprint(value)
         if first in trained:
-            sums.append(value.double().sum())
             kept = keepings[first]
             value = kept.parameter(kept.part(value), run.mesh, trained[first])
         elif value is tensor:
             value = value.clone()
         found |= dict.fromkeys(names[first], value)
-    if sums and run.mesh is not None:
-        _check_same(torch.stack(sums), list(trained))
+    check_tensors_alike(prints)
     return {name: found[name] for name in _order(model)}
-
-
-def _check_same(sums: Tensor, names: list[str]) -> None:
-    """Refuse weights that differ between ranks: every copy must start alike."""
-    first = sums.clone()
-    dist.broadcast(first, 0)
-    differs = (first != sums) & ~(first.isnan() & sums.isnan())
-    flag = differs.any().to(torch.int32)
-    where = names[int(differs.to(torch.int32).argmax())]
-    dist.all_reduce(flag, op=dist.ReduceOp.MAX)
-    if flag.item():
-        found = f", here first in {where}" if differs.any() else " on another rank"
-        raise RunError(
-            f"The weights differ from rank 0's{found}: seed all ranks alike before building "
-            "the model, or load the same checkpoint on all."
-        )
 
 
 def _names(model: nn.Module) -> dict[str, list[str]]:

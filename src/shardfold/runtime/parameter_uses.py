@@ -22,14 +22,22 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from shardfold.errors import RunError
-from shardfold.runtime.gradient_reducer import Launched, Reducer, Reduction, is_free
+from shardfold.runtime.gradient_reducer import Launched, Reducer, Reduction, is_free, owned
 from shardfold.runtime.local_reshard import Woven
-from shardfold.runtime.lower import Feed, Lowered
+from shardfold.runtime.lower import PRODUCTS, Feed, Lowered
 from shardfold.runtime.ops import Context
 from shardfold.runtime.parameter_gather import Gather, Gathered, Joint, Member, Promise, joints_of
 from shardfold.runtime.parameters import Keeping
 from shardfold.runtime.process_groups import Groups
 from shardfold.runtime.reshard_ops import perform
+
+# Operators whose backward makes the gradients of these parameters anew. What others hand back may
+# be a tensor that autograd also gives to somebody else, or an expanded one.
+NEW_WEIGHT_GRADIENTS = {
+    **dict.fromkeys(PRODUCTS, ("weight", "mat1", "mat2", "self", "other")),
+    "aten.addmm": ("mat1", "mat2"),
+    "aten.embedding": ("weight",),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +48,7 @@ class Use:
     instruction: int
     operand: int
     feed: Feed
+    is_new: bool = False  # its gradient is made by the reader's backward, and nobody else's
     stretch: int = 0  # of instructions, between those that run again
 
     @property
@@ -79,7 +88,9 @@ def uses_of(lowered: Lowered, parameters: Mapping[int, Any]) -> list[Use]:
         for operand, feed in enumerate(instruction.feeds):
             if feed.tensor in parameters and feed.requires_grad:
                 stretch = sum((index >= r.start) + (index >= r.stop) for r in lowered.again)
-                found.append(Use(len(found), index, operand, feed, stretch))
+                operands = NEW_WEIGHT_GRADIENTS.get(instruction.site.op.kind, ())
+                is_new = instruction.site.op.operands[operand].name in operands
+                found.append(Use(len(found), index, operand, feed, is_new, stretch))
     return found
 
 
@@ -141,10 +152,7 @@ class Uses:
     def _make(self) -> None:
         self.leaves = []
         for use in self.uses:
-            part = self.parts[use.feed.tensor].detach()
-            shape = self.keepings[use.feed.tensor].stored.extent.shape
-            leaf = part if part.shape == shape else part.view(shape)
-            leaf.requires_grad_()
+            leaf = self.parts[use.feed.tensor].detach().requires_grad_()
             if use.number not in self.gathers:
                 # A tensor's hook that leads back to the tensor would keep it for ever.
                 taken = partial(_taken, weakref.ref(self), use.number)
@@ -206,8 +214,14 @@ class Uses:
         take = partial(self.joints[number].collect_ahead, number)
         if not (leaf.requires_grad and torch.is_grad_enabled()):
             return take()
-        found: Tensor = Gathered.apply(leaf, take, partial(self._arrived, number))
+        found: Tensor = Gathered.apply(leaf, take, partial(self._handed_over, number))
         return found
+
+    def _handed_over(self, number: int, gradient: Tensor) -> None:
+        """Take what autograd had for a gathered parameter."""
+        is_new = self.uses[number].is_new
+        own = gradient if is_new else gradient.clone(memory_format=torch.contiguous_format)
+        self._arrived(number, own)
 
     def promise(self, number: int, context: Context) -> Promise:
         """What is kept in this step of the parameter of a use, and of those that go with it."""
@@ -238,10 +252,10 @@ class Uses:
                 onward = self.last[tensor].feed.onward
                 assert onward is not None
                 gradient = perform(onward, gradient, self.groups)
-            own = gradient.reshape(self.keepings[tensor].local)
+            own = gradient.reshape(self.keepings[tensor].stored.extent.shape)
             for hook in (parameter._backward_hooks or {}).values():
                 changed = hook(self._wrapped(parameter, own))
-                own = own if changed is None else changed.to_local()
+                own = own if changed is None else owned(changed.to_local())
             if parameter.grad is None:
                 parameter.grad = self._wrapped(parameter, own)
             else:

@@ -1,9 +1,13 @@
 """Parameters as DTensors: what each device keeps, and the global tensor that it is a part of.
 
-A split of a whole dim, or of the leading piece of one, is what DTensor calls `Shard`. A split of
-an inner piece (the heads of a packed q-k-v projection, of which every device has some rows of each
-third) is not: such a parameter is kept in the shape of its pieces, 3 x heads x features, where it
-is. Optimizers that work element by element do not notice; state dicts have the model's own shape.
+A parameter has the model's own shape, whatever pieces of its dims are split: who groups parameters
+by their dims, or reads a gradient, sees what the model has. A split of a whole dim, or of the
+leading piece of one, is what DTensor calls `Shard`. A split of an inner piece (the heads of a
+packed q-k-v projection, of which every device has some rows of each third) is a `_StridedShard`:
+
+    3 x 8 heads x 16 features over 2 devices: _StridedShard(0, split_factor=3)
+
+What neither can say (5 heads x 16 features over 2: 3 heads and 2) is stored whole on that axis.
 """
 
 from __future__ import annotations
@@ -15,31 +19,31 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.placement_types import _StridedShard
 
 from shardfold.runtime.lower import Stored
+from shardfold.runtime.shards import pieces_product
 
 
 @dataclass(frozen=True, slots=True)
 class Keeping:
-    """How one parameter is kept: a shape and a placement on every mesh axis."""
+    """How one parameter is kept: its part of the whole, and a placement on every mesh axis."""
 
     stored: Stored
-    shape: tuple[int, ...]  # of the whole, as DTensor sees it
-    local: tuple[int, ...]  # of this device's part
     placements: tuple[Any, ...]
 
     @property
-    def in_pieces(self) -> bool:
-        """Whether the shape is that of the pieces, not of the dims."""
-        return self.shape != self.stored.extent.whole
+    def shape(self) -> tuple[int, ...]:
+        """Of the whole, which is the model's own."""
+        return self.stored.extent.whole
 
     def part(self, whole: Tensor) -> Tensor:
-        """Take this device's part of a whole tensor, in the shape in which it is kept."""
+        """Take this device's part of a whole tensor."""
         extent = self.stored.extent
         local = whole.reshape(extent.subdims)
         for atom, (low, high) in enumerate(extent.bounds):
             local = local.narrow(atom, low, high - low)
-        return local.reshape(self.local).clone(memory_format=torch.contiguous_format)
+        return local.reshape(extent.shape).clone(memory_format=torch.contiguous_format)
 
     def parameter(self, local: Tensor, mesh: Any, requires_grad: bool) -> nn.Parameter:
         """The parameter itself; without a mesh (one device) a plain one."""
@@ -61,40 +65,21 @@ class Keeping:
         return found
 
     def whole(self, tensor: Tensor) -> Tensor:
-        """The whole tensor in the model's own shape, on every device."""
-        full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-        return full.reshape(self.stored.extent.whole)
+        """The whole tensor, on every device."""
+        return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def keeping(stored: Stored) -> Keeping:
-    """The shape and placements of a parameter's storage."""
+    """The placements of a parameter's storage."""
     extent = stored.extent
-    by_dims = all(_is_dim_split(stored, axis) for axis in range(len(stored.row)))
-    placements = tuple(
-        Replicate() if state < 0 else Shard(extent.dims[state] if by_dims else state)
-        for state in stored.row
-    )
-    if by_dims:
-        return Keeping(stored, extent.whole, extent.shape, placements)
-    return Keeping(stored, extent.subdims, extent.lengths, placements)
-
-
-def _is_dim_split(stored: Stored, axis: int) -> bool:
-    """Whether an axis cuts a dim where DTensor would."""
-    state = stored.row[axis]
-    if state < 0:
-        return True
-    extent = stored.extent
-    dim = extent.dims[state]
-    before = [
-        n for n, d in zip(extent.subdims[:state], extent.dims[:state], strict=True) if d == dim
-    ]
-    parts = math.prod(n for n, s in zip(stored.mesh, stored.row, strict=True) if s == state)
-    inner = [
-        n
-        for n, d in zip(extent.subdims[state + 1 :], extent.dims[state + 1 :], strict=True)
-        if d == dim
-    ]
-    others = any(s >= 0 and s != state and extent.dims[s] == dim for s in stored.row)
-    is_even = extent.subdims[state] % parts == 0 or math.prod(inner) == 1
-    return math.prod(before) == 1 and is_even and not others
+    found: list[Any] = []
+    lengths = list(extent.subdims)
+    for axis, state in enumerate(stored.row):
+        if state < 0:
+            found.append(Replicate())
+            continue
+        dim = extent.dims[state]
+        factor = pieces_product(lengths[:state], extent.dims, dim)
+        found.append(_StridedShard(dim, split_factor=factor) if factor > 1 else Shard(dim))
+        lengths[state] = -(-lengths[state] // stored.mesh[axis])
+    return Keeping(stored, tuple(found))

@@ -135,6 +135,11 @@ def rank() -> int:
     return dist.get_rank() if is_shared() else 0
 
 
+def rank_of() -> tuple[int, int]:
+    """The number of this process, and how many there are."""
+    return rank(), dist.get_world_size() if is_shared() else 1
+
+
 def on_first(function: Callable[[], T], patience: timedelta | None = None) -> T:
     """Rank 0's result, on every rank; its error is everyone's.
 

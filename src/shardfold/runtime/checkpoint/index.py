@@ -22,7 +22,7 @@ import msgspec
 from shardfold.errors import CheckpointError
 
 FILE = "checkpoint.json"
-VERSION = 1
+VERSION = 2  # 1 held data, extra and options as JSON has them, without exact_values
 PART = re.compile(r"part-[0-9]{5}\.safetensors")
 
 # Name, its name in safetensors, bytes of an element.
@@ -97,7 +97,7 @@ class _Envelope(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     index: msgspec.Raw
 
 
-def encode(index: Index) -> bytes:
+def encode_index(index: Index) -> bytes:
     """The index as the bytes of its file."""
     body = msgspec.json.encode(index)
     return msgspec.json.encode(_Envelope(zlib.crc32(body), msgspec.Raw(body)))

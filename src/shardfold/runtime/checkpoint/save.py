@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,8 @@ from torch import nn
 
 from shardfold.errors import CheckpointError
 from shardfold.runtime.checkpoint import folders, state
-from shardfold.runtime.checkpoint.index import FILE, VERSION, Index, Stored, encode
+from shardfold.runtime.checkpoint.exact_values import encode
+from shardfold.runtime.checkpoint.index import FILE, VERSION, Index, Stored, encode_index
 from shardfold.runtime.checkpoint.parts import Part, part_of
 from shardfold.runtime.checkpoint.state import (
     aliases,
@@ -41,17 +41,17 @@ def save(
     """Save a training run in the folder `path`, as `step-00000030`; on every rank.
 
     Each rank writes what it has; what several have, one of them writes. `optimizer` may be None.
-    `data` is where the data stands and `extra` anything else (a schedule's state): plain values,
-    the same on all ranks. The last `keep` checkpoints stay, older ones are removed. A crash at any
-    moment leaves the last complete one; an error (a full disk) does so, too, and is raised on all
-    ranks. The folder must be one that all ranks see.
+    `data` is where the data stands and `extra` anything else (`scheduler.state_dict()`): numbers,
+    texts, small tensors, and lists, tuples, sets or dicts of them with any keys, the same on all
+    ranks; they come back exactly, and what could not is refused. The last `keep` checkpoints stay,
+    older ones are removed. A crash at any moment leaves the last complete one; an error (a full
+    disk) does so, too, and is raised on all ranks. The folder must be one that all ranks see.
     """
     if step < 0 or keep < 1:
         raise CheckpointError(f"A checkpoint needs step >= 0 and keep >= 1: {step}, {keep}.")
     root, module = Path(path), bare(model)
     parts, fields = _state(module, optimizer)
-    fields |= {"step": step, "data": data, "extra": extra}
-    _check_plain(fields)
+    fields |= {"step": step, "data": encode(data, "data"), "extra": encode(extra, "extra")}
     folder = folders.on_first(lambda: folders.begin(root, step))
 
     def finish(stored: dict[str, Stored]) -> None:
@@ -94,17 +94,6 @@ def _state(model: nn.Module, optimizer: Any) -> tuple[dict[str, Part], dict[str,
     return parts, fields
 
 
-def _check_plain(fields: Mapping[str, Any]) -> None:
-    for name in ("data", "extra"):
-        try:
-            same = msgspec.json.decode(msgspec.json.encode(fields[name]))
-        except (TypeError, OverflowError, msgspec.MsgspecError) as error:
-            raise CheckpointError(
-                f"`{name}` must be plain values (numbers, texts, lists, dicts): {error}"
-            ) from None
-        del same
-
-
 def _write_index(folder: Path, index: Index) -> None:
     """The index, once all files that it names are there."""
     names = {chunk.file for stored in index.tensors.values() for chunk in stored.chunks}
@@ -118,6 +107,6 @@ def _write_index(folder: Path, index: Index) -> None:
             )
         sizes[name] = file.stat().st_size
     with (folder / FILE).open("xb") as out:
-        out.write(encode(msgspec.structs.replace(index, files=sizes)))
+        out.write(encode_index(msgspec.structs.replace(index, files=sizes)))
         out.flush()
         os.fsync(out.fileno())

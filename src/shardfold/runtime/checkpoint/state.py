@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from shardfold.errors import CheckpointError
+from shardfold.runtime.checkpoint.exact_values import decode, encode
 from shardfold.runtime.checkpoint.index import Group, Index, OptimizerEntry, Stored
 from shardfold.runtime.checkpoint.parts import Part, part_of
 from shardfold.runtime.checkpoint.storage import dtype_name
@@ -110,7 +111,11 @@ def optimizer_entry(model: nn.Module, optimizer: Any) -> OptimizerEntry:
     groups = tuple(
         Group(
             tuple(names[id(p)] for p in group["params"]),
-            {key: _plain(value, key) for key, value in group.items() if key not in _NOT_OPTIONS},
+            {
+                key: encode(value, f"optimizer.param_groups[...][{key!r}]")
+                for key, value in group.items()
+                if key not in _NOT_OPTIONS
+            },
         )
         for group in optimizer.param_groups
     )
@@ -118,7 +123,8 @@ def optimizer_entry(model: nn.Module, optimizer: Any) -> OptimizerEntry:
     for name, parameter in _trained(model, optimizer):
         for key, value in optimizer.state.get(parameter, {}).items():
             if not isinstance(value, Tensor):
-                values.setdefault(name, {})[key] = _plain(value, key)
+                found = encode(value, f"optimizer.state[{name}][{key!r}]")
+                values.setdefault(name, {})[key] = found
     return OptimizerEntry(type(optimizer).__name__, groups, values)
 
 
@@ -133,8 +139,13 @@ def check_model(parts: Mapping[str, Part], index: Index, where: str) -> None:
         _check_alike(where, name, wanted[name], saved[name])
 
 
-def make_state(model: nn.Module, optimizer: Any, index: Index, where: str) -> dict[str, Part]:
-    """Make the optimizer's state as the checkpoint has it, ready to be filled."""
+State = dict[Tensor, dict[str, Any]]
+
+
+def make_state(
+    model: nn.Module, optimizer: Any, index: Index, where: str
+) -> tuple[State, dict[str, Part]]:
+    """A state for the optimizer as the checkpoint has it, and its parts, ready to be filled."""
     entry = index.optimizer
     if entry is None:
         raise CheckpointError(f"Checkpoint {where} was saved without an optimizer: load it so.")
@@ -147,7 +158,7 @@ def make_state(model: nn.Module, optimizer: Any, index: Index, where: str) -> di
     _refuse(where, "lacks the optimizer's", set(trained) - _members(entry))
     _refuse(where, "has an optimizer that also trains", _members(entry) - set(trained))
     found: dict[str, Part] = {}
-    optimizer.state.clear()
+    state: State = {}
     for full, stored in index.tensors.items():
         if full.startswith(OPTIMIZER):
             name, _, key = full.removeprefix(OPTIMIZER).rpartition("/")
@@ -155,15 +166,18 @@ def make_state(model: nn.Module, optimizer: Any, index: Index, where: str) -> di
                 raise CheckpointError(f"Checkpoint {where} has a state of {name}, not trained.")
             keeping = keepings.get(name)
             value = _empty(trained[name], stored, keeping, _on_device(optimizer, trained[name]))
-            optimizer.state[trained[name]][key] = value
+            state.setdefault(trained[name], {})[key] = value
             same = tuple(value.shape) == tuple(trained[name].shape)
             found[full] = part_of(value, keeping if same else None)
             _check_alike(where, full, found[full], stored)
-    return found
+    for name, values in entry.values.items():
+        if name in trained:
+            state.setdefault(trained[name], {}).update(_exact(values, index.version))
+    return state, found
 
 
-def restore_options(model: nn.Module, optimizer: Any, entry: OptimizerEntry, where: str) -> None:
-    """Set the options of every group, and the state that is not tensors."""
+def check_groups(model: nn.Module, optimizer: Any, entry: OptimizerEntry, where: str) -> None:
+    """Refuse other groups of parameters than the optimizer's."""
     names = {id(parameter): name for name, parameter in _trained(model, optimizer)}
     if len(entry.groups) != len(optimizer.param_groups):
         raise CheckpointError(
@@ -173,12 +187,22 @@ def restore_options(model: nn.Module, optimizer: Any, entry: OptimizerEntry, whe
     for group, saved in zip(optimizer.param_groups, entry.groups, strict=True):
         if sorted(names[id(p)] for p in group["params"]) != sorted(saved.parameters):
             raise CheckpointError(f"Checkpoint {where} groups the parameters in another way.")
-        for key, value in saved.options.items():
+
+
+def restore(optimizer: Any, state: State, index: Index) -> None:
+    """Take over the state, now that it is filled, and the options of every group."""
+    assert index.optimizer is not None
+    optimizer.state.clear()
+    for parameter, values in state.items():
+        optimizer.state[parameter].update(values)
+    for group, saved in zip(optimizer.param_groups, index.optimizer.groups, strict=True):
+        for key, value in _exact(saved.options, index.version).items():
             group[key] = _like(value, group.get(key))
-    trained = dict(_trained(model, optimizer))
-    for name, values in entry.values.items():
-        if name in trained:
-            optimizer.state[trained[name]].update(values)
+
+
+def _exact(values: dict[str, Any], version: int) -> dict[str, Any]:
+    """Options as they were; of version 1, as JSON has them."""
+    return values if version == 1 else {key: decode(value) for key, value in values.items()}
 
 
 _NOT_OPTIONS = ("params", "param_names")
@@ -250,22 +274,10 @@ def _refuse(where: str, what: str, names: set[str]) -> None:
         raise CheckpointError(f"Checkpoint {where} {what} {shown}: it is of another model.")
 
 
-def _plain(value: Any, key: str) -> Any:
-    """An option as JSON can hold it."""
-    if isinstance(value, Tensor) and value.numel() == 1:
-        return float(value)
-    if isinstance(value, tuple | list):
-        return [_plain(each, key) for each in value]
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    raise CheckpointError(
-        f"The optimizer's {key} is a {type(value).__name__}: checkpoints hold tensors, numbers, "
-        "texts and lists of them."
-    )
-
-
 def _like(value: Any, current: Any) -> Any:
     """A saved option in the form of the one that it replaces."""
     if isinstance(current, Tensor):
-        return torch.full_like(current, value)
+        return torch.full_like(current, float(value))
+    if isinstance(value, Tensor) and value.numel() == 1:
+        return value.item()
     return tuple(value) if isinstance(current, tuple) else value

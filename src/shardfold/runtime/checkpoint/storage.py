@@ -308,6 +308,19 @@ class Reader(StorageReader):
         return True
 
 
+def check_chunks(folder: Path, index: Index, rank: int, ranks: int) -> None:
+    """Hold the chunks of every file against their checksums; the ranks share the files."""
+    mine = set(sorted(index.files)[rank::ranks])
+    opened = {name: _mapped(folder / name) for name in mine}
+    for name, stored in index.tensors.items():
+        for chunk in stored.chunks:
+            if chunk.file in mine:
+                size = math.prod(chunk.shape) * DTYPES[stored.dtype][1]
+                raw = opened[chunk.file][chunk.begin : chunk.begin + size]
+                if zlib.crc32(raw) != chunk.checksum:
+                    raise damaged_chunk(folder, name, chunk)
+
+
 def _mapped(path: Path) -> memoryview:
     with path.open("rb") as file:
         return memoryview(mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE))

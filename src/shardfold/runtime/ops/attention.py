@@ -60,7 +60,7 @@ def _with_dropout(site: Site, p: float, causal: bool) -> Local:
         if mask is not None:
             is_bool = mask.dtype == torch.bool
             scores = scores.masked_fill(~mask, -math.inf) if is_bool else scores + mask
-        weights = torch.softmax(scores, -1)
+        weights = torch.ops.aten._safe_softmax(scores, -1)  # a row that sees nothing gives zeros
         return dropped(weights, pieces, p, context, site.number) @ value
 
     return call

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from shardfold.capture import Slot
 from shardfold.runtime.ops.elementwise import plain
-from shardfold.runtime.ops.local_op import Context, Local, Site
+from shardfold.runtime.ops.local_op import Context, Local, Site, only
 from shardfold.runtime.ops.matrix import once
 
 
@@ -29,7 +29,7 @@ def _lookup(site: Site, factor: str, name: int, before: int, after: int) -> Loca
         given = list(tensors)
         given[name], mine = _within(given[name], low, high, size)
         mask = mine.reshape([*[1] * before, *mine.shape, *[1] * after])
-        return site.invoke(given, context) * mask.to(given[0].dtype)
+        return only(site.invoke(given, context), mask)
 
     return call
 
@@ -53,7 +53,7 @@ def _embedding(site: Site) -> Local:
         given = list(tensors)
         given[index], mine = _within(given[index], low, high, size)
         rows = site.invoke(given, context, padding_idx=local)
-        return rows * mine.unsqueeze(-1).to(rows.dtype)
+        return only(rows, mine.unsqueeze(-1))
 
     return call
 

@@ -173,6 +173,14 @@ def as_autocast(tensor: Tensor) -> Tensor:
     return tensor
 
 
+def only(tensor: Tensor, mask: Tensor) -> Tensor:
+    """The tensor where the mask says so, zeros elsewhere; its gradient likewise.
+
+    A product would not do: nothing times infinity is not a number.
+    """
+    return tensor.masked_fill(~mask, 0)
+
+
 def summed(context: Context, tensor: Tensor, site: Site, bases: Iterable[str]) -> Tensor:
     """All-reduce over the axes of each factor in turn, as the rule's exchanges say."""
     for base in bases:

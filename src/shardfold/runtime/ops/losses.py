@@ -22,6 +22,7 @@ from shardfold.runtime.ops.local_op import (
     Local,
     Site,
     as_autocast,
+    only,
     statistics_dtype,
     summed,
 )
@@ -83,7 +84,7 @@ def _counted(wanted: Tensor, weights: Tensor | None, ignored: int) -> Tensor:
     kept = wanted != ignored
     if weights is None:
         return kept
-    return weights.detach()[wanted.clamp(min=0)].mul(kept)
+    return only(weights.detach()[wanted.masked_fill(~kept, 0)], kept)
 
 
 def _word(counted: Tensor) -> torch.dtype:
@@ -121,8 +122,8 @@ class _Classes:
             return _Picked.apply(logits, local, mine, kept, *where), kept
         x = self._shifted(logits, context)
         words = [x.exp().sum(self.dim), x.gather(self.dim, local.unsqueeze(self.dim)), mine]
-        words[1] = words[1].squeeze(self.dim) * mine
-        words[2:] = [] if weights is None else [weights.to(x.dtype)[local] * mine]
+        words[1] = only(words[1].squeeze(self.dim), mine)
+        words[2:] = [] if weights is None else [only(weights.to(x.dtype)[local], mine)]
         words += [x.sum(self.dim)] if self.smoothing else []
         total, own, *more = WholeSum.apply(torch.stack(words), self.axes, context).unbind(0)
         log = total.log()
@@ -130,8 +131,8 @@ class _Classes:
         if self.smoothing:
             every = log - more[-1] / self.size
             rows = (1 - self.smoothing) * rows + self.smoothing * every
-        counted = kept if weights is None else more[0].detach() * kept
-        return (rows * kept).to(logits.dtype), counted
+        counted = kept if weights is None else only(more[0].detach(), kept)
+        return only(rows, kept).to(logits.dtype), counted
 
     def soft(
         self, logits: Tensor, target: Tensor, weights: Tensor | None, context: Context
@@ -186,19 +187,19 @@ class _Picked(torch.autograd.Function):
     ) -> Tensor:
         most = _largest(logits, dim, axes, context)
         x = _less(logits, most)
-        own = x.gather(dim, local.unsqueeze(dim)).squeeze(dim) * mine
+        own = only(x.gather(dim, local.unsqueeze(dim)).squeeze(dim), mine)
         words = context.groups.all_reduce(torch.stack([x.exp_().sum(dim), own]), axes)
         log = words[0].log()
         ctx.save_for_backward(logits, most + log.unsqueeze(dim), local, mine, kept)
         ctx.dim = dim
-        return ((log - words[1]) * kept).to(logits.dtype)
+        return only(log - words[1], kept).to(logits.dtype)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
         logits, total, local, mine, kept = ctx.saved_tensors
         g = gradient.to(total.dtype)
-        found = _less(logits, total).exp_().mul_((g * kept).unsqueeze(ctx.dim))
-        index, less = local.unsqueeze(ctx.dim), (g * mine).neg_().unsqueeze(ctx.dim)
+        found = _less(logits, total).exp_().mul_(only(g, kept).unsqueeze(ctx.dim))
+        index, less = local.unsqueeze(ctx.dim), only(g, mine).neg_().unsqueeze(ctx.dim)
         found.scatter_add_(ctx.dim, index, less)
         return found.to(logits.dtype), None, None, None, None, None, None
 
@@ -255,7 +256,7 @@ def _own_classes(site: Site, target: int, ignored: int) -> Callable[[Sequence[Te
         wanted = tensors[target]
         mine = (wanted >= low) & (wanted < high) & (wanted != ignored)
         local = (wanted - low).clamp(0, high - low - 1).unsqueeze(dim)
-        return -tensors[0].gather(dim, local).squeeze(dim) * mine
+        return only(-tensors[0].gather(dim, local).squeeze(dim), mine)
 
     return pick
 

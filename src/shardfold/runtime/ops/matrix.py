@@ -5,22 +5,28 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from shardfold.runtime.ops.experts import Sorted, SortedLinear
-from shardfold.runtime.ops.local_op import Context, Local, Site
+from shardfold.runtime.ops.local_op import Context, Local, Site, only
 
 
 def once(site: Site, name: str, *reduced: str) -> Callable[[Sequence[Tensor]], Sequence[Tensor]]:
     """Operands with `name` zeroed on all devices but the first of each reduced factor's parts.
 
-    It is multiplied rather than dropped: its gradient must flow on every device.
+    It is masked rather than dropped: its gradient must flow on every device.
     """
     position = site.position(name)
     if position is None or not site.axes(*reduced) or site.is_first(*reduced):
         return lambda tensors: tensors
     at = position
-    return lambda tensors: [*tensors[:at], tensors[at] * 0, *tensors[at + 1 :]]
+
+    def prepared(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+        nothing = only(tensors[at], tensors[at].new_zeros((), dtype=torch.bool))
+        return [*tensors[:at], nothing, *tensors[at + 1 :]]
+
+    return prepared
 
 
 def _with_addend(addend: str) -> Callable[[Site], Local]:

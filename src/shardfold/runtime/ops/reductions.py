@@ -82,6 +82,7 @@ def _logsumexp(site: Site) -> Local:
     def call(tensors: Sequence[Tensor], context: Context) -> Any:
         x = tensors[0].to(statistics_dtype(tensors[0].dtype))
         most = context.groups.all_reduce(x.detach().amax(dims, keepdim=True), axes, most=True)
+        most = most.masked_fill(most.isinf(), 0)  # infinity less infinity is not a number
         total = WholeSum.apply((x - most).exp().sum(dims, keepdim=True), axes, context)
         found = (total.log() + most).to(tensors[0].dtype)
         return found if keep else found.squeeze(dims)

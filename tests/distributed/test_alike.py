@@ -1,0 +1,84 @@
+"""Ranks that were given different things say so when they start, on every rank, and end."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+from torch import nn
+
+from shardfold.errors import RunError
+from shardfold.plans.files import dumps, loads
+from shardfold.runtime import parallelize
+
+from .choices import Chooser
+from .ranks import Launch
+
+
+class Counting(nn.Module):
+    """Weights and two kinds of buffers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(6, 8)
+        self.register_buffer("scale", torch.arange(1.0, 9.0))
+        self.register_buffer("mask", torch.arange(8) % 3 == 0, persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (self.up(x) * self.scale).masked_fill(self.mask, 0).square().mean()
+
+
+def made() -> tuple[nn.Module, tuple[Any, ...]]:
+    torch.manual_seed(0)
+    return Counting(), (torch.randn(8, 6),)
+
+
+def told(rank: int, plans: list[bytes]) -> dict[str, tuple[str, float]]:
+    """What this rank is told where it was given something else than the others."""
+    said: dict[str, tuple[str, float]] = {}
+
+    def tried(what: str, plan: bytes, model: nn.Module, args: Any, **given: Any) -> None:
+        start = time.monotonic()
+        try:
+            parallelize(model, loads(plan), args, **given)(*args).backward()
+        except RunError as error:
+            said[what] = str(error), time.monotonic() - start
+        else:
+            said[what] = "", 0.0
+
+    tried("nothing", plans[0], *made())
+    tried("plan", plans[rank % 2], *made())
+    tried("seed", plans[0], *made(), seed=rank)
+    tried("dtype", plans[0], *made(), double=rank == 1)
+    for name in ("up.weight", "scale", "mask"):
+        model, args = made()
+        tensor = model.state_dict().get(name, model.mask)
+        if rank == 1:  # another order has the same sum
+            tensor.copy_(tensor.flip(0))
+        tried(name, plans[0], model, args)
+    return said
+
+
+def test_ranks_that_differ_are_told_what_differs(on_ranks: Launch) -> None:
+    model, args = made()
+    chooser = Chooser(model, args, {}, "2xcpu", "2")
+    plans = [dumps(plan).encode() for plan in chooser.baselines()]
+    both = on_ranks(told, 2, plans)
+    for said in both:
+        assert said["nothing"] == ("", 0.0)
+        for what, words in {
+            "plan": "Give every rank the same plan file",
+            "seed": "seed: 0 on rank 0, but 1 on rank 1",
+            "dtype": "double: False on rank 0, but True on rank 1",
+            "up.weight": "Seed all ranks alike",
+            "scale": "scale: ",
+            "mask": "mask: ",
+        }.items():
+            message, seconds = said[what]
+            assert message.startswith("The ranks were not started alike. ")
+            assert words in message
+            assert f"{what}: " in message or what == "dtype"
+            assert seconds < 20
+    messages = [{what: message for what, (message, _) in said.items()} for said in both]
+    assert messages[0] == messages[1]

@@ -1,0 +1,139 @@
+"""Users' idioms under any plan, beside the plain eager module: losses, gradients, weights, state.
+
+What is compared is a loop with accumulation, clipping and decay by the number of dims, since it is
+there that gradients which share memory, or have another shape, show.
+"""
+
+from __future__ import annotations
+
+import copy
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from shardfold.plans.files import dumps, loads
+from shardfold.runtime import parallelize
+
+from .choices import Chooser
+from .idioms import IDIOMS
+from .ranks import Launch
+
+RANDOM = ("recurrent_dropout",)
+RANDOM_PLANS = 4
+NOT_YET = (
+    "norm_called_twice",
+    "norm_of_all_batches",
+    "norm_twice_of_all_batches",
+    "same_padding",
+    "depthwise_and_group_norm",
+    "averages",
+    "scaled_by_frequency",
+)
+
+
+def built(name: str) -> tuple[nn.Module, tuple[Any, ...]]:
+    torch.manual_seed(0)
+    model, args = IDIOMS[name]()
+    return model.double(), tuple(a.double() if a.is_floating_point() else a for a in args)
+
+
+def plans(name: str, cluster: str, mesh: str, count: int) -> list[tuple[str, str, bytes]]:
+    model, args = built(name)
+    chooser = Chooser(model, args, {}, cluster, mesh)
+    made = {
+        "best": chooser.best(),
+        **dict(zip(("data parallel", "fully sharded"), chooser.baselines(), strict=True)),
+        **{f"random {seed}": chooser.random(seed) for seed in range(count)},
+    }
+    return [(name, f"{label} on {mesh}", dumps(plan).encode()) for label, plan in made.items()]
+
+
+def whole(tensor: Any) -> Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def groups(module: nn.Module) -> list[dict[str, Any]]:
+    """Decay for matrices alone, told by their dims."""
+    parameters = list(module.parameters())
+    return [
+        {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": 0.1},
+        {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
+    ]
+
+
+def owns_memory(module: nn.Module) -> bool:
+    """Whether no two of all parameters and gradients share a byte."""
+    ranges = []
+    for parameter in module.parameters():
+        for tensor in (parameter, parameter.grad):
+            local = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+            assert local.is_contiguous()
+            begin = local.data_ptr()
+            ranges += [(begin, begin + local.nbytes)] if local.numel() else []
+    ranges.sort()
+    return all(end <= begin for (_, end), (begin, _) in pairwise(ranges))
+
+
+def trained(module: nn.Module, args: Any, is_parallel: bool) -> dict[str, Any]:
+    """All that a loop with accumulation and clipping shows."""
+    optimizer = torch.optim.AdamW(groups(module), lr=0.05)
+    found: dict[str, Any] = {}
+    for step in range(2):
+        optimizer.zero_grad(set_to_none=step == 0)
+        for turn in range(2):
+            loss = module(*(a.roll(step + 2 * turn, 0) for a in args))
+            (loss / 2).backward()
+            found[f"loss {step} {turn}"] = loss.detach()
+        assert not is_parallel or owns_memory(module)
+        for name, parameter in module.named_parameters():
+            found[f"gradient {step} {name}"] = whole(parameter.grad).clone()
+            found[f"shape {step} {name}"] = torch.tensor(parameter.shape)
+            if is_parallel:
+                assert parameter.grad.shape == parameter.shape
+        found[f"norm {step}"] = whole(nn.utils.clip_grad_norm_(module.parameters(), 0.1))
+        optimizer.step()
+    # Two forwards whose backward is one.
+    optimizer.zero_grad()
+    (module(*args) + module(*(a.roll(1, 0) for a in args))).backward()
+    for name, parameter in module.named_parameters():
+        found[f"both {name}"] = whole(parameter.grad).clone()
+    found |= {f"state {k}": whole(v).clone() for k, v in module.state_dict().items()}
+    module.eval()
+    with torch.no_grad():
+        found["eval"] = module(*args)
+    module.train()
+    return found
+
+
+def beside_eager(rank: int, cases: list[tuple[str, str, bytes]]) -> list[str]:
+    """For each case, what differs from the plain module; empty if nothing does."""
+    told = []
+    for name, label, data in cases:
+        model, args = built(name)
+        expected = trained(copy.deepcopy(model), args, False)
+        try:
+            found = trained(parallelize(model, loads(data), args), args, True)
+        except Exception as error:
+            told.append(f"{name} {label}: {type(error).__name__}: {error}")
+            continue
+        told.append("")
+        for key, value in expected.items():
+            if found[key].shape != value.shape:
+                told[-1] = f"{name} {label}: {key} is {found[key].shape}, not {value.shape}"
+            elif not torch.allclose(found[key], value, rtol=1e-7, atol=1e-9, equal_nan=True):
+                apart = (found[key] - value).abs().max()
+                told[-1] = f"{name} {label}: {key} differs by {apart}"
+            if told[-1]:
+                break
+    return told
+
+
+@pytest.mark.parametrize("name", [name for name in IDIOMS if name not in (*RANDOM, *NOT_YET)])
+def test_trains_as_the_plain_module(name: str, on_ranks: Launch) -> None:
+    cases = plans(name, "2xcpu", "2", RANDOM_PLANS)
+    for told in on_ranks(beside_eager, 2, cases):
+        assert [line for line in told if line] == []
