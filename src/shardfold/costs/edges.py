@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from shardfold.costs.parameters import Storage
 from shardfold.costs.recompute import KEEP_ALL, Regions
 from shardfold.costs.reshard import reshard
-from shardfold.costs.steps import Phase, Steps, held
+from shardfold.costs.steps import Phase, Steps, defer
 from shardfold.costs.variables import Place, Sides, Vertex, constant_tensors, gradient_readers
 from shardfold.graph import Graph
 from shardfold.sharding import Subdims
@@ -40,7 +40,7 @@ class Leg:
     source: Layouts
     target: Layouts
     only: NDArray[np.bool_] | None = None  # of what is left: the layouts from which it is made
-    may_wait: bool = False  # for the last micro-batch
+    may_defer: bool = False  # for the last micro-batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,18 +85,18 @@ class Edge:
             found.append(Leg("value", "backward", *values, only=regathers))
         if self.has_gradient:
             gradients = (gradient_states(self.needed), gradient_states(self.left))
-            may_wait = self.storage is not None and passes > 1
-            found.append(Leg("gradient", "backward", *gradients, may_wait=may_wait))
+            may_defer = self.storage is not None and passes > 1
+            found.append(Leg("gradient", "backward", *gradients, may_defer=may_defer))
         if self.has_gradient and self.reduces_sum:
             summed = (gradient_states(self.left), forward_states(self.left))
-            found.append(Leg("sum", "backward", *summed, may_wait=True))
+            found.append(Leg("sum", "backward", *summed, may_defer=True))
         return tuple(found)
 
     def steps(self, leg: Leg, shape: Sequence[int]) -> Steps:
         """The steps of one leg under one choice of either side."""
         layouts = (leg.source, leg.target)
         found = reshard(*layouts, shape, self.subdims, self.item_bytes, leg.phase)
-        return held(found) if leg.may_wait else found
+        return defer(found) if leg.may_defer else found
 
 
 @dataclass(frozen=True, slots=True)

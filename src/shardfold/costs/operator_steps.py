@@ -22,7 +22,7 @@ from shardfold.costs.steps import (
     Steps,
     Values,
     by_axes,
-    recomputed,
+    recompute,
 )
 from shardfold.graph import Graph, TensorType
 from shardfold.operators.notation import Exchange
@@ -70,7 +70,7 @@ def operator_steps(space: Space, tensors: Tensors, mesh: Mesh, again: bool = Fal
     steps.append(_compute(work, "forward", 1.0, flops, moved))
     steps.extend(_exchanges(space, tensors, local, mesh, "forward"))
     if again:
-        steps.extend(recomputed(Steps(len(space.configs), tuple(steps))).steps)
+        steps.extend(recompute(Steps(len(space.configs), tuple(steps))).steps)
     if any(tensors.result_grads):
         steps.extend(_exchanges(space, tensors, local, mesh, "backward"))
         times = rule.backward if rule.backward is not None else float(sum(tensors.input_grads))

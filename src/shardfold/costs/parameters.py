@@ -32,7 +32,7 @@ class Optimizer:
 
     name: str
     states: int
-    passes: int
+    memory_passes: int
     flops: float
 
 
@@ -139,7 +139,7 @@ def update_steps(
 ) -> Steps:
     """The optimizer's run over the part of the parameter that a device keeps."""
     items = local_items(storage.layouts, subdims, mesh.shape)
-    moved = items * kind.item_bytes * optimizer.passes
+    moved = items * kind.item_bytes * optimizer.memory_passes
     flops = items * optimizer.flops
     step = Compute(
         "update", "vector", kind.dtype, flops, moved, optimizer=optimizer.name, items=items

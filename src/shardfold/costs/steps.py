@@ -87,14 +87,15 @@ class Steps:
             else:
                 at = np.flatnonzero(step.rows == row)
                 if len(at):
-                    found.append(_single(step, at[:1]))
+                    found.append(replace(_rows(step, at[:1]), rows=np.zeros(1, dtype=np.intp)))
         return found
 
 
-def _single(step: Collective, at: Rows) -> Collective:
+def _rows(step: Collective, at: Rows | NDArray[np.bool_]) -> Collective:
+    """The collective in some of its cases."""
     return replace(
         step,
-        rows=np.zeros(1, dtype=np.intp),
+        rows=step.rows[at],
         bytes=step.bytes[at],
         before=None if step.before is None else step.before[at],
         after=None if step.after is None else step.after[at],
@@ -120,49 +121,34 @@ def times(step: Step, passes: int) -> int:
     return {"every": passes, "later": passes - 1, "last": 1}[turn]
 
 
-def is_held(kinds: Sequence[Kind]) -> bool:
-    """Whether a parameter's gradient that goes this way is added up over passes before it does.
+def is_deferred(kinds: Sequence[Kind]) -> bool:
+    """Whether a parameter's gradient that goes this way is added up over micro-batches first.
 
     Where nothing but all-reduces follow, the sum is as large as each of its terms: it is reduced
-    in the last pass alone. Where gradients are scattered, holding them back would keep them whole.
+    in the last micro-batch alone. Where gradients are scattered, deferring that would keep them
+    whole.
     """
     return bool(kinds) and all(kind == "all_reduce" for kind in kinds)
 
 
-def held(steps: Steps) -> Steps:
-    """The steps of a parameter's gradient, with those marked that wait for the last pass."""
+def defer(steps: Steps) -> Steps:
+    """The steps of a parameter's gradient, with those marked that wait for the last micro-batch."""
     others = np.zeros(steps.cases, dtype=bool)
     for step in steps.steps:
-        if isinstance(step, Collective) and not is_held((step.kind,)):
+        if isinstance(step, Collective) and not is_deferred((step.kind,)):
             others[step.rows] = True
     found: list[Step] = []
     for step in steps.steps:
         assert isinstance(step, Collective)
         waits = ~others[step.rows]
         if waits.any():
-            found.append(replace(only(step, waits), turn="last"))
+            found.append(replace(_rows(step, waits), turn="last"))
         if not waits.all():
-            found.append(only(step, ~waits))
+            found.append(_rows(step, ~waits))
     return Steps(steps.cases, tuple(found))
 
 
-def only(step: Collective, at: NDArray[np.bool_]) -> Collective:
-    """The collective in some of its cases."""
-    return replace(
-        step,
-        rows=step.rows[at],
-        bytes=step.bytes[at],
-        before=None if step.before is None else step.before[at],
-        after=None if step.after is None else step.after[at],
-    )
-
-
-def recomputed(steps: Steps) -> Steps:
+def recompute(steps: Steps) -> Steps:
     """The forward steps once more, as they are run again before backward."""
     again = (replace(s, phase="recompute") for s in steps.steps if s.phase == "forward")
     return Steps(steps.cases, tuple(again))
-
-
-def joined(parts: Sequence[Steps]) -> Steps:
-    """Several lists of steps over the same cases, one after the other."""
-    return Steps(parts[0].cases, tuple(step for part in parts for step in part.steps))

@@ -29,7 +29,7 @@ from shardfold.costs.parameters import (
 from shardfold.costs.recompute import KEEP_ALL, Regions
 from shardfold.costs.reshard import reshard_all
 from shardfold.costs.saved import Saved, saved_bytes
-from shardfold.costs.steps import Phase, Values, held
+from shardfold.costs.steps import Phase, Values, defer
 from shardfold.costs.variables import (
     Sides,
     Vertex,
@@ -285,12 +285,12 @@ class EdgePrices:
         columns, of_column = distinct(leg.target)
         # What is moved again for recomputation costs as much as the first time.
         phase: Phase = "forward" if leg.phase == "recompute" else leg.phase
-        kind = (edge.subdims, edge.item_bytes, phase, leg.may_wait)
+        kind = (edge.subdims, edge.item_bytes, phase, leg.may_defer)
         key = (*kind, rows.tobytes(), columns.tobytes())
         if key not in self.tables:
             shape, size = self.mesh.shape, edge.item_bytes
             steps = reshard_all(rows, columns, shape, edge.subdims, size, phase)
-            costs = price(held(steps) if leg.may_wait else steps, self.model, self.passes)
+            costs = price(defer(steps) if leg.may_defer else steps, self.model, self.passes)
             self.tables[key] = costs.reshape(len(rows), len(columns))
         return self.tables[key][of_row][:, of_column]
 

@@ -90,7 +90,7 @@ class Reduction:
     @property
     def waits(self) -> bool:
         """Whether it is added up over the passes of a step before anything is done with it."""
-        return not self.moves or self.moves.is_held
+        return not self.moves or self.moves.is_deferred
 
     @property
     def key(self) -> tuple[Any, ...] | None:

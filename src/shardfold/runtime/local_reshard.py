@@ -14,11 +14,11 @@ import numpy as np
 from torch import Tensor
 
 from shardfold.costs.reshard import reshard
-from shardfold.costs.steps import Collective, Kind, Phase, is_held
+from shardfold.costs.steps import Collective, Kind, Phase, is_deferred
 from shardfold.costs.steps import Step as PlannedStep
 from shardfold.graph import TensorType
 from shardfold.runtime.shards import Extent, Place, Row, bounds_of, extent, lengths
-from shardfold.sharding.layouts import PENDING, REPLICATED, SHARED
+from shardfold.sharding.layouts import REPLICATED, forward_states, gradient_states
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +53,9 @@ class Moves:
         return bool(self.steps)
 
     @property
-    def is_held(self) -> bool:
+    def is_deferred(self) -> bool:
         """Whether a gradient that goes this way waits for the last pass of a step."""
-        return is_held([step.kind for step in self.steps])
+        return is_deferred([step.kind for step in self.steps])
 
     @property
     def is_even(self) -> bool:
@@ -174,11 +174,10 @@ class Lie:
 
 
 def values(row: Row) -> Row:
-    """The layout of the values: SHARED ones are simply whole."""
-    return tuple(REPLICATED if state == SHARED else state for state in row)
+    """The layout of the values under a layout."""
+    return tuple(forward_states(np.array(row, np.int8)).tolist())
 
 
 def gradients(row: Row) -> Row:
-    """The layout of the gradients: see `shardfold.sharding.layouts.gradient_states`."""
-    swap = {PENDING: REPLICATED, SHARED: PENDING}
-    return tuple(swap.get(state, state) for state in row)
+    """The layout of the gradients under a layout."""
+    return tuple(gradient_states(np.array(row, np.int8)).tolist())

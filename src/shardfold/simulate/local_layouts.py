@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from shardfold.costs.memory_format import aliases
 from shardfold.costs.saved import Extra, extras, keeps_results, kept_operands
 from shardfold.graph import Graph
 from shardfold.sharding import Subdims
-from shardfold.sharding.layouts import Layouts
+from shardfold.sharding.layouts import Layouts, local_items
 from shardfold.simulate.decoded import Assembly
 
 Row = tuple[int, ...]
@@ -33,15 +35,10 @@ class Facts:
         subdims = self.subdims.tensors[tensor]
         key = (subdims, self.subdims.dims[tensor] if over else None, row, over, shape)
         if key not in self.sizes:
-            parts = [1] * len(subdims)
-            for state, size in zip(row, shape, strict=True):
-                if state >= 0:
-                    parts[state] *= size
             last = len(self.graph.tensors[tensor].type.shape) - over
-            items = 1
-            for dim, size, n in zip(self.subdims.dims[tensor], subdims, parts, strict=True):
-                items *= -(-size // n) if dim < last else 1
-            self.sizes[key] = float(items)
+            pairs = zip(self.subdims.dims[tensor], subdims, strict=True)
+            counted = [size if dim < last else 1 for dim, size in pairs]
+            self.sizes[key] = float(local_items(np.array([row], np.int8), counted, shape)[0])
         return self.sizes[key]
 
 

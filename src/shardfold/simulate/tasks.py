@@ -19,7 +19,7 @@ import numpy as np
 
 from shardfold.cluster import Cluster
 from shardfold.costs.model import is_beside
-from shardfold.costs.steps import Collective, Compute, Step, is_held
+from shardfold.costs.steps import Collective, Compute, Step, is_deferred
 from shardfold.costs.unroll import Unfolded
 from shardfold.graph import Graph
 from shardfold.sharding import Subdims
@@ -73,7 +73,7 @@ class Described:
             return size
         edges = self.assembly.tabulated.edges
         waiting = [
-            is_held([s.kind for s in self.assembly.moves(k)[1] if isinstance(s, Collective)])
+            is_deferred([s.kind for s in self.assembly.moves(k)[1] if isinstance(s, Collective)])
             and not edges[k].reduces_sum
             for k in self.leaving[vertex]
         ]

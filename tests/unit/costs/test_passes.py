@@ -9,7 +9,7 @@ from shardfold import zoo
 from shardfold.capture import capture
 from shardfold.cluster import mesh_from_text, parse
 from shardfold.costs import optimizer_named, pricing_named, tabulate
-from shardfold.costs.steps import Collective, held, is_held, times
+from shardfold.costs.steps import Collective, defer, is_deferred, times
 from shardfold.operators import rules_of
 from shardfold.sharding import find_subdims
 from shardfold.simulate import simulate
@@ -97,11 +97,11 @@ def test_memory_is_that_of_one_pass_and_of_all_gradients(captured):
 
 
 def test_only_ways_of_nothing_but_sums_are_held():
-    assert is_held(["all_reduce"])
-    assert is_held(["all_reduce", "all_reduce"])
-    assert not is_held([])
-    assert not is_held(["slice", "all_reduce"])
-    assert not is_held(["reduce_scatter"])
+    assert is_deferred(["all_reduce"])
+    assert is_deferred(["all_reduce", "all_reduce"])
+    assert not is_deferred([])
+    assert not is_deferred(["slice", "all_reduce"])
+    assert not is_deferred(["reduce_scatter"])
 
 
 def test_rows_are_held_one_by_one():
@@ -110,7 +110,7 @@ def test_rows_are_held_one_by_one():
     def step(kind, *rows):
         return Collective("backward", kind, (0,), np.array(rows), np.ones(len(rows)))
 
-    steps = held(Steps(3, (step("all_reduce", 0, 1), step("reduce_scatter", 1, 2))))
+    steps = defer(Steps(3, (step("all_reduce", 0, 1), step("reduce_scatter", 1, 2))))
     turns = [[(s.kind, s.turn) for s in steps.case(row)] for row in range(3)]
     assert turns == [
         [("all_reduce", "last")],
