@@ -18,7 +18,10 @@ FOLDERS = {
         "plan-your-own-model hugging-face describe-a-cluster read-a-report "
         "compare explain-and-pin launch shell-and-notebook",
     ),
-    "Explanation": ("explanation", "architecture capture spaces clusters costs search folding plans running"),
+    "Explanation": (
+        "explanation",
+        "architecture capture spaces clusters costs search folding plans running",
+    ),
     "Reference": ("reference", "cli python glossary operators clusters zoo"),
     "Results": ("results", "index"),
     "Decisions": ("decisions", ""),
