@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 FOLDER = Path(__file__).resolve().parent.parent / "docs" / "drawings"
-STABLE = ("spaces", "clusters", "folding", "capture", "architecture")
+STABLE = ("sharding", "clusters", "folding", "capture", "architecture")
 
 
 def drawings():

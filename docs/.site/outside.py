@@ -20,7 +20,7 @@ FOLDERS = {
     ),
     "Explanation": (
         "explanation",
-        "architecture capture spaces clusters costs search folding plans running",
+        "architecture capture sharding clusters costs search folding plans running",
     ),
     "Reference": ("reference", "cli python glossary operators clusters zoo"),
     "Results": ("results", "index"),

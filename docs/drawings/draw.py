@@ -60,7 +60,7 @@ def line(points: Sequence[tuple[float, float]], colour: str, width: float = 1.5)
     return f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="{width}"/>'
 
 
-def spaces() -> str:
+def sharding() -> str:
     """A linear layer split by each of its factors over two devices: how its tensors lie."""
     from shardfold.cluster import Mesh
     from shardfold.cluster.mesh import Axis
@@ -84,7 +84,7 @@ def spaces() -> str:
         (
             ("b", "data parallel: the gradient of w is summed"),
             ("n", "by out features: the gradient of x is summed"),
-            ("m", "by in features: y is a sum in two parts"),
+            ("m", "by in features: y is partial"),
         )
     ):
         config = next(
@@ -102,7 +102,7 @@ def spaces() -> str:
 
 
 def _matrix(x: float, y: float, name: str, state: int) -> list[str]:
-    """A 4 by 4 matrix: split by rows (0) or columns (1), whole, or a pending sum."""
+    """A 4 by 4 matrix: split by rows (0) or columns (1), replicated, or partial."""
     from shardfold.sharding.layouts import PENDING
 
     found = [text(x, y - 6, name, "m")]
@@ -112,8 +112,8 @@ def _matrix(x: float, y: float, name: str, state: int) -> list[str]:
             fill = TINTS[part] if state >= 0 else "#e6e8ea"
             more = 'stroke-dasharray="3 2"' if state == PENDING else ""
             found.append(box(x + c * 18, y + r * 18, 17, 17, fill, more))
-    words = {0: "by rows", 1: "by columns", PENDING: "sum pending"}
-    found.append(text(x + 78, y + 40, words.get(state, "whole")))
+    words = {0: "by rows", 1: "by columns", PENDING: "partial"}
+    found.append(text(x + 78, y + 40, words.get(state, "replicated")))
     return found
 
 
@@ -311,7 +311,7 @@ def _imported(package: Path) -> set[str]:
 
 
 DRAWINGS: dict[str, Callable[[], str]] = {
-    "spaces": spaces,
+    "sharding": sharding,
     "clusters": clusters,
     "costs": costs,
     "folding": folding,

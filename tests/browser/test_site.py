@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = ("index", "tutorial", "how-to/launch", "explanation/spaces", "reference/python")
+PAGES = ("index", "tutorial", "how-to/launch", "explanation/sharding", "reference/python")
 
 
 class Quiet(http.server.SimpleHTTPRequestHandler):

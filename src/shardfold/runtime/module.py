@@ -59,6 +59,10 @@ class Parallel(nn.Module):
     def seed(self, value: int) -> None:
         self._run.context.seed = value
 
+    def generated_code(self) -> str:
+        """The Python function that runs a step of this rank, one line for each call."""
+        return self._run.generated_code()
+
     @torch.no_grad()
     def gather_buffers(self) -> None:
         """Complete the running statistics of which each rank updates a part; on all ranks."""
@@ -190,6 +194,10 @@ class Run:
             is_traced,
         )
         return write(self.lowered, style)
+
+    def generated_code(self) -> str:
+        """The source of the eager step."""
+        return self._eager(False, False).__doc__ or ""
 
     def step(
         self,

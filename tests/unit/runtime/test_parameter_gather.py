@@ -55,7 +55,7 @@ def test_forward_starts_as_many_readers_ahead(ahead):
     with some_devices():
         run = _module(Way(parts=1), Rows(16, 6), torch.randn(64, 16))._run
         run.lowered = replace(run.lowered, ahead=ahead)
-        source = run._written(False, False).__doc__
+        source = run.generated_code()
     events = re.findall(r"(start|gathered)_(\d+)\(", source)
     under_way, most = set(), 0
     for what, number in events:
