@@ -6,16 +6,20 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
+from torch.export._tree_utils import reorder_kwargs
+from torch.utils import _pytree as pytree
 
-from shardfold.capture.convert import convert, convert_folded
-from shardfold.capture.export import export
+from shardfold.capture.convert import WRITE, convert, convert_folded
+from shardfold.capture.export import Traced, export
+from shardfold.capture.guards import check_modules, shown
 from shardfold.capture.meta_copy import WithLoss, check_model, on_meta, skeleton
 from shardfold.capture.program import Program
 from shardfold.capture.repeated_blocks import Hollow, UnfoldableError, hollow
 from shardfold.capture.replicas import Folded, fold_short, has_global_hooks
 from shardfold.capture.replicas import fold as fold_blocks
 from shardfold.capture.shorten import Run
+from shardfold.errors import ModelError
 from shardfold.graph import Graph
 
 Folding = Callable[[Hollow, tuple[Any, ...], dict[str, Any]], tuple[Folded | None, tuple[Run, ...]]]
@@ -82,26 +86,87 @@ def _trace(
     folding: Folding | None,
 ) -> Program:
     check_model(model)
+    check_modules(model)
     example = on_meta((tuple(args), dict(kwargs or {})), dtype)
+    program = _first_of(model, example, dtype, loss, folding)
+    leaves = pytree.tree_leaves((example[0], reorder_kwargs(example[1], program.in_spec)))
+    fixed = {k: leaf for k, leaf in enumerate(leaves) if not isinstance(leaf, Tensor)}
+    return replace(program, fixed=fixed)
+
+
+def _first_of(
+    model: nn.Module,
+    example: Any,
+    dtype: str | None,
+    loss: Callable[[Any], Any] | None,
+    folding: Folding | None,
+) -> Program:
+    """The model with its blocks traced once, or else in full."""
     notes: tuple[str, ...] = ()
     if folding is not None and not has_global_hooks():
         outer = hollow(model, dtype, loss)
         try:
             program = None if outer is None else _folded(outer, example, folding)
-            if program is not None:
+            if program is not None and not _writes_shared(program, model):
                 return program
         except UnfoldableError as error:
             notes = (f"Traced in full: {error}.",)
     copied = skeleton(model, dtype)
-    program = convert(export(copied if loss is None else WithLoss(copied, loss), *example))
+    root = copied if loss is None else WithLoss(copied, loss)
+    traced = export(root, *example)
+    program = convert(traced.program)
+    check_steady(root, example, traced, program)
+    notes += traced.notes
     return replace(program, graph=replace(program.graph, notes=notes))
+
+
+def check_steady(root: nn.Module, example: Any, traced: Traced, program: Program) -> None:
+    """Refuse Python attributes that every call of forward changes.
+
+    Where the first call changed one, the model is traced once more, as the first call left it: if
+    that changes nothing further and computes the same, so will all later ones.
+    """
+    changed = traced.before.changed(traced.after)
+    if not changed:
+        return
+    traced.after.restore(root)
+    again = export(root, *example)
+    (path, name) = next(iter(traced.after.changed(again.after)), changed[0])
+    is_steady = not traced.after.changed(again.after)
+    if is_steady and convert(again.program).graph.digest() == program.graph.digest():
+        return
+    states = (traced.before, traced.after)
+    before, after = (shown(state.values.get((path, name)))[:40] for state in states)
+    where = f"module {path!r}" if path else "the model"
+    raise ModelError(
+        f"Forward changes the Python attribute {name!r} of {where} in every call (from {before} to "
+        f"{after}): a captured program would keep the value of its trace. Make it a buffer "
+        "(register_buffer, updated in place), or pass it to forward as a tensor."
+    )
+
+
+def _writes_shared(program: Program, model: nn.Module) -> bool:
+    """Whether a buffer that several modules share is changed: then one trace must see all."""
+    names: dict[int, list[str]] = {}
+    for name, buffer in model.named_buffers(remove_duplicate=False):
+        names.setdefault(id(buffer), []).append(name)
+    shared = {name for group in names.values() if len(group) > 1 for name in group}
+    tensors = program.graph.tensors
+    written = {tensors[op.inputs[0]].name for op in program.graph.ops if op.kind == WRITE}
+    written |= set(program.increments)
+    return any(name.removeprefix(prefix) in shared for name in written for prefix in ("", "model."))
 
 
 def _folded(outer: Hollow, example: Any, folding: Folding) -> Program | None:
     """The model with its blocks traced once, in the given way or else with all that repeat."""
     try:
         folded, runs = folding(outer, *example)
-        return None if folded is None else convert_folded(folded, runs)
+        if folded is None:
+            return None
+        program = convert_folded(folded, runs)
+        each = (folded.outer, *(block.traced for block in folded.blocks))
+        notes = tuple(dict.fromkeys(note for traced in each for note in traced.notes))
+        return replace(program, graph=replace(program.graph, notes=notes))
     except UnfoldableError:
         if folding is _fold_all:
             raise

@@ -3,10 +3,14 @@
 From an exported program to a `Graph`: functional, without no-ops, without dead code.
 
 torch.export keeps in-place operators and wraps `no_grad` regions into subgraphs. Both are undone
-here in one pass: an in-place operator yields a new tensor that later readers see, and a subgraph
-is inlined with its results marked as needing no gradient. Where an in-place operator writes
-through an alias that is still read, torch's own functionalisation is asked instead; it would
-drop the `no_grad` regions, so a program with both is refused.
+here in one pass: an in-place operator yields a new tensor that later readers see (`memory`), and a
+subgraph is inlined with its results marked as needing no gradient. Where an in-place operator
+writes through a view that `memory` cannot put back, torch's own functionalisation is asked
+instead; it would drop the `no_grad` regions, so a program with both is refused.
+
+What forward leaves in a buffer or in a frozen parameter ends in an operator of its own,
+`shardfold.write`, which the runner carries out after the step. A buffer that only counts up by a
+fixed number is an increment of the program instead, and costs nothing.
 """
 
 from __future__ import annotations
@@ -25,6 +29,8 @@ from torch.utils import _pytree as pytree
 
 from shardfold.capture.causal_masks import without_masks
 from shardfold.capture.export import quiet
+from shardfold.capture.guards import constants, functions
+from shardfold.capture.memory import Memory, functional, is_copy, put_back
 from shardfold.capture.program import Invocation, Program, Slot, Source, Template
 from shardfold.capture.repeated_blocks import UnfoldableError
 from shardfold.capture.replicas import Block, Folded
@@ -46,7 +52,14 @@ def origin_of(node: fx.Node) -> Origin:
 
 # Operators that only check or re-label: what they return is what they were given.
 TRANSPARENT = {"aten.alias", "aten.lift_fresh_copy", "aten.lift_fresh", "aten.lift"}
-IGNORED = {"aten._assert_tensor_metadata", "aten._assert_async", "aten._assert_scalar"}
+IGNORED = {
+    "aten._assert_tensor_metadata",
+    "aten._assert_async",
+    "aten._assert_scalar",
+    "aten.sym_constrain_range",
+    "aten.sym_constrain_range_for_size",
+}
+WRITE = "shardfold.write"
 # Composite region wrappers: (position of the subgraph, whether gradients flow inside).
 REGIONS = {"wrap_with_set_grad_enabled": 1, "wrap_with_autocast": 4}
 ROLES = {
@@ -55,6 +68,12 @@ ROLES = {
     InputKind.CONSTANT_TENSOR: "buffer",
     InputKind.USER_INPUT: "input",
 }
+
+
+@torch.library.custom_op("shardfold::write", mutates_args=())
+def write(buffer: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """What forward leaves in a buffer, or in a parameter that is not trained."""
+    return value.clone()
 
 
 class _AliasWriteError(Exception):
@@ -82,7 +101,7 @@ def convert_folded(folded: Folded, runs: tuple[Run, ...] = ()) -> Program:
     With runs, the graph holds a few periods of each, and says what they stand for.
     """
     try:
-        converter = _Converter(folded.outer, folded=folded)
+        converter = _Converter(folded.outer.program, folded=folded)
         program = converter.convert()
         repeats = _repeats(program.graph, converter.spans, runs)
         return replace(program, graph=replace(program.graph, repeats=repeats))
@@ -120,16 +139,22 @@ class _Converter:
     ops: list[Op] = field(default_factory=list)
     calls: list[Invocation] = field(default_factory=list)
     sources: dict[int, Source] = field(default_factory=dict)
-    aliases: dict[fx.Node, fx.Node] = field(default_factory=dict)
-    order: dict[fx.Node, int] = field(default_factory=dict)
+    values: dict[fx.Node, Any] = field(default_factory=dict)  # a tensor's index, or a constant
+    modes: dict[fx.Node, bool] = field(default_factory=dict)  # whether gradients flow there
+    memory: Memory = field(default_factory=Memory)
+    outputs: dict[fx.Node, list[fx.Node]] = field(default_factory=dict)  # of each region
+    placed: dict[fx.Node, int] = field(default_factory=dict)  # sources, and their tensors
+    increments: dict[str, float] = field(default_factory=dict)
+    used: set[str] = field(default_factory=set)  # names of operators
     folded: Folded | None = None
     templates: dict[Any, Template] = field(default_factory=dict)
     spans: list[tuple[int, int]] = field(default_factory=list)  # of blocks, among the operators
 
     def convert(self) -> Program:
-        values = self._inputs()
-        outputs = self._walk(self.program.graph_module, values, grad=True)
+        self._inputs()
+        outputs = self._walk(self.program.graph_module, grad=True)
         loss = self._loss(outputs)
+        self._updates(outputs)
         without_masks(self.tensors, self.ops, self.calls)
         graph, number, kept = _prune(self.tensors, self.ops, loss)
         self.spans = [(bisect_left(kept, a), bisect_left(kept, b)) for a, b in self.spans]
@@ -138,33 +163,35 @@ class _Converter:
             tuple(self.calls[i] for i in kept),
             {number[i]: source for i, source in self.sources.items() if i in number},
             self.program.call_spec.in_spec,
+            increments=self.increments,
         )
 
-    def _inputs(self) -> dict[fx.Node, Any]:
+    def _inputs(self) -> None:
         names: dict[str, list[str]] = {}
         shared = _shared_names(self.program)
         for alias, target in shared.items():
             names.setdefault(target, []).append(alias)
         placeholders = [n for n in self.program.graph.nodes if n.op == "placeholder"]
-        values: dict[fx.Node, Any] = {}
-        by_target: dict[str, int] = {}
+        by_target: dict[str, fx.Node] = {}
         leaf = 0
         for node, spec in zip(placeholders, self.program.graph_signature.input_specs, strict=True):
             leaf += spec.kind == InputKind.USER_INPUT
             if not isinstance(node.meta.get("val"), torch.Tensor):
-                values[node] = node.meta.get("val")
+                self.values[node] = node.meta.get("val")
                 continue
             target = spec.target or spec.arg.name
             target = shared.get(target, target)
-            if target not in by_target:
-                role = ROLES.get(spec.kind, "input")
-                all_names = (target, *names.get(target, ()))
-                grad = spec.kind == InputKind.PARAMETER and _wants_grad(self.program, target)
-                index = self._add(all_names, node.meta["val"], role, grad)
-                by_target[target] = index
-                self.sources[index] = self._source(spec.kind, target, leaf - 1)
-            values[node] = by_target[target]
-        return values
+            if target in by_target:
+                self.memory.link(node, by_target[target], is_same=True)
+                self.values[node] = self.values[by_target[target]]
+                continue
+            role = ROLES.get(spec.kind, "input")
+            all_names = (target, *names.get(target, ()))
+            grad = spec.kind == InputKind.PARAMETER and _wants_grad(self.program, target)
+            index = self._add(all_names, node.meta["val"], role, grad)
+            by_target[target] = node
+            self.sources[index] = self._source(spec.kind, target, leaf - 1)
+            self.values[node] = self.placed[node] = index
 
     def _source(self, kind: InputKind, target: str, leaf: int) -> Source:
         if kind == InputKind.USER_INPUT:
@@ -178,53 +205,72 @@ class _Converter:
         self.tensors.append(Tensor(names, kind, role, grad and kind.is_floating))
         return len(self.tensors) - 1
 
-    def _walk(self, module: fx.GraphModule, values: dict[fx.Node, Any], grad: bool) -> Any:
-        self.order.update({node: i for i, node in enumerate(module.graph.nodes)})
+    def _walk(self, module: fx.GraphModule, grad: bool) -> Any:
         for node in module.graph.nodes:
+            self.memory.done.add(node)
+            self.modes[node] = grad
             if node.op == "get_attr":
-                values[node] = self._attribute(module, node)
+                self.values[node] = self._attribute(module, node)
             elif node.op == "call_function":
-                values[node] = self._call(module, node, values, grad)
+                self.values[node] = self._call(node, grad)
             elif node.op == "output":
-                return fx.map_arg(node.args[0], lambda n: values[n])
+                return fx.map_arg(node.args[0], lambda n: self.values[n])
         raise AssertionError("An fx graph always ends in an output node.")
 
     def _attribute(self, module: fx.GraphModule, node: fx.Node) -> Any:
         value = operator.attrgetter(str(node.target))(module)
         if isinstance(value, torch.Tensor):
-            index = self._add((str(node.target),), value, "buffer", False)
-            self.sources[index] = Source("constant", str(node.target), value=value)
-            return index
+            return self._constant(str(node.target), value)
         return value
 
-    def _call(
-        self, module: fx.GraphModule, node: fx.Node, values: dict[fx.Node, Any], grad: bool
-    ) -> Any:
-        args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: _Ref(values[n], n))
+    def _constant(self, name: str, value: torch.Tensor) -> int:
+        index = self._add((name,), value, "buffer", False)
+        self.sources[index] = Source("constant", name, value=value)
+        return index
+
+    def _call(self, node: fx.Node, grad: bool) -> Any:
+        args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: _Ref(self.values[n], n))
         name = _target_name(node)
         if node.target is operator.getitem:
+            self._link_item(node, args[0].node, args[1])
             return args[0].value[args[1]]
         if name in REGIONS:
-            return self._region(name, args, grad)
+            return self._region(node, name, args, grad)
         kind = _kind(node)
         if kind == "shardfold.block":
             return self._inline([ref.value for ref in args[0]], args[1], grad)
+        if kind == "shardfold.constant":
+            return self._constant(node.name, constants[args[0]])
         if kind in IGNORED:
             return None
         if kind in TRANSPARENT or _is_no_op(kind, node):
-            self.aliases[node] = node.args[0]
+            self.memory.link(node, args[0].node, is_same=True)
             return args[0].value
         if kind == "aten.broadcast_tensors" and _are_alike([a.node for a in args[0]]):
             return [a.value for a in args[0]]
-        return self._operator(node, kind, args, kwargs, values, grad)
+        return self._operator(node, kind, args, kwargs, grad)
 
-    def _region(self, name: str, args: tuple[Any, ...], grad: bool) -> Any:
+    def _link_item(self, node: fx.Node, source: fx.Node, position: Any) -> None:
+        """What is taken out of a region's results is that result; out of views, a view."""
+        if source in self.outputs:
+            self.memory.link(node, self.outputs[source][position], is_same=True)
+        elif source in self.memory.parents:
+            self.memory.link(node, source, is_same=False)
+
+    def _region(self, node: fx.Node, name: str, args: tuple[Any, ...], grad: bool) -> Any:
         position = REGIONS[name]
         inner = args[position].value
+        if name == "wrap_with_autocast":
+            _check_autocast(inner, *args[:3])
         placeholders = [n for n in inner.graph.nodes if n.op == "placeholder"]
-        operands = [a.value if isinstance(a, _Ref) else a for a in args[position + 1 :]]
+        for placeholder, given in zip(placeholders, args[position + 1 :], strict=True):
+            self.values[placeholder] = given.value if isinstance(given, _Ref) else given
+            if isinstance(given, _Ref):
+                self.memory.link(placeholder, given.node, is_same=True)
         enabled = grad and (name != "wrap_with_set_grad_enabled" or bool(args[0]))
-        return self._walk(inner, dict(zip(placeholders, operands, strict=True)), enabled)
+        found = self._walk(inner, enabled)
+        self.outputs[node] = list(next(n for n in inner.graph.nodes if n.op == "output").args[0])
+        return found
 
     def _operator(
         self,
@@ -232,25 +278,37 @@ class _Converter:
         kind: str,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        values: dict[fx.Node, Any],
         grad: bool,
     ) -> Any:
+        _check_operator(node, kind)
         operands, attributes = _arguments(node, args, kwargs)
         self.calls.append(_invocation(node, args, kwargs))
         flows = grad and kind != "aten.detach"
         flows = flows and any(self.tensors[o.tensor].requires_grad for o in operands)
         outputs, spec = pytree.tree_flatten(node.meta["val"])
+        name = self._name(node)
         indices: list[int | None] = []
         for position, output in enumerate(outputs):
             if isinstance(output, torch.Tensor):
                 suffix = f".{position}" if len(outputs) > 1 else ""
-                indices.append(self._add((node.name + suffix,), output, "activation", flows))
+                indices.append(self._add((name + suffix,), output, "activation", flows))
             else:
                 indices.append(None)
         results = tuple(i for i in indices if i is not None)
-        self.ops.append(Op(node.name, kind, operands, results, attributes, origin_of(node)))
-        self._alias_and_write(node, values, results)
-        return pytree.tree_unflatten(indices, spec)
+        self.ops.append(Op(name, kind, operands, results, attributes, origin_of(node)))
+        found = pytree.tree_unflatten(indices, spec)
+        self.values[node] = found
+        self._link_and_write(node, results)
+        return self.values[node]
+
+    def _name(self, node: fx.Node) -> str:
+        """The node's own, or, if it is walked again, one beside it."""
+        name, count = str(node.name), 1
+        while name in self.used:
+            count += 1
+            name = f"{node.name}_again{count}"
+        self.used.add(name)
+        return name
 
     def _inline(self, given: list[int], number: int, grad: bool) -> list[int]:
         """Put a traced block in place of the opaque operator that stands for it."""
@@ -260,16 +318,18 @@ class _Converter:
         key = (call.behaviour, flows, grad)
         if key not in self.templates:
             block = self.folded.blocks[call.behaviour]
-            self.templates[key] = _Converter(block.program).template(block, flows, grad)
+            self.templates[key] = _Converter(block.traced.program).template(block, flows, grad)
         lists = (self.tensors, self.ops, self.calls, self.sources)
-        before = len(self.ops)
-        outputs = self.templates[key].copy(given, call.path, *lists)
+        before, template = len(self.ops), self.templates[key]
+        outputs = template.copy(given, call.path, *lists)
+        added = template.increments.items()
+        self.increments |= {f"{call.path}.{name}": by for name, by in added}
         self.spans.append((before, len(self.ops)))
         return outputs
 
     def template(self, block: Block, flows: tuple[bool, ...], grad: bool) -> Template:
         """The program as a block with open inputs; `flows` says which of them have gradients."""
-        values = self._inputs()
+        self._inputs()
         user = [
             node
             for node, spec in zip(
@@ -277,15 +337,17 @@ class _Converter:
                 self.program.graph_signature.input_specs,
                 strict=True,
             )
-            if spec.kind == InputKind.USER_INPUT and isinstance(values[node], int)
+            if spec.kind == InputKind.USER_INPUT and isinstance(self.values[node], int)
             if isinstance(node.meta.get("val"), torch.Tensor)
         ]
-        inputs = [values[node] for node in user]
+        inputs = [self.values[node] for node in user]
         for index, flow in zip(inputs, flows, strict=True):
             self.tensors[index] = replace(self.tensors[index], requires_grad=flow)
-        outputs, _ = pytree.tree_flatten(self._walk(self.program.graph_module, values, grad))
-        if [values[node] for node in user] != inputs:
+        found = self._walk(self.program.graph_module, grad)
+        outputs, _ = pytree.tree_flatten(found)
+        if [self.values[node] for node in user] != inputs:
             raise UnfoldableError(f"{block.path} writes into its input")
+        self._updates(found)
         specs = self.program.graph_signature.output_specs
         made = [v for v, s in zip(outputs, specs, strict=True) if s.kind == OutputKind.USER_OUTPUT]
         return Template(
@@ -295,38 +357,162 @@ class _Converter:
             self.sources,
             tuple(inputs),
             tuple(made[k] for k in block.made),
+            self.increments,
         )
 
-    def _alias_and_write(
-        self, node: fx.Node, values: dict[fx.Node, Any], results: tuple[int, ...]
-    ) -> None:
+    # -- writes
+
+    def _link_and_write(self, node: fx.Node, results: tuple[int, ...]) -> None:
         """Note views; let later readers of a tensor written in place see the new one."""
-        schema = getattr(node.target, "_schema", None)
-        if schema is None:
+        given = _named(node, node.args, dict(node.kwargs))
+        written = []
+        for argument in node.target._schema.arguments:
+            info, value = argument.alias_info, given[argument.name]
+            if info is None or value is None:
+                continue
+            if info.is_write:
+                written.append(value)
+            elif isinstance(value, fx.Node) and not is_copy(node, value):
+                self.memory.link(node, value, is_same=False)
+        if not written:
             return
-        for argument, value in zip(schema.arguments, node.args, strict=False):
-            info = argument.alias_info
-            if info is None or not isinstance(value, fx.Node):
-                continue
-            if not info.is_write:
-                self.aliases[node] = value
-                continue
-            self._check_no_alias_is_read_after(node, value)
-            self.aliases[node] = value
-            values[value] = results[0]
+        if len(written) > 1 or not isinstance(written[0], fx.Node) or len(results) != 1:
+            raise ModelError(
+                f"Operator {node.name} ({_kind(node)}, {origin_of(node)}) writes into several "
+                "tensors at once: write into them one by one."
+            )
+        self.memory.link(node, written[0], is_same=True)
+        self._write(node, written[0], results[0])
 
-    def _check_no_alias_is_read_after(self, node: fx.Node, written: fx.Node) -> None:
-        base = self._base(written)
-        for other in [*self.aliases, base]:
-            if other in (written, node) or self._base(other) is not base:
-                continue
-            if any(self.order.get(user, 0) > self.order[node] for user in other.users):
-                raise _AliasWriteError(f"{node.name} ({origin_of(node)})")
+    def _write(self, node: fx.Node, written: fx.Node, result: int) -> None:
+        """A new value for a tensor, for all that is the same memory and still to be read."""
+        family = self.memory.family(written)
+        self._check_gradient(node, family[0], self.values[written], result)
+        tensor = self.memory.tensor(written)
+        self._set(family, tensor, result)
+        wanted = self.memory.pending(family)
+        if family[0] in self.placed:
+            wanted.add(self.memory.tensor(family[0]))
+        if wanted <= {tensor}:
+            return
+        fresh = {tensor}
+        while tensor in self.memory.parents:
+            parent = self.memory.parents[tensor]
+            value = self._put_back(node, tensor, parent)
+            self._check_gradient(node, family[0], self.values[parent], value)
+            tensor = self.memory.tensor(parent)
+            self._set(family, tensor, value)
+            fresh.add(tensor)
+        for other in family:
+            if self.memory.tensor(other) is other and other in wanted - fresh:
+                self.memory.done.add(other)
+                self._set(family, other, self._call(other, self.modes[other]))
 
-    def _base(self, node: fx.Node) -> fx.Node:
-        while node in self.aliases:
-            node = self.aliases[node]
-        return node
+    def _set(self, family: list[fx.Node], tensor: fx.Node, value: Any) -> None:
+        for node in family:
+            if self.memory.tensor(node) is tensor:
+                self.values[node] = value
+
+    def _put_back(self, node: fx.Node, view: fx.Node, parent: fx.Node) -> int:
+        """The parent's new value, from that of its view."""
+        old, new = self.values[parent], self.values[view]
+        found = put_back(view, self.tensors[old].type.shape) if isinstance(old, int) else None
+        if found is None:
+            raise _AliasWriteError(f"{node.name} ({origin_of(node)})")
+        how, (target, given) = found
+        if how == "same":
+            return int(new)
+        return self._emit(node, target, [new] if how == "of" else [old, new], given)
+
+    def _emit(self, after: fx.Node, target: Any, tensors: list[int], given: list[Any]) -> int:
+        """An operator that the trace does not have, where `after` stands."""
+        graph = fx.Graph()
+        nodes = [graph.placeholder(f"t{k}") for k in range(len(tensors))]
+        for node, index in zip(nodes, tensors, strict=True):
+            kind = self.tensors[index].type
+            dtype = getattr(torch, kind.dtype)
+            node.meta["val"] = torch.empty(kind.shape, dtype=dtype, device="meta")
+            self.values[node] = index
+        made = graph.call_function(target, (*nodes, *given))
+        made.name = f"{after.name}_{_kind(made).split('.')[-1]}"
+        made.meta.update(after.meta)
+        made.meta["val"] = target(*(n.meta["val"] for n in nodes), *given)
+        refs = (*(_Ref(i, n) for i, n in zip(tensors, nodes, strict=True)), *given)
+        return int(self._operator(made, _kind(made), refs, {}, self.modes[after]))
+
+    def _check_gradient(self, node: fx.Node, base: fx.Node, old: Any, new: int) -> None:
+        """Refuse to write past autograd into something that has a gradient."""
+        if not isinstance(old, int) or not self.tensors[old].requires_grad:
+            return
+        if self.tensors[new].requires_grad:
+            return
+        where = f"{node.name} ({origin_of(node)})"
+        source = self.sources.get(self.placed.get(base, -1))
+        if source is not None and source.role == "parameter":
+            raise ModelError(
+                f"{where} changes the parameter {source.name} inside forward, past autograd. "
+                "Change it in the training loop, before or after the optimizer's step (an "
+                "embedding with max_norm does this, too: leave max_norm out)."
+            )
+        raise ModelError(
+            f"{where} writes, without autograd, into a tensor that has a gradient: write into a "
+            "copy (clone()), or let autograd see it."
+        )
+
+    def _updates(self, outputs: Any) -> None:
+        """What forward leaves in its sources: an operator that writes, or an increment."""
+        left = {index: self.values[node] for node, index in self.placed.items()}
+        by_name = {source.name: index for index, source in self.sources.items()}
+        flat, _ = pytree.tree_flatten(outputs)
+        for value, spec in zip(flat, self.program.graph_signature.output_specs, strict=True):
+            if spec.kind != OutputKind.USER_OUTPUT and spec.target is not None:
+                left[by_name.get(spec.target, -1)] = value  # of torch's own functional form
+        makers = {result: op for op in self.ops for result in op.results}
+        for index, value in left.items():
+            if value != index:
+                self._update(index, value, makers)
+
+    def _update(self, index: int, value: int, makers: dict[int, Op]) -> None:
+        source = self.sources.get(index)
+        if source is None or source.role == "input":
+            name = "an input" if source is None else f"the input {self.tensors[index].name}"
+            at = makers.get(value)
+            raise ModelError(
+                f"Forward writes into {name}{f' ({at.origin})' if at else ''}: whoever gave it "
+                "would see it changed. Write into a copy: x = x.clone()."
+            )
+        if source.role == "constant":
+            return
+        copied = makers.get(value)
+        while copied is not None and copied.kind == "aten.copy":
+            new = copied.operands[-1].tensor
+            if (
+                self.tensors[new].type != self.tensors[index].type
+                or self.tensors[new].requires_grad
+            ):
+                break
+            value, copied = new, makers.get(new)
+        if self.tensors[value].requires_grad:
+            raise ModelError(
+                f"Forward leaves a tensor with a gradient in {source.name}: the next step would "
+                "go back into this one. Use detach(), or torch.no_grad()."
+            )
+        added = _added(index, value, makers)
+        if added is not None:
+            self.increments[source.name] = added
+            return
+        origin = makers[value].origin if value in makers else Origin()
+        name = f"write_{source.name.replace('.', '_')}"
+        result = self._add_like(name, value)
+        operands = (Operand("buffer", index), Operand("value", value))
+        self.ops.append(Op(name, WRITE, operands, (result,), {}, origin))
+        arguments = {"buffer": Slot(0), "value": Slot(1)}
+        self.calls.append(Invocation(torch.ops.shardfold.write.default, arguments))
+
+    def _add_like(self, name: str, tensor: int) -> int:
+        kind = self.tensors[tensor].type
+        self.tensors.append(Tensor((name,), kind, "activation", False))
+        return len(self.tensors) - 1
 
     def _loss(self, outputs: Any) -> int:
         flat, _ = pytree.tree_flatten(outputs)
@@ -335,9 +521,10 @@ class _Converter:
         tree = pytree.tree_unflatten(user, self.program.call_spec.out_spec)
         named = tree.get("loss") if isinstance(tree, dict) else getattr(tree, "loss", None)
         scalars = [v for v in user if isinstance(v, int) and self._is_loss(v)]
-        if named in scalars:
-            return int(named)
+        if isinstance(named, int) and named in scalars:
+            return named
         if scalars and (len(scalars) == 1 or scalars[0] == user[0]):
+            self._check_only(scalars, isinstance(tree, tuple))
             return scalars[0]
         shapes = [str(self.tensors[v].type) for v in user if isinstance(v, int)]
         raise ModelError(
@@ -346,6 +533,34 @@ class _Converter:
             "forward (Hugging Face models: pass labels=...), or give one: "
             "plan(..., loss=lambda output: ...); in a model file, wrap the module."
         )
+
+    def _check_only(self, scalars: list[int], may_follow: bool) -> None:
+        """Refuse further losses that the first one does not contain.
+
+        What a tuple returns after its loss may also be computed from it.
+        """
+        part_of = self._ancestors(scalars[0])
+        for other in scalars[1:]:
+            follows = may_follow and scalars[0] in self._ancestors(other)
+            if other not in part_of and not follows:
+                raise ModelError(
+                    f"The model returns {len(scalars)} scalars with a gradient, and the first "
+                    f"({self._maker(scalars[0])}) does not contain another ({self._maker(other)}): "
+                    "which of them, or which sum, is trained? Return one loss first, or give it: "
+                    "plan(..., loss=lambda output: sum(output)); in a model file, wrap the module."
+                )
+
+    def _ancestors(self, tensor: int) -> set[int]:
+        """A tensor, and all that it is computed from."""
+        found = {tensor}
+        for op in reversed(self.ops):
+            if not found.isdisjoint(op.results):
+                found.update(op.inputs)
+        return found
+
+    def _maker(self, tensor: int) -> str:
+        op = next((op for op in self.ops if tensor in op.results), None)
+        return self.tensors[tensor].name if op is None else f"{op.name}, {op.origin}"
 
     def _is_loss(self, index: int) -> bool:
         tensor = self.tensors[index]
@@ -363,11 +578,11 @@ class _Ref:
 def _prune(
     tensors: list[Tensor], ops: list[Op], loss: int
 ) -> tuple[Graph, dict[int, int], list[int]]:
-    """Keep what the loss depends on, renumbered; parameters that are never used stay listed.
+    """Keep what the loss and written buffers depend on; parameters that are never used stay listed.
 
     Returns the graph, the new number of each tensor that is kept, and the operators kept.
     """
-    needed = {loss}
+    needed = {loss, *(r for op in ops if op.kind == WRITE for r in op.results)}
     kept: list[int] = []
     for i, op in reversed(list(enumerate(ops))):
         if needed.intersection(op.results):
@@ -408,6 +623,60 @@ def _canonical(
     return list(order)
 
 
+def _added(index: int, value: int, makers: dict[int, Op]) -> float | None:
+    """The number by which `value` is more than the tensor at `index`, if it is a fixed one."""
+    total: float = 0
+    while value != index:
+        op = makers.get(value)
+        if op is None or op.kind != "aten.add" or len(op.operands) != 1:
+            return None
+        other, alpha = op.attributes.get("other"), op.attributes.get("alpha", 1)
+        if isinstance(other, bool) or not isinstance(other, int | float):
+            return None
+        total += other * alpha
+        value = op.operands[0].tensor
+    return total
+
+
+def _check_operator(node: fx.Node, kind: str) -> None:
+    """Refuse what cannot be called outside its trace, or has no fixed shape."""
+    where = f"Operator {node.name} ({kind}, {origin_of(node)})"
+    if getattr(node.target, "_schema", None) is None:
+        raise ModelError(
+            f"{where} is no operator of tensors but a transformation or control flow (torch.cond, "
+            "vmap, flex_attention): write it with ordinary operators."
+        )
+    if kind == "aten._has_compatible_shallow_copy_type":
+        raise ModelError(
+            f"{where} replaces a tensor's memory (`.data = ...`). Write into the tensor instead: "
+            "under torch.no_grad(), with copy_()."
+        )
+    for value in pytree.tree_leaves(node.meta.get("val")):
+        sizes = value.shape if isinstance(value, torch.Tensor) else [value]
+        if any(isinstance(n, torch.SymInt | torch.SymFloat | torch.SymBool) for n in sizes):
+            raise ModelError(
+                f"{where} gives {value if isinstance(value, torch.SymInt) else tuple(sizes)}: a "
+                "size or a number that depends on the values of a tensor (a boolean index, "
+                "nonzero, unique, .item()?), and plans are for fixed shapes. Use torch.where or a "
+                "mask, or a fixed capacity."
+            )
+    if kind.startswith("aten.embedding") and _named(node, node.args, {}).get("sparse"):
+        raise ModelError(f"{where} gives sparse gradients: use sparse=False.")
+
+
+def _check_autocast(inner: fx.GraphModule, device: str, dtype: Any, enabled: bool) -> None:
+    """Refuse an autocast region that would cast: the trace does not have its casts."""
+    if not enabled or dtype in (None, torch.float32):
+        return
+    first = next((n for n in inner.graph.nodes if n.op == "call_function"), None)
+    where = f" ({origin_of(first)})" if first is not None else ""
+    raise ModelError(
+        f"Forward runs under torch.autocast({device!r}, {dtype}){where}: its casts would be lost. "
+        "Leave autocast out of forward; plan with dtype='bf16', or call the parallel module itself "
+        "under torch.autocast."
+    )
+
+
 def _named(node: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     """All arguments by schema name, with defaults filled in."""
     schema = getattr(node.target, "_schema", None)
@@ -415,6 +684,15 @@ def _named(node: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict
         return {str(i): value for i, value in enumerate(args)} | kwargs
     given = dict(zip((a.name for a in schema.arguments), args, strict=False)) | kwargs
     return {a.name: given.get(a.name, a.default_value) for a in schema.arguments}
+
+
+def _passed(node: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments by name, without those that are only written (`out=`)."""
+    named = _named(node, args, kwargs)
+    if functional(node.target) is node.target:
+        return named
+    outs = {a.name for a in node.target._schema.arguments if a.is_out}
+    return {name: value for name, value in named.items() if name not in outs}
 
 
 def _invocation(node: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Invocation:
@@ -432,8 +710,10 @@ def _invocation(node: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
         count += 1
         return Slot(count - 1)
 
-    named = _named(node, args, kwargs)
-    return Invocation(node.target, {name: fill(value) for name, value in named.items()})
+    given = {name: fill(value) for name, value in _passed(node, args, kwargs).items()}
+    if _kind(node) == "shardfold.function":
+        given["name"] = functions[given["name"]]
+    return Invocation(functional(node.target), given)
 
 
 def _arguments(
@@ -442,7 +722,7 @@ def _arguments(
     """Tensor arguments as operands, all others as plain attributes with defaults filled in."""
     operands: list[Operand] = []
     attributes: dict[str, Any] = {}
-    for name, value in _named(node, args, kwargs).items():
+    for name, value in _passed(node, args, kwargs).items():
         if isinstance(value, _Ref) and isinstance(value.value, int) and _is_tensor(value.node):
             operands.append(Operand(name, value.value))
         elif isinstance(value, list | tuple) and any(isinstance(v, _Ref) for v in value):

@@ -8,6 +8,7 @@ import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch
 from torch import nn
 from torch.export import ExportedProgram
 
+from shardfold.capture.guards import State, watching
 from shardfold.errors import ModelError
 
 ADVICE = (
@@ -50,20 +52,37 @@ ADVICE = (
 )
 
 
-def export(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ExportedProgram:
-    """Trace `model` on meta tensors; whole operators stay whole."""
+@dataclass(frozen=True, slots=True)
+class Traced:
+    """An exported program, and what was seen while forward ran."""
+
+    program: ExportedProgram
+    notes: tuple[str, ...]
+    before: State  # of the modules' Python attributes
+    after: State
+
+
+def export(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Traced:
+    """Trace `model` on meta tensors; whole operators stay whole, and what gets lost is refused."""
+    hint = ""
     try:
         # Tensors that forward makes without naming a device must meet the inputs where they are.
-        with quiet(), torch.device("meta"):
-            return torch.export.export(model, args, kwargs, strict=False)
+        with quiet(), torch.device("meta"), watching(model) as watch:
+            try:
+                program = torch.export.export(model, args, kwargs, strict=False)
+            finally:
+                hint = watch.hint
+        return Traced(program, tuple(watch.notes), watch.before, watch.after)
+    except ModelError:
+        raise
     except Exception as error:
-        raise ModelError(_explain(model, error)) from error
+        raise ModelError(_explain(model, error, hint)) from error
 
 
-def _explain(model: nn.Module, error: BaseException) -> str:
+def _explain(model: nn.Module, error: BaseException, hint: str) -> str:
     first = next((line for line in str(error).splitlines() if line.strip()), "").strip()
     text = f"{type(error).__name__}: {error}"
-    advice = next((hint for pattern, hint in ADVICE if re.search(pattern, text)), None)
+    advice = hint or next((hint for pattern, hint in ADVICE if re.search(pattern, text)), None)
     where = _failing_module(model, error)
     return (
         f"The model could not be traced: {where} failed with {type(error).__name__}: "
@@ -73,16 +92,16 @@ def _explain(model: nn.Module, error: BaseException) -> str:
 
 def _failing_module(model: nn.Module, error: BaseException) -> str:
     """The deepest module of `model` whose code was running when the error was raised."""
-    paths = {id(module): path for path, module in model.named_modules()}
+    paths = {id(vars(module)): path for path, module in model.named_modules()}
     found = f"the model ({type(model).__name__})"
     for frame in _frames(error.__traceback__):
         owner = frame.tb_frame.f_locals.get("self")
-        if isinstance(owner, nn.Module) and paths.get(id(owner)):
+        if isinstance(owner, nn.Module) and paths.get(id(vars(owner))):
             code = frame.tb_frame.f_code
             name = code.co_filename.rsplit("/", 1)[-1]
             if name != "module.py":
                 line = f"{name}:{frame.tb_lineno}"
-                found = f"module {paths[id(owner)]!r} ({type(owner).__name__}, {line})"
+                found = f"module {paths[id(vars(owner))]!r} ({type(owner).__name__}, {line})"
     return found
 
 

@@ -54,7 +54,7 @@ def check_model(model: object) -> None:
 
 
 def skeleton(model: nn.Module, dtype: str | None) -> nn.Module:
-    """A copy of `model` on the meta device, in training mode, floating tensors in `dtype`."""
+    """A copy of `model` on the meta device, for training, floating tensors in `dtype`."""
     check_model(model)
     modules = {id(module): module for module in model.modules()}
     tensors = {id(t): t for t in [*model.parameters(), *model.buffers()]}
@@ -62,14 +62,19 @@ def skeleton(model: nn.Module, dtype: str | None) -> nn.Module:
     try:
         if any(map(copies_itself, set(map(type, modules.values())))):
             memo: dict[int, Any] = {key: twins.of(tensor) for key, tensor in tensors.items()}
-            return copy.deepcopy(model, memo).train()
-        return twins.make(model).train()
+            return for_training(copy.deepcopy(model, memo))
+        return for_training(twins.make(model))
     except (TypeError, RuntimeError) as error:
         raise ModelError(
             f"The model {type(model).__name__} cannot be copied without its weights ({error}). "
             "Build it under `with torch.device('meta'):` and without handles, locks or "
             "non-leaf tensors as attributes."
         ) from error
+
+
+def for_training(module: nn.Module) -> nn.Module:
+    """The module in training mode; one that already is keeps the parts that were set to eval."""
+    return module if module.training else module.train()
 
 
 class Twins(dict[int, Any]):

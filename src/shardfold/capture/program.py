@@ -11,7 +11,7 @@ them, puts the given tensors for the inputs, and prefixes names with the block's
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
@@ -58,6 +58,8 @@ class Program:
     calls: tuple[Invocation, ...]
     sources: Mapping[int, Source]
     in_spec: Any  # the structure of the arguments, as torch's pytree describes it
+    fixed: Mapping[int, Any] = field(default_factory=dict)  # leaves that are no tensors
+    increments: Mapping[str, float] = field(default_factory=dict)  # what a step adds to buffers
 
 
 def places_of(
@@ -66,12 +68,12 @@ def places_of(
     """For every input of the graph its place: `0`, `input_ids`, `batch.image`."""
     ordered = reorder_kwargs(dict(kwargs or {}), program.in_spec)
     leaves = pytree.tree_flatten_with_path((tuple(args), ordered))[0]
-    paths = [".".join(str(_key(key)) for key in path[1:]) for path, _ in leaves]
+    paths = [".".join(str(key_of(key)) for key in path[1:]) for path, _ in leaves]
     sources = program.sources.items()
     return {tensor: paths[source.leaf] for tensor, source in sources if source.role == "input"}
 
 
-def _key(key: Any) -> Any:
+def key_of(key: Any) -> Any:
     """What a step down a structure is named: an index, a key or a field."""
     for name in ("idx", "key", "name"):
         if hasattr(key, name):
@@ -89,6 +91,7 @@ class Template:
     sources: dict[int, Source]
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
+    increments: dict[str, float]  # of buffers, by name
 
     def copy(
         self,

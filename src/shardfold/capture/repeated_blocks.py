@@ -25,7 +25,15 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
-from shardfold.capture.meta_copy import EMPTY, UNCHANGING, Twins, WithLoss, copies_itself, skeleton
+from shardfold.capture.meta_copy import (
+    EMPTY,
+    UNCHANGING,
+    Twins,
+    WithLoss,
+    copies_itself,
+    for_training,
+    skeleton,
+)
 
 FEWEST = 3
 
@@ -142,6 +150,7 @@ class Hollow:
     model: nn.Module
     blocks: dict[str, Found]  # path -> the block itself, never to be run unless it is a copy
     twins: Twins | None  # None: the blocks are copies already
+    is_switched: bool = False  # the model was not in training mode, its copy is
     answer: Answer | None = None
     copied: dict[str, nn.Module] = field(default_factory=dict)
 
@@ -161,7 +170,8 @@ class Hollow:
         if path not in self.copied:
             # Whoever is recording or tracing the model must not see it.
             with _disable_current_modes(), torch._C.DisableTorchFunction():
-                self.copied[path] = self.twins.make(self.blocks[path].module).train()
+                copied = self.twins.make(self.blocks[path].module)
+                self.copied[path] = copied.train() if self.is_switched else copied
         return self.copied[path]
 
     def call(self, path: str, args: Any, kwargs: Any) -> Any:
@@ -204,7 +214,8 @@ def _around(
 ) -> Hollow:
     """The model's copy with shells; without twins, the model is a copy itself."""
     prefix = "" if loss is None else "model."  # as a part of `WithLoss`
-    found = Hollow(model, {prefix + path: block for path, block in blocks.items()}, twins)
+    named = {prefix + path: block for path, block in blocks.items()}
+    found = Hollow(model, named, twins, not model.training)
     classes = {cls: _shell_class(cls) for cls in {type(b.module) for b in blocks.values()}}
     shells = {
         path: _shell(found, prefix + path, block.module, classes[type(block.module)])
@@ -222,14 +233,14 @@ def _around(
 
 
 def _copied(model: nn.Module, twins: Twins, shells: list[nn.Module]) -> nn.Module:
-    """A copy in training mode, in which the shells that `twins` knows stand for the blocks."""
+    """A copy for training, in which the shells that `twins` knows stand for the blocks."""
     sealed = _Sealed()
     for shell in shells:
         vars(shell)["_modules"] = sealed
-    copied = twins.make(model).train()
+    copied = for_training(twins.make(model))
     for shell in shells:
         vars(shell)["_modules"] = {}
-    if not all(shell.training for shell in shells):
+    if not model.training and not all(shell.training for shell in shells):
         raise _InsideError
     return copied
 

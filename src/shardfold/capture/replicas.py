@@ -23,7 +23,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
 from shardfold.capture.call_log import (
@@ -40,7 +39,8 @@ from shardfold.capture.call_log import (
     recording,
     state_of,
 )
-from shardfold.capture.export import export
+from shardfold.capture.export import Traced, export
+from shardfold.capture.guards import State, watching
 from shardfold.capture.repeated_blocks import Hollow, UnfoldableError
 from shardfold.capture.shorten import Run, find_runs, shortened, without_removed
 from shardfold.errors import ModelError
@@ -88,7 +88,7 @@ class BlockCall:
 class Block:
     """A distinct block, exported alone; `made` are the positions of the outputs that it makes."""
 
-    program: ExportedProgram
+    traced: Traced
     path: str
     made: tuple[int, ...]
 
@@ -97,7 +97,7 @@ class Block:
 class Folded:
     """The model around its blocks, each distinct block, and which block stands where."""
 
-    outer: ExportedProgram
+    outer: Traced
     blocks: tuple[Block, ...]
     calls: tuple[BlockCall, ...]
 
@@ -178,13 +178,16 @@ class _Folding:
     def discover(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Log:
         """Pass 1 by itself: what the model does around its blocks."""
         self.log = Log.of(self.hollow.model, args, kwargs)
+        model = self.hollow.model
         with self.hollow.answering(self._discover), _as_if_exporting(), Recorder(self.log):
             try:
-                self.hollow.model(*args, **kwargs)
+                with watching(model) as watch:
+                    model(*args, **kwargs)
             except UnfoldableError:
                 raise
             except Exception as error:
                 raise UnfoldableError(f"the model does not run on meta tensors: {error}") from error
+        _check_steady("the model", watch.before, watch.after)
         unused = self.paths - self.log.paths
         if unused:
             raise UnfoldableError(f"{min(unused)} is never called")
@@ -200,7 +203,9 @@ class _Folding:
             try:
                 outer = export(self.hollow.model, args, kwargs)
             except ModelError as error:
-                raise UnfoldableError(f"the model around its blocks: {error.__cause__}") from error
+                raise UnfoldableError(
+                    f"the model around its blocks: {error.__cause__ or error}"
+                ) from error
             finally:
                 _outputs.clear()
         return Folded(outer, blocks, tuple(self.calls))
@@ -227,9 +232,10 @@ class _Folding:
         """Run a block, and note what it reads."""
         block = self.hollow.copy(path)
         inside = modules_of(block)
-        before = state_of(inside)
+        before, attributes = state_of(inside), State.of(block)
         with recording(block) as reads, self.log.paused():
             result = block(*arguments[0], **arguments[1])
+        _check_steady(path, attributes, State.of(block))
         flat, out_spec = pytree.tree_flatten(result)
         with self.log.paused():
             outputs = [_output(value, leaves, path) for value in flat]
@@ -280,18 +286,26 @@ class _Folding:
         block = self.hollow.copy(behaviour.path)
         with recording(block) as reads:
             try:
-                program = export(block, *behaviour.arguments)
+                traced = export(block, *behaviour.arguments)
             except ModelError as error:
-                raise UnfoldableError(f"{behaviour.path} alone: {error.__cause__}") from error
+                raise UnfoldableError(
+                    f"{behaviour.path} alone: {error.__cause__ or error}"
+                ) from error
         prints = footprints(self._modules(behaviour.path), reads - behaviour.reads)
         for replica in behaviour.replicas if prints else ():
             if not self._agree(behaviour, replica, prints):
                 raise UnfoldableError(f"blocks like {behaviour.path} differ in what they read")
         made = [k for k, o in enumerate(behaviour.outputs) if isinstance(o, torch.Tensor)]
-        return Block(program, behaviour.path, tuple(made))
+        return Block(traced, behaviour.path, tuple(made))
 
 
 FEWEST_REPLICAS = 3
+
+
+def _check_steady(path: str, before: State, after: State) -> None:
+    """Python attributes that forward changes forbid that one block stands for another."""
+    for _, name in before.changed(after):
+        raise UnfoldableError(f"{path} changes its attribute {name}")
 
 
 def _signature(leaves: list[Any], spec: Any, path: str) -> Signature:

@@ -1,9 +1,11 @@
-"""One step under a plan beside the same step on one device, compared number by number.
+"""Two steps under a plan beside the model itself on one device, compared number by number.
 
-Both run the captured program in float64 with the same dropout masks. Every operator's result is
-put together from the parts and compared, in execution order; then the gradients of the results,
-from the loss back; then the loss and the parameters' gradients. What differs first is where the
-error is.
+Three run the same two batches in float64, with the same dropout: the user's module in plain
+PyTorch (`reference`), the captured program on one device, and the plan's splits. The program is
+compared with the module: loss, gradients, buffers, and the parameters that forward changes. The
+splits are compared with the program: every operator's result is put together from the parts and
+compared, in execution order; then the gradients of the results, from the loss back; then the
+loss, the parameters' gradients and the buffers. What differs first is where the error is.
 """
 
 from __future__ import annotations
@@ -26,11 +28,14 @@ from shardfold.runtime.lower import Instruction, alone
 from shardfold.runtime.module import Parallel
 from shardfold.runtime.outputs import put_together
 from shardfold.runtime.parallelize import LOSS_PREFIX, Settings, assemble, lowered_here, prepared
+from shardfold.runtime.reference import Batch, Outcome, Reference, UnlikeError, other_batch
 from shardfold.runtime.shards import Row
 from shardfold.sharding import Subdims
 
 TOLERANCE = 1e-9
 SHOWN = 5
+AS_MODEL = 1e-6  # of the program and the model: where forward insists on float32, they differ
+STEPS = 2
 SMALL = 1e-4  # of the largest gradient: below it, differences are measured against it
 
 
@@ -51,30 +56,60 @@ class Comparison:
     operator: Difference | None
     state: tuple[Difference, ...]  # parameters' gradients, and buffers
     largest: float  # difference of any of them
+    model: tuple[Difference, ...] = ()  # of the captured program from the model itself
+    unlike: str = "it was not asked for"  # why the model itself was not run; empty: it was
+    split: int = 0  # operators of which no device computes all
 
     @property
     def is_equal(self) -> bool:
         """Whether nothing differs."""
-        return self.operator is None and not self.state and self._same_loss
+        return self.operator is None and not self.state and not self.model and self._same_loss
 
     @property
     def _same_loss(self) -> bool:
         return abs(self.loss - self.expected_loss) <= TOLERANCE * abs(self.expected_loss)
 
     def __str__(self) -> str:
-        if self.is_equal:
-            return (
-                f"Same loss {self.loss:.12g} and gradients as on one device "
-                f"(largest difference {self.largest:.1e})."
+        lines = self._equal() if self.is_equal else self._different()
+        if self.unlike:
+            lines.append(
+                f"The model itself was not run ({self.unlike}): both sides are its captured "
+                "program, and what capture may have lost is not seen."
             )
+        if not self.split:
+            lines.append(
+                "The plan splits no operator: every process runs the whole model, and nothing was "
+                "said about splits. Check a plan with splits: a larger cluster or batch, or pins."
+            )
+        return "\n".join(lines)
+
+    def _equal(self) -> list[str]:
+        whom = "its captured program" if self.unlike else "the model itself"
+        return [
+            f"Same loss {self.loss:.12g}, gradients and buffers as {whom} on one device "
+            f"(largest difference {self.largest:.1e}; {self.split} operators are split)."
+        ]
+
+    def _different(self) -> list[str]:
         lines = [f"Loss {self.loss:.12g}, on one device {self.expected_loss:.12g}."]
         if self.operator is not None:
             lines.append(f"First to differ: {self.operator.what} (by {self.operator.amount:.1e}).")
-        shown = self.state[:SHOWN]
-        lines += [f"{d.what.capitalize()} differs by {d.amount:.1e}." for d in shown]
-        if len(self.state) > SHOWN:
-            lines.append(f"{len(self.state) - SHOWN} more differ.")
-        return "\n".join(lines)
+        if self.model:
+            lines.append("The captured program is not the model:")
+        differences = (*self.model, *self.state)
+        lines += [f"{_capital(d.what)} differs by {d.amount:.1e}." for d in differences[:SHOWN]]
+        if len(differences) > SHOWN:
+            lines.append(f"{len(differences) - SHOWN} more differ.")
+        if self.model:
+            lines.append(
+                "Something that forward does is lost when it is captured: please report it, with "
+                "the model."
+            )
+        return lines
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 @dataclass
@@ -110,7 +145,7 @@ def compare(
     rules: Mapping[str, Maker] | None = None,
     seed: int = 0,
 ) -> Comparison:
-    """Run one step both ways; on every rank of the plan's process group."""
+    """Run two steps all three ways; on every rank of the plan's process group."""
     captured = agreed(lambda: prepared(model, plan, args, kwargs, loss, rules))
     settings = Settings(
         seed=seed,
@@ -119,7 +154,14 @@ def compare(
         passes=plan.micro_batches,
         cuts=plan.cuts,
     )
-    return compare_captured(model, plan, captured, args, kwargs, rules, settings)
+    first: Batch = (args, dict(kwargs or {}))
+    try:
+        reference = Reference(model, loss)
+    except UnlikeError as error:
+        return compare_captured(model, plan, captured, args, kwargs, rules, settings, str(error))
+    second = other_batch(first)
+    batches = [first, second if reference.takes(second) else first]
+    return _compared(model, plan, captured, batches, rules, settings, reference, "")
 
 
 def compare_captured(
@@ -130,29 +172,103 @@ def compare_captured(
     kwargs: Mapping[str, Any] | None,
     rules: Mapping[str, Maker] | None,
     settings: Settings,
+    unlike: str = "it was not asked for",
 ) -> Comparison:
-    """As `compare`, for a model that was captured already."""
+    """One step of a model that was captured already: its splits beside its program."""
+    batches: list[Batch] = [(args, dict(kwargs or {}))]
+    return _compared(model, plan, captured, batches, rules, settings, None, unlike)
+
+
+def _compared(
+    model: nn.Module,
+    plan: Plan,
+    captured: tuple[Program, Subdims],
+    batches: list[Batch],
+    rules: Mapping[str, Maker] | None,
+    settings: Settings,
+    reference: Reference | None,
+    unlike: str,
+) -> Comparison:
+    """Step by step, until something differs."""
     program, subdims = captured
-    given = dict(kwargs or {})
     single = assemble(model, program, alone(program, subdims), settings)
-    expected, expected_loss = _step(single, args, given)
     split = assemble(model, program, lowered_here(plan, program, subdims, rules), settings)
-    found, found_loss = _step(split, args, given)
-    operator = _first_operator(split, subdims, found, expected)
-    differing, largest = _parameters(split, single)
-    return Comparison(found_loss, expected_loss, operator, differing, largest)
+    many = sum(i.site.is_split for i in split._run.lowered.instructions)
+    largest = 0.0
+    for batch in batches:
+        expected, wanted, drawn = _step(single, batch)
+        found, reached, _ = _step(split, batch)
+        operator = _first_operator(split, subdims, found, expected)
+        state, most = _parameters(split, single)
+        lost: tuple[Difference, ...] = ()
+        if reference is not None:
+            try:
+                outcome = reference.step(_parts(single, batch), drawn)
+                wanted, lost = outcome.loss, _lost(single, wanted, outcome)
+            except UnlikeError as error:
+                reference, unlike = None, str(error)
+        largest = max(largest, most)
+        result = Comparison(reached, wanted, operator, state, largest, lost, unlike, many)
+        if not result.is_equal:
+            break
+        split.zero_grad()
+        single.zero_grad()
+    return result
 
 
-def _step(module: Parallel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[_Watch, float]:
-    """What the last pass leaves, and the loss of all."""
+def _parts(module: Parallel, batch: Batch) -> list[Batch]:
+    """The micro-batches of a step."""
+    return cut(*batch, module._run.cuts, module._run.passes)
+
+
+def _step(module: Parallel, batch: Batch) -> tuple[_Watch, float, list[Tensor]]:
+    """What the last pass leaves, the loss of all, and the random numbers that were drawn."""
     run, total = module._run, 0.0
-    for number, (part, named) in enumerate(cut(args, kwargs, run.cuts, run.passes)):
+    drawn: list[Tensor] = []
+    run.context.drawn = drawn
+    for number, (part, named) in enumerate(_parts(module, batch)):
         watch = _Watch()
         with run.in_pass(number):
             loss = module.observed(watch, *part, **named) / run.passes
+            run.context.drawn = None  # what runs again for backward draws nothing new
             loss.backward()
+            run.context.drawn = drawn
         total += float(loss.detach())
-    return watch, total
+    run.context.drawn = None
+    return watch, total, drawn
+
+
+def _lost(single: Parallel, loss: float, outcome: Outcome) -> tuple[Difference, ...]:
+    """In what the captured program differs from the model."""
+    found = [("the loss", abs(loss - outcome.loss) / max(abs(outcome.loss), 1e-30))]
+    sizes = (float(g.abs().max()) for g in outcome.gradients.values() if g.numel())
+    floor = SMALL * max(sizes, default=0.0)
+    readers = _readers_of(single)
+    for name, parameter in single.named_parameters():
+        ours, theirs = parameter.grad, outcome.gradients.get(name)
+        zero = torch.zeros_like(parameter)
+        amount = 0.0
+        if ours is not None or theirs is not None:
+            here, there = (zero if each is None else each.to_dense() for each in (ours, theirs))
+            amount = difference(here, there, floor)
+        found.append((f"the gradient of {name}{readers.get(name, '')}", amount))
+    for kind, tensors in (("parameter", "named_parameters"), ("buffer", "named_buffers")):
+        for name, tensor in getattr(single, tensors)():
+            amount = difference(tensor.detach(), outcome.state[name])
+            found.append((f"the {kind} {name}, which forward changes,", amount))
+    amounts = _agreed([amount for _, amount in found])
+    pairs = zip(found, amounts, strict=True)
+    return tuple(Difference(name, amount) for (name, _), amount in pairs if amount > AS_MODEL)
+
+
+def _readers_of(module: Parallel) -> dict[str, str]:
+    """Where the parameters are read first, in words."""
+    run, found = module._run, dict[str, str]()
+    for op in run.program.graph.ops:
+        for tensor in op.inputs:
+            name = run.name(run.program.graph.tensors[tensor].name)
+            found.setdefault(name, f" (read by {op.name}, {op.origin})")
+    return found
 
 
 def _first_operator(
@@ -242,6 +358,8 @@ def difference(found: Tensor, expected: Tensor, floor: float = 0.0) -> float:
     """The largest difference of two tensors, as a share of the largest number (or of `floor`)."""
     if found.shape != expected.shape:
         return float("inf")
+    if expected.is_complex() and found.is_complex():
+        found, expected = torch.view_as_real(found), torch.view_as_real(expected)
     if not expected.is_floating_point():
         return 0.0 if torch.equal(found, expected) else float("inf")
     if not expected.numel():

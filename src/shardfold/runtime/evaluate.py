@@ -52,7 +52,7 @@ class Original:
         """The program of the model in eval mode."""
         self.model.eval()
         traced = self.model if self.loss is None else WithLoss(self.model, self.loss).eval()
-        return convert(export(traced, *self.example))
+        return convert(export(traced, *self.example).program)
 
 
 def evaluating(program: Program, original: Original) -> Program:

@@ -14,6 +14,7 @@ from torch.export._tree_utils import reorder_kwargs
 from torch.utils import _pytree as pytree
 
 from shardfold.capture import Program
+from shardfold.capture.program import key_of
 from shardfold.errors import RunError
 from shardfold.plans.batch import cut
 from shardfold.runtime.codegen import Step, Style, kept, write
@@ -125,8 +126,8 @@ class Parallel(nn.Module):
     def _counted(self, loss: Tensor) -> Tensor:
         run = self._run
         run.context.clock[1].add_(1)
-        for name in run.counters:
-            self.get_buffer(name).add_(1)
+        for name, by in run.program.increments.items():
+            self.get_buffer(run.name(name)).add_(by)
         return loss
 
 
@@ -144,7 +145,6 @@ class Run:
     ) -> None:
         self.program, self.lowered, self.context = program, lowered, context
         self.keepings, self.mesh, self.prefix = keepings, mesh, prefix
-        self.counters: tuple[str, ...] = ()
         self.passes, self.cuts = 1, dict[str, int]()  # of a step: micro-batches, and how it is cut
         self.wanted: Outputs | None = None  # what a call is to leave behind
         self.make_evaluation: Callable[[], tuple[Program, Lowered]] | None = None
@@ -159,6 +159,8 @@ class Run:
         self.constants: dict[int, Tensor] = {}
         self.owners: list[tuple[str, int, Any, str]] = []  # where parameters and buffers are held
         self._eager = cache(self._written)
+        ops = program.graph.ops
+        self.written = {op.inputs[0] for op in ops if op.kind == "shardfold.write"}
         self._in_graph = torch._dynamo.allow_in_graph(self._recorded)
 
     @contextmanager
@@ -213,11 +215,30 @@ class Run:
             leaves = self.uses.bind(parameters)
             parameters = {t: p._local_tensor for t, p in parameters.items()}
         given = self.given(module, parameters, args, kwargs)
-        run = self._eager(observe is not None, False)
-        return run(self.context.now(), given, leaves, observe)
+        context = self.context.now()
+        loss = self._eager(observe is not None, False)(context, given, leaves, observe)
+        self._leave(context.writes)
+        return loss
+
+    @torch.no_grad()
+    def _leave(self, writes: Mapping[int, Tensor]) -> None:
+        """Give buffers, and parameters that are not trained, what forward leaves in them."""
+        for _, tensor, held, leaf in self.owners:
+            if tensor in writes:
+                value, owner = writes[tensor], held[leaf]
+                if isinstance(owner, nn.Parameter):
+                    value = self.by_tensor[tensor].part(value)
+                    owner = owner._local_tensor if isinstance(owner, DTensor) else owner
+                owner.copy_(value)
 
     def traced(self, module: Parallel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
         """The loss as a compiler sees it: one function of the tensors, with all collectives in."""
+        if self.written:
+            names = [self.program.graph.tensors[t].name for t in sorted(self.written)]
+            raise RunError(
+                f"Forward updates {', '.join(names[:3])}, which a compiled module cannot: leave "
+                "the module as it is."
+            )
         parameters = {t: self._local(p, t) for t, p in self._parameters(module).items()}
         given = self.given(module, parameters, args, kwargs)
         found: Tensor = self._in_graph(self.context.clock, *given)
@@ -304,7 +325,9 @@ class Run:
             if source.role == "parameter":
                 found.append(parameters[tensor])
             elif source.role == "buffer":
-                found.append(buffers[tensor])
+                # Backward may need what forward read, not what it left there.
+                value = buffers[tensor]
+                found.append(value.clone() if tensor in self.written else value)
             elif source.role == "constant":
                 found.append(self.constants[tensor])
             else:
@@ -319,7 +342,27 @@ class Run:
             raise self._built_otherwise(args, kwargs) from error
         if len(leaves) != spec.num_leaves:
             raise self._built_otherwise(args, kwargs)
+        for number, fixed in self.program.fixed.items():
+            self._check_fixed(number, leaves[number], fixed)
         return leaves
+
+    def _check_fixed(self, number: int, given: Any, fixed: Any) -> None:
+        """Refuse another value of an argument that is no tensor: the program has the first."""
+        if given is fixed or (type(given) is type(fixed) and bool(given == fixed)):
+            return
+        spec = self.program.in_spec
+        tree = pytree.tree_unflatten(list(range(spec.num_leaves)), spec)
+        path = next(p for p, n in pytree.tree_flatten_with_path(tree)[0] if n == number)
+        name = ".".join(str(key_of(key)) for key in path[1:])
+        told = (
+            f"a {type(v).__name__}" if isinstance(v, Tensor) else repr(v) for v in (given, fixed)
+        )
+        now, planned = told
+        raise RunError(
+            f"The argument {name} is {now}, the plan was made with {planned}: values that are no "
+            "tensors are fixed when a model is captured. Pass it as a tensor (torch.tensor(...)), "
+            "or plan again with the new value."
+        )
 
     def _built_otherwise(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> RunError:
         """The error for a call with more, fewer or other arguments than the example's."""

@@ -159,7 +159,6 @@ def assemble(model: nn.Module, program: Program, lowered: Lowered, settings: Set
     run.passes, run.cuts = settings.passes, dict(settings.cuts)
     shorter = DTYPES[settings.dtype] if settings.dtype else None
     tree = _tree(model, run, torch.float64 if settings.double else shorter)
-    run.counters = tuple(name for name in tree if name.endswith("num_batches_tracked"))
     module = Parallel(run, tree, _volatile(model))
     module.train()
     return module

@@ -13,6 +13,7 @@ from shardfold.runtime.ops import (
     attention,
     batch_norm,
     counter_rng,
+    effects,
     elementwise,
     indexing,
     losses,
@@ -40,6 +41,7 @@ TABLE: Mapping[str, Callable[[Site], Local]] = {
     **windows.TABLE,
     **recurrent.TABLE,
     **counter_rng.TABLE,
+    **effects.TABLE,
 }
 
 

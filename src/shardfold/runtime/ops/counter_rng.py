@@ -39,7 +39,10 @@ def keep_mask(
     # products with a number that it knows without ever wrapping around.
     factor = context.clock[2] if context.traced else _signed(GOLDEN)
     bits = _mix(place * factor + _key(context, operator))
-    return _shifted(bits, 64 - BITS) >= int(p * 2**BITS)
+    kept = _shifted(bits, 64 - BITS) >= int(p * 2**BITS)
+    if context.drawn is not None:
+        context.drawn.append(kept)
+    return kept
 
 
 def _key(context: Context, operator: int) -> int | Tensor:

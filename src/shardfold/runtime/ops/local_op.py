@@ -29,7 +29,18 @@ class Context:
     Python's numbers stand still.
     """
 
-    __slots__ = ("ahead", "clock", "groups", "latest", "promises", "sorted", "target", "traced")
+    __slots__ = (
+        "ahead",
+        "clock",
+        "drawn",
+        "groups",
+        "latest",
+        "promises",
+        "sorted",
+        "target",
+        "traced",
+        "writes",
+    )
 
     def __init__(
         self,
@@ -47,6 +58,8 @@ class Context:
         self.latest: Any = None  # the latest promise to gather again for backward
         self.promises: dict[int, Any] = {}  # all of them, by the first use that each is for
         self.sorted: dict[tuple[int, ...], Any] = {}  # rows by expert, for all who send them there
+        self.drawn: list[Tensor] | None = None  # random numbers of a step, for who asks
+        self.writes: dict[int, Tensor] = {}  # what forward leaves in buffers, by tensor
 
     @property
     def device(self) -> torch.device:
@@ -82,7 +95,7 @@ class Context:
         found.traced = clock is not None
         found.clock = self.clock.clone() if clock is None else clock
         found.groups = self.groups if clock is None else self.groups.functional()
-        found.latest, found.promises, found.sorted = None, {}, {}
+        found.latest, found.promises, found.sorted, found.writes = None, {}, {}, {}
         return found
 
 

@@ -1,0 +1,189 @@
+"""The model itself, in plain PyTorch and float64: what every other way to run it must agree with.
+
+The module is copied and called as its user would call it. Everything is in float64: what forward
+makes or casts in a shorter dtype is made in float64, too. Random numbers are not drawn but taken
+from the captured program's step, in the order in which they were drawn there, so that both see
+the same dropout.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from shardfold.capture.meta_copy import for_training
+from shardfold.runtime.ops.calls import FLOATS
+
+aten = torch.ops.aten
+Batch = tuple[tuple[Any, ...], dict[str, Any]]
+SHORTER = {Tensor.float, Tensor.half, Tensor.bfloat16}
+OTHER = 1.25  # by which the second batch's numbers differ
+
+
+class UnlikeError(Exception):
+    """The model cannot be compared with; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a step leaves: the loss, gradients, and the state of parameters and buffers."""
+
+    loss: float
+    gradients: dict[str, Tensor]
+    state: dict[str, Tensor]
+
+
+class Reference:
+    """A copy of a model that is run eagerly."""
+
+    def __init__(self, model: nn.Module, loss: Callable[[Any], Any] | None) -> None:
+        if any(t.is_meta for t in (*model.parameters(), *model.buffers())):
+            raise UnlikeError("it has no data (it was built on the meta device)")
+        self.loss = loss
+        with _told("it cannot be copied"):
+            self.module = for_training(copy.deepcopy(model)).double()
+
+    def takes(self, batch: Batch) -> bool:
+        """Whether the model runs on a batch at all; nothing is left of the trial."""
+        trial = copy.deepcopy(self.module)
+        args, kwargs = _widened(batch)
+        try:
+            with torch.no_grad(), _in_float64():
+                trial(*args, **kwargs)
+        except Exception:
+            return False
+        return True
+
+    def step(self, parts: Iterable[Batch], drawn: list[Tensor]) -> Outcome:
+        """Forward and backward of the parts of a batch, with random numbers that were drawn."""
+        self.module.zero_grad()
+        losses = []
+        given = list(parts)
+        with _told("it does not run in float64"), _Drawn(drawn) as draws, _in_float64():
+            for part in given:
+                args, kwargs = _widened(part)
+                loss = self._loss(self.module(*args, **kwargs)) / len(given)
+                loss.backward()
+                losses.append(float(loss.detach()))
+        if draws.left:
+            raise UnlikeError("it draws fewer random numbers than its captured program")
+        named = dict(self.module.named_parameters())
+        gradients = {name: p.grad.clone() for name, p in named.items() if p.grad is not None}
+        both = (*named.items(), *self.module.named_buffers())
+        return Outcome(sum(losses), gradients, {n: t.detach().clone() for n, t in both})
+
+    def _loss(self, output: Any) -> Tensor:
+        if self.loss is not None:
+            output = self.loss(output)
+        if isinstance(output, Mapping) and "loss" in output:
+            output = output["loss"]
+        elif not isinstance(output, Tensor) and getattr(output, "loss", None) is not None:
+            output = output.loss
+        leaves = (leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor))
+        found = next((leaf for leaf in leaves if leaf.numel() == 1 and leaf.requires_grad), None)
+        if found is None:
+            raise UnlikeError("it returns no loss")
+        return found.reshape(())
+
+
+def other_batch(batch: Batch) -> Batch:
+    """Another batch that is as legal as the first: samples in another order, other numbers."""
+
+    def moved(tensor: Tensor) -> Tensor:
+        found = tensor.roll(1, 0) if tensor.dim() else tensor
+        return found * OTHER if tensor.is_floating_point() else found
+
+    args, kwargs = pytree.tree_map_only(Tensor, moved, batch)
+    return tuple(args), dict(kwargs)
+
+
+def _widened(batch: Batch) -> Batch:
+    def wide(tensor: Tensor) -> Tensor:
+        return tensor.double() if tensor.is_floating_point() else tensor.clone()
+
+    args, kwargs = pytree.tree_map_only(Tensor, wide, batch)
+    return tuple(args), dict(kwargs)
+
+
+@contextmanager
+def _told(what: str) -> Iterator[None]:
+    """Whatever goes wrong in the user's code is a reason not to compare."""
+    try:
+        yield
+    except UnlikeError:
+        raise
+    except Exception as error:
+        first = (str(error).splitlines() or [""])[0]
+        raise UnlikeError(f"{what}: {type(error).__name__}: {first[:200]}") from error
+
+
+@contextmanager
+def _in_float64() -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with _Wide():
+            yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+class _Wide(TorchFunctionMode):  # type: ignore[misc]
+    """Shorter floats become float64 wherever a function is told of them."""
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Call the function with float64 for every shorter dtype."""
+        if function in SHORTER:
+            return args[0].double()
+        args, kwargs = pytree.tree_map_only(
+            torch.dtype, lambda d: torch.float64 if d in FLOATS else d, (args, kwargs or {})
+        )
+        return function(*args, **kwargs)
+
+
+class _Drawn(TorchDispatchMode):  # type: ignore[misc]
+    """Random numbers that were drawn before, in order, instead of new ones."""
+
+    def __init__(self, drawn: list[Tensor]) -> None:
+        super().__init__()
+        self.left = list(drawn)
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Answer for random operators."""
+        kwargs = kwargs or {}
+        if torch.Tag.nondeterministic_seeded not in function.tags or is_certain(function, args):
+            return function(*args, **kwargs)
+        like = args[0] if args and isinstance(args[0], Tensor) else None
+        if function is aten.bernoulli_.float and like is not None:
+            return like.copy_(self._next(like.shape))
+        made = function(*args, **kwargs)
+        if isinstance(made, Tensor) and made is not like:
+            return self._next(made.shape).to(made.dtype)
+        raise UnlikeError(f"it draws random numbers by {function}, which cannot be repeated")
+
+    def _next(self, shape: torch.Size) -> Tensor:
+        if not self.left or self.left[0].numel() != shape.numel():
+            raise UnlikeError("it draws other random numbers than its captured program")
+        return self.left.pop(0).reshape(shape)
+
+
+def is_certain(function: Any, args: Any) -> bool:
+    """Whether a random operator leaves nothing to chance: attention without dropout."""
+    names = [a.name for a in function._schema.arguments]
+    if "dropout_p" not in names:
+        return False
+    at = names.index("dropout_p")
+    return not (len(args) > at and args[at])

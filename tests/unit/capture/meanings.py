@@ -1,0 +1,691 @@
+"""Small modules whose forward does what a graph of operators does not keep by itself.
+
+Each is a class with a `steps` function: the batches of two or three training steps. The oracle is
+the module itself, run in plain PyTorch.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+WIDTH, BATCH = 6, 4
+Step = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+class Case(nn.Module):
+    """Two linear layers; what is between them is the case's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.b = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.prepare()
+
+    def prepare(self) -> None:
+        """Further parts."""
+
+    def between(self, h: Tensor) -> Tensor:
+        """What the case is about."""
+        return h
+
+    def forward(self, x: Tensor) -> Any:
+        """A loss."""
+        return self.b(self.between(self.a(x))).square().mean()
+
+    def steps(self) -> list[Step]:
+        """The batches of three steps."""
+        torch.manual_seed(1)
+        return [((torch.randn(BATCH, WIDTH),), {}) for _ in range(3)]
+
+
+# -- backward functions and hooks
+
+
+class Round(torch.autograd.Function):
+    """Rounds forward, passes the gradient straight through."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return torch.round(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+        return gradient
+
+
+class Reversed(torch.autograd.Function):
+    """The identity whose gradient is turned round, by a number."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, factor: float) -> Tensor:
+        ctx.factor = factor
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:  # type: ignore[override]
+        return -ctx.factor * gradient, None
+
+
+class Pair(torch.autograd.Function):
+    """Two inputs, two results, saved tensors, in the style with setup_context."""
+
+    @staticmethod
+    def forward(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        return x * w, x + w
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor, k: Tensor) -> Any:  # type: ignore[override]
+        x, w = ctx.saved_tensors
+        return 2 * g * w + k, (3 * g * x + k).sum(0)
+
+
+class Dirty(torch.autograd.Function):
+    """Writes into its input."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.mark_dirty(x)
+        return x.mul_(2)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+        return 5 * gradient
+
+
+class StraightThrough(Case):
+    def between(self, h: Tensor) -> Tensor:
+        return Round.apply(h * 3)
+
+
+class GradientReversal(Case):
+    def between(self, h: Tensor) -> Tensor:
+        return Reversed.apply(h, 0.5)
+
+
+class FunctionOfTwo(Case):
+    def prepare(self) -> None:
+        self.w = nn.Parameter(torch.randn(WIDTH))
+
+    def between(self, h: Tensor) -> Tensor:
+        p, q = Pair.apply(h, self.w)
+        return p * q
+
+
+class FunctionInBlocks(Case):
+    def prepare(self) -> None:
+        class Block(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.up, self.down = nn.Linear(WIDTH, 8), nn.Linear(8, WIDTH)
+
+            def forward(self, x: Tensor) -> Tensor:
+                return x + self.down(Round.apply(self.up(x) * 4))
+
+        self.blocks = nn.ModuleList([Block() for _ in range(4)])
+
+    def between(self, h: Tensor) -> Tensor:
+        for block in self.blocks:
+            h = block(h)
+        return h
+
+
+class DirtyFunction(Case):
+    def between(self, h: Tensor) -> Tensor:
+        return Dirty.apply(h * 1.0)
+
+
+class TensorHook(Case):
+    def between(self, h: Tensor) -> Tensor:
+        h.register_hook(lambda g: -g)
+        return h
+
+
+class HookOnlyLooks(Case):
+    def prepare(self) -> None:
+        self.seen: list[float] = []
+
+    def between(self, h: Tensor) -> Tensor:
+        h.register_hook(lambda g: self.seen.append(1.0))
+        return h
+
+
+class BackwardHook(Case):
+    def prepare(self) -> None:
+        self.a.register_full_backward_hook(
+            lambda m, gi, go: tuple(g * 0 for g in gi if g is not None) or None
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.a(self.b(x)).square().mean()
+
+
+class BackwardPreHook(Case):
+    def prepare(self) -> None:
+        self.a.register_full_backward_pre_hook(lambda m, go: tuple(2 * g for g in go))
+
+
+class ParameterHook(Case):
+    def prepare(self) -> None:
+        self.a.weight.register_hook(lambda g: g * 0.25)
+
+
+class AccumulateHook(Case):
+    def prepare(self) -> None:
+        def halve(p: Tensor) -> None:
+            assert p.grad is not None
+            p.grad.mul_(0.5)
+
+        self.a.weight.register_post_accumulate_grad_hook(halve)
+
+
+class ForwardHook(Case):
+    def prepare(self) -> None:
+        self.a.register_forward_hook(lambda m, args, out: out * 2)
+        self.b.register_forward_pre_hook(lambda m, args: (args[0] + 1,))
+
+
+class HookThatCounts(Case):
+    def prepare(self) -> None:
+        self.a.calls = 0
+
+        def count(module: Any, args: Any, out: Tensor) -> Tensor:
+            module.calls += 1
+            return out * module.calls
+
+        self.a.register_forward_hook(count)
+
+
+# -- buffers and parameters that forward changes
+
+
+class RunningMean(Case):
+    def prepare(self) -> None:
+        self.register_buffer("mean", torch.zeros(WIDTH))
+
+    def between(self, h: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.mean.mul_(0.9).add_(h.mean(0), alpha=0.1)
+        return h - self.mean
+
+
+class Lerped(Case):
+    def prepare(self) -> None:
+        self.register_buffer("mean", torch.ones(WIDTH))
+
+    def between(self, h: Tensor) -> Tensor:
+        out = h * self.mean.clone()
+        self.mean.lerp_(h.detach().mean(0), 0.3)
+        return out
+
+
+class Reassigned(Case):
+    def prepare(self) -> None:
+        self.register_buffer("scale", torch.ones(()))
+
+    def between(self, h: Tensor) -> Tensor:
+        out = h * self.scale
+        self.scale = 0.5 * self.scale + h.detach().abs().mean()
+        return out
+
+
+class CountedInABuffer(Case):
+    def prepare(self) -> None:
+        self.register_buffer("count", torch.zeros((), dtype=torch.int64))
+
+    def between(self, h: Tensor) -> Tensor:
+        self.count += 1
+        return h * self.count
+
+
+class CountedButUnread(Case):
+    def prepare(self) -> None:
+        self.register_buffer("count", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("seen", torch.zeros(()))
+
+    def between(self, h: Tensor) -> Tensor:
+        self.count += 2
+        self.seen.add_(h.shape[0])
+        return h
+
+
+class CopiedInto(Case):
+    def prepare(self) -> None:
+        self.register_buffer("last", torch.zeros(BATCH, WIDTH))
+
+    def between(self, h: Tensor) -> Tensor:
+        out = h + self.last.clone()
+        with torch.no_grad():
+            self.last.copy_(h)
+        return out
+
+
+class SliceOfABuffer(Case):
+    def prepare(self) -> None:
+        self.register_buffer("queue", torch.zeros(2 * BATCH, WIDTH))
+
+    def between(self, h: Tensor) -> Tensor:
+        out = h + self.queue.mean(0)
+        self.queue[BATCH:] = self.queue[:BATCH].clone()
+        self.queue[:BATCH] = h.detach()
+        return out
+
+
+class SliceWithoutGradients(Case):
+    def prepare(self) -> None:
+        self.register_buffer("queue", torch.zeros(2 * BATCH, WIDTH))
+
+    def between(self, h: Tensor) -> Tensor:
+        out = h + self.queue.mean(0)
+        with torch.no_grad():
+            self.queue[:BATCH] = h
+        return out
+
+
+class DataOfABuffer(Case):
+    def prepare(self) -> None:
+        self.register_buffer("peak", torch.zeros(WIDTH))
+
+    def between(self, h: Tensor) -> Tensor:
+        self.peak.data = torch.maximum(self.peak, h.detach().amax(0))
+        return h * self.peak
+
+
+class UpdatedInBlocks(Case):
+    def prepare(self) -> None:
+        class Block(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.up, self.down = nn.Linear(WIDTH, 8), nn.Linear(8, WIDTH)
+                self.register_buffer("mean", torch.zeros(8))
+
+            def forward(self, x: Tensor) -> Tensor:
+                u = self.up(x)
+                with torch.no_grad():
+                    self.mean.mul_(0.5).add_(u.mean(0))
+                return x + self.down(u - self.mean)
+
+        self.blocks = nn.ModuleList([Block() for _ in range(4)])
+
+    def between(self, h: Tensor) -> Tensor:
+        for block in self.blocks:
+            h = block(h)
+        return h
+
+
+class Teacher(Case):
+    def prepare(self) -> None:
+        self.teacher = nn.Linear(WIDTH, WIDTH)
+        for parameter in self.teacher.parameters():
+            parameter.requires_grad_(False)
+
+    def between(self, h: Tensor) -> Tensor:
+        with torch.no_grad():
+            for mine, theirs in zip(self.teacher.parameters(), self.a.parameters(), strict=True):
+                mine.mul_(0.7).add_(theirs, alpha=0.3)
+            target = self.teacher(h)
+        return h - target
+
+
+class Codebook(Case):
+    def prepare(self) -> None:
+        self.register_buffer("codes", torch.randn(5, WIDTH))
+        self.register_buffer("sizes", torch.ones(5))
+
+    def between(self, h: Tensor) -> Tensor:
+        nearest = torch.cdist(h, self.codes).argmin(1)
+        chosen = F.one_hot(nearest, 5).to(h.dtype)
+        quantised = chosen @ self.codes
+        with torch.no_grad():
+            self.sizes.mul_(0.9).add_(chosen.sum(0), alpha=0.1)
+            sums = chosen.t() @ h
+            self.codes.mul_(0.9).add_(sums / self.sizes[:, None], alpha=0.1)
+        return h + (quantised - h).detach()
+
+
+class ClampedWeight(Case):
+    def between(self, h: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.b.weight.clamp_(-0.1, 0.1)
+        return h
+
+
+class DataOfAWeight(Case):
+    def between(self, h: Tensor) -> Tensor:
+        self.b.weight.data.mul_(0.5)
+        return h
+
+
+class RenormedEmbedding(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding = nn.Embedding(9, WIDTH, max_norm=0.5)
+        self.out = nn.Linear(WIDTH, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.embedding(x)).square().mean()
+
+    def steps(self) -> list[Step]:
+        torch.manual_seed(1)
+        return [((torch.randint(0, 9, (BATCH, 3)),), {}) for _ in range(2)]
+
+
+class ByFrequency(RenormedEmbedding):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(9, WIDTH, scale_grad_by_freq=True)
+
+
+class SparseEmbedding(RenormedEmbedding):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(9, WIDTH, sparse=True)
+
+
+class BatchNormTwice(Case):
+    def prepare(self) -> None:
+        self.norm = nn.BatchNorm1d(WIDTH)
+
+    def between(self, h: Tensor) -> Tensor:
+        return self.norm(self.norm(h) * 2 + 1)
+
+
+class FrozenNorm(Case):
+    def prepare(self) -> None:
+        self.norm = nn.BatchNorm1d(WIDTH).eval()
+        self.other = nn.BatchNorm1d(WIDTH)
+
+    def between(self, h: Tensor) -> Tensor:
+        return self.other(self.norm(h))
+
+
+class UnusedNorm(Case):
+    def prepare(self) -> None:
+        self.norm = nn.BatchNorm1d(WIDTH)
+        self.unused = nn.BatchNorm1d(WIDTH)
+
+    def between(self, h: Tensor) -> Tensor:
+        return self.norm(h)
+
+
+class CumulativeNorm(Case):
+    def prepare(self) -> None:
+        self.norm = nn.BatchNorm1d(WIDTH, momentum=None)
+
+    def between(self, h: Tensor) -> Tensor:
+        return self.norm(h)
+
+
+class SpectralNorm(Case):
+    def prepare(self) -> None:
+        self.c = nn.utils.parametrizations.spectral_norm(nn.Linear(WIDTH, WIDTH))
+
+    def between(self, h: Tensor) -> Tensor:
+        return self.c(h)
+
+
+class WeightNorm(Case):
+    def prepare(self) -> None:
+        self.c = nn.utils.parametrizations.weight_norm(nn.Linear(WIDTH, WIDTH))
+
+    def between(self, h: Tensor) -> Tensor:
+        return self.c(h)
+
+
+# -- arguments and Python's own state
+
+
+class Scaled(Case):
+    def forward(self, x: Tensor, beta: float = 1.0, flag: bool = False) -> Tensor:  # type: ignore[override]
+        h = self.a(x) * beta
+        return self.b(h.relu() if flag else h).square().mean()
+
+    def steps(self) -> list[Step]:
+        (x,), _ = super().steps()[0]
+        return [((x,), {"beta": beta}) for beta in (1.0, 0.5)]
+
+
+class Flagged(Scaled):
+    def steps(self) -> list[Step]:
+        (x,), _ = Case.steps(self)[0]
+        return [((x, 1.0, flag), {}) for flag in (False, True)]
+
+
+class Nested(Case):
+    def forward(self, batch: dict[str, Any]) -> Tensor:  # type: ignore[override]
+        return self.b(self.a(batch["x"]) * batch["weights"][0]).square().mean()
+
+    def steps(self) -> list[Step]:
+        (x,), _ = super().steps()[0]
+        return [(({"x": x, "weights": [w, 0]},), {}) for w in (2.0, 3.0)]
+
+
+class Maybe(Case):
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:  # type: ignore[override]
+        h = self.a(x)
+        return self.b(h if mask is None else h * mask).square().mean()
+
+    def steps(self) -> list[Step]:
+        (x,), _ = super().steps()[0]
+        return [((x,), {"mask": mask}) for mask in (None, torch.zeros(BATCH, 1))]
+
+
+class Counter(Case):
+    def prepare(self) -> None:
+        self.calls = 0
+
+    def between(self, h: Tensor) -> Tensor:
+        self.calls += 1
+        return h * self.calls
+
+
+class EveryOther(Case):
+    def prepare(self) -> None:
+        self.state = {"calls": 0}
+
+    def between(self, h: Tensor) -> Tensor:
+        self.state["calls"] += 1
+        return h.relu() if self.state["calls"] % 2 else h
+
+
+class History(Case):
+    def prepare(self) -> None:
+        self.history: list[int] = []
+
+    def between(self, h: Tensor) -> Tensor:
+        self.history.append(h.shape[0])
+        return h * len(self.history)
+
+
+class CounterInABlock(Case):
+    def prepare(self) -> None:
+        class Block(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.up, self.down = nn.Linear(WIDTH, 8), nn.Linear(8, WIDTH)
+                self.calls = 0
+
+            def forward(self, x: Tensor) -> Tensor:
+                self.calls += 1
+                return x + self.down(self.up(x)) / self.calls
+
+        self.blocks = nn.ModuleList([Block() for _ in range(4)])
+
+    def between(self, h: Tensor) -> Tensor:
+        for block in self.blocks:
+            h = block(h)
+        return h
+
+
+class WrittenOnly(Case):
+    def between(self, h: Tensor) -> Tensor:
+        self.width = h.shape[-1]
+        return h / self.width
+
+
+class OnceFlag(Case):
+    def prepare(self) -> None:
+        self.warned = False
+
+    def between(self, h: Tensor) -> Tensor:
+        if not self.warned:
+            self.warned = True
+        return h
+
+
+class PythonsRandom(Case):
+    def between(self, h: Tensor) -> Tensor:
+        return h * 2 if random.random() < 0.5 else h
+
+
+# -- what forward returns, and regions
+
+
+class ListOfLosses(Case):
+    def forward(self, x: Tensor) -> Any:
+        h = self.a(x)
+        return [h.square().mean(), self.b(h).square().mean()]
+
+    loss = staticmethod(lambda out: sum(out))
+
+
+class DictOfLosses(Case):
+    def forward(self, x: Tensor) -> Any:
+        h = self.a(x)
+        return {"one": h.square().mean(), "two": self.b(h).square().mean()}
+
+    loss = staticmethod(lambda out: sum(out.values()))
+
+
+class LossAndItsParts(Case):
+    def forward(self, x: Tensor) -> Any:
+        h = self.a(x)
+        one, two = h.square().mean(), self.b(h).square().mean()
+        return one + two, {"one": one, "two": two.detach()}
+
+    loss = staticmethod(lambda out: out[0])
+
+
+class Autocast(Case):
+    dtype = torch.float32  # autocast leaves float64 alone
+
+    def between(self, h: Tensor) -> Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return self.b(h).float()
+
+
+class AutocastOff(Case):
+    def between(self, h: Tensor) -> Tensor:
+        with torch.autocast("cpu", enabled=False):
+            return self.b(h)
+
+
+class Checkpointed(Case):
+    def between(self, h: Tensor) -> Tensor:
+        return checkpoint(lambda t: self.b(t).relu(), h, use_reentrant=False)
+
+
+class CheckpointedReentrant(Case):
+    def between(self, h: Tensor) -> Tensor:
+        return checkpoint(lambda t: self.b(t).relu(), h, use_reentrant=True)
+
+
+class InferenceMode(Case):
+    def between(self, h: Tensor) -> Tensor:
+        with torch.inference_mode():
+            scale = self.b(h.detach()).abs().mean()
+        return h * scale.item() if False else h * scale.clone()
+
+
+class WrittenWithoutGradients(Case):
+    def between(self, h: Tensor) -> Tensor:
+        y = h * 1.0
+        with torch.no_grad():
+            y.add_(1.0)
+        return y
+
+
+class WrittenConstant(Case):
+    def between(self, h: Tensor) -> Tensor:
+        weights = torch.zeros(WIDTH, dtype=h.dtype)
+        with torch.no_grad():
+            weights.add_(h.mean(0))
+        return h * weights
+
+
+class InputWritten(Case):
+    def forward(self, x: Tensor) -> Tensor:
+        x.mul_(0.5)
+        return self.b(self.a(x)).square().mean()
+
+
+class FrozenInForward(Case):
+    def between(self, h: Tensor) -> Tensor:
+        self.b.weight.requires_grad_(False)
+        out = self.b(h)
+        self.b.weight.requires_grad_(True)
+        return out
+
+
+class GradientPenalty(Case):
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.detach().requires_grad_(True)
+        y = self.b(self.a(x).tanh()).square().mean()
+        (gradient,) = torch.autograd.grad(y, x, create_graph=True)
+        return y + gradient.square().mean()
+
+
+# -- constants, randomness, data-dependent values
+
+
+class ConstantInForward(Case):
+    def between(self, h: Tensor) -> Tensor:
+        return h * torch.tensor(1.5, dtype=h.dtype) + torch.tensor(
+            [1, 2, 3, 4, 5, 6], dtype=h.dtype
+        )
+
+
+class LayerDropOff(Case):
+    def between(self, h: Tensor) -> Tensor:
+        if self.training and torch.rand([]) < 0.0:
+            return h
+        return self.b(h)
+
+
+class Noise(Case):
+    def between(self, h: Tensor) -> Tensor:
+        return h + 0.1 * torch.randn_like(h)
+
+
+class BooleanIndex(Case):
+    def between(self, h: Tensor) -> Tensor:
+        return h[h[:, 0] > 0].mean(0, keepdim=True)
+
+
+class LoopOverExperts(Case):
+    def between(self, h: Tensor) -> Tensor:
+        out = torch.zeros_like(h)
+        for expert in range(2):
+            rows = (h[:, 0] > expert).nonzero().squeeze(-1)
+            out.index_add_(0, rows, self.b(h[rows]))
+        return out
+
+
+class Complex(Case):
+    def between(self, h: Tensor) -> Tensor:
+        return torch.fft.irfft(torch.fft.rfft(h) * (1 + 1j), n=WIDTH)
+
+
+class Vmapped(Case):
+    def between(self, h: Tensor) -> Tensor:
+        return torch.vmap(lambda row: row * row.sum())(h)
