@@ -137,7 +137,7 @@ def _in_float64() -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
-class _Wide(TorchFunctionMode):  # type: ignore[misc]
+class _Wide(TorchFunctionMode):
     """Shorter floats become float64 wherever a function is told of them."""
 
     def __torch_function__(
@@ -152,7 +152,7 @@ class _Wide(TorchFunctionMode):  # type: ignore[misc]
         return function(*args, **kwargs)
 
 
-class _Drawn(TorchDispatchMode):  # type: ignore[misc]
+class _Drawn(TorchDispatchMode):
     """Random numbers that were drawn before, in order, instead of new ones."""
 
     def __init__(self, drawn: list[Tensor]) -> None:
