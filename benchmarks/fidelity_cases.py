@@ -16,8 +16,8 @@ from torch import nn
 
 import shardfold as sf
 from shardfold import zoo
+from shardfold.api import compare
 from shardfold.plans import Plan
-from shardfold.versus import compare
 
 ALONE = "one device"
 

@@ -135,7 +135,7 @@ class Captured:
         else:
             lowered = lowered_here(plan, self.program, self.subdims, None)
         # A model may compute its loss in float32 whatever its own dtype: all of it is widened.
-        return assemble(self.model, self.program, lowered, Settings(double=True))
+        return assemble(self.model, self.program, lowered, Settings(float64=True))
 
 
 @dataclass(frozen=True, slots=True)

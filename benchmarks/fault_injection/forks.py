@@ -51,8 +51,8 @@ def preload(job: Job) -> None:
     """Import what the ranks need and capture the model for all of them; start no thread."""
     import torch
 
+    import shardfold.api
     import shardfold.cli.train
-    import shardfold.replan
     import shardfold.runtime.elastic  # noqa: F401
     from shardfold.cli.model import load_model
     from shardfold.runtime import parallelize as module

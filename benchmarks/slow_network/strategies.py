@@ -14,12 +14,11 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from shardfold.api import plan
+from shardfold.api import compare, plan
 from shardfold.cluster import Cluster
 from shardfold.plans import Plan
 from shardfold.plans.files import dumps, loads
 from shardfold.runtime.parallelize import Settings, assemble, lowered_here, prepared
-from shardfold.versus import compare
 from slow_network.calibration import MEASURED
 from slow_network.models import build
 

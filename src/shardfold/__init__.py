@@ -6,17 +6,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from shardfold.api import plan
+    from shardfold.api import Planner, compare, explain, plan, what_if
     from shardfold.errors import ShardfoldError
     from shardfold.plans import Plan
-    from shardfold.questions import explain, what_if
     from shardfold.runtime import parallelize
     from shardfold.runtime.checkpoint import load, save
-    from shardfold.versus import compare
 
 __version__ = "0.1.0"
 __all__ = [
     "Plan",
+    "Planner",
     "ShardfoldError",
     "compare",
     "explain",
@@ -30,14 +29,15 @@ __all__ = [
 # Public names and where they live: importing shardfold loads none of them, nor torch.
 _HOMES = {
     "Plan": "shardfold.plans",
+    "Planner": "shardfold.api",
     "ShardfoldError": "shardfold.errors",
-    "compare": "shardfold.versus",
-    "explain": "shardfold.questions",
+    "compare": "shardfold.api",
+    "explain": "shardfold.api",
     "load": "shardfold.runtime.checkpoint",
     "parallelize": "shardfold.runtime",
     "plan": "shardfold.api",
     "save": "shardfold.runtime.checkpoint",
-    "what_if": "shardfold.questions",
+    "what_if": "shardfold.api",
 }
 
 

@@ -1,131 +1,458 @@
-"""The pipeline on one screen: from a module and a cluster to the best plan."""
+"""The pipeline on one screen: from a module and a cluster to the best plan, and questions about it.
+
+A `Planner` holds a model with an example batch, captures it when that is first needed, and answers
+with what it captured. The functions below it are one-liners over it.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from shardfold import gc_pause
-from shardfold.cluster import Cluster, Mesh, mesh_from_text, parse
-from shardfold.costs import Profile, optimizer_named, pricing_of
+from shardfold.cluster import Cluster, from_plain, mesh_from_text, parse
+from shardfold.cluster.cluster import resized
+from shardfold.costs import Pricing, Profile, measured_by, optimizer_named, pricing_named
 from shardfold.costs.models.measured import check_profile
-from shardfold.errors import InputError, nearest
-from shardfold.operators import Maker
+from shardfold.errors import ClusterError, InputError, PlanError
+from shardfold.explanation.explain import case_of, price_elsewhere
+from shardfold.explanation.explain import explain as explain_case
+from shardfold.explanation.types import Explanation, Kept, WhatIf
+from shardfold.graph import Graph
+from shardfold.operators import Maker, rules_of
 from shardfold.planner.capture_cache import Captures
-from shardfold.planner.mesh_search import RECOMPUTE, Recompute
-from shardfold.planner.micro_batches import MicroBatches, check_wish, decided
+from shardfold.planner.method_comparison import METHODS, Comparison, Contest, Effort, check_methods
+from shardfold.planner.micro_batches import decided
 from shardfold.planner.planner import Decision, decide
-from shardfold.planner.request import Request
-from shardfold.plans import Plan
+from shardfold.planner.request import Request as Search
+from shardfold.planner.select import Judge
+from shardfold.plans import Plan, check
+from shardfold.plans.batch import example_for, mapped
 from shardfold.plans.build import describe
+from shardfold.plans.request import Options, Request
 from shardfold.progress import Stage, Watch, ignore
 from shardfold.search.npz import write_problem
+from shardfold.sharding import Subdims, find_subdims
 from shardfold.strategies.pins import parse_pins
 
 if TYPE_CHECKING:
     from torch import nn
 
 
-Pins = Mapping[str, str] | Iterable[str] | None  # {pattern: split}, or texts "pattern=split"
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A question: as a plan keeps it, and with everything found that it names."""
+
+    request: Request
+    search: Search
+    notes: set[str]  # what pricing had to assume, as it is met
 
 
-@gc_pause.paused()
+class Planner:
+    """A model with an example batch and a cluster: captured once, asked often.
+
+    `args` and `kwargs` are a batch as `model` takes it; nothing is run and no weight is allocated.
+    `cluster` is a name such as `4x8xh100`, a path to a cluster file, or a `Cluster`. `loss` turns
+    the model's output into a scalar where the model does not. `rules` adds rules for operators that
+    shardfold does not know. `watch` is told how far the work is. The options are those of
+    `Options`: what is given here holds for every question, and each question may change some.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        cluster: str | Cluster | None = None,
+        loss: Callable[[Any], Any] | None = None,
+        rules: Mapping[str, Maker] | None = None,
+        watch: Watch = ignore,
+        **options: Unpack[Options],
+    ) -> None:
+        self.model, self.args, self.kwargs = model, tuple(args), dict(kwargs or {})
+        self.loss, self.rules, self.watch = loss, dict(rules or {}), watch
+        self.cluster = parse(cluster) if isinstance(cluster, str) else cluster
+        self.options = options
+        self._captures: dict[tuple[str | None, bool, bool, str], Captures] = {}
+        self._graphs: dict[object, Graph] = {}
+        Request().changed(options)  # what is cheap to check is checked before the work begins
+
+    @gc_pause.paused()
+    def plan(
+        self,
+        *,
+        cluster: str | Cluster | None = None,
+        save_problem: str | Path | None = None,
+        **options: Unpack[Options],
+    ) -> Plan:
+        """Find the fastest way to train the model on the cluster that fits in its memory.
+
+        `save_problem` writes the winning mesh's search problem to a file, for `shardfold solve`.
+        """
+        asked = self._asked(Request(), cluster, {**self.options, **options})
+        return self._plan(asked, save_problem)
+
+    @gc_pause.paused()
+    def compare(
+        self,
+        *,
+        cluster: str | Cluster | None = None,
+        methods: Sequence[str] = METHODS,
+        effort: Effort | None = None,
+        save_plans: str | Path | None = None,
+        **options: Unpack[Options],
+    ) -> Comparison:
+        """Hold the plan, baselines and other searches against one another.
+
+        `methods` are names of `METHODS`; `effort` bounds what the other searches may spend. The
+        simulated step judges: the plan's is no longer than that of any baseline that fits in
+        memory, unless pins make it so. `exact` is the optimum of the additive costs. `save_plans`
+        is a folder that gets a plan of every method that has one.
+        """
+        check_methods(methods)
+        asked = self._asked(Request(), cluster, {**self.options, **options})
+        captures = self._captured(asked, short=False)
+        decision, searched = self._decision(asked, captures)
+        search = asked.search
+        graph = captures.graph(decision.chosen.best.tabulated.passes)
+        judge = Judge(search.cluster, search.optimizer) if search.pricing.overlaps else None
+        contest = Contest(
+            graph,
+            search.subdims_of(graph),
+            decision.searched or decision.chosen,
+            search.optimizer,
+            effort or Effort(),
+            decision,
+            judge,
+        )
+        results = contest.results(methods, self._progress("comparing"))
+        request = asked.request
+        found = Comparison(
+            cluster=search.cluster.name,
+            cost=request.cost,
+            optimizer=request.optimizer,
+            dtype=request.dtype or "as in the model",
+            limit_bytes=contest.chosen.limit_bytes,
+            operators=len(graph.ops),
+            tables_seconds=searched,
+            results=results,
+        )
+        if save_plans is not None:
+            self._progress("describe")(0, 1)
+            folder = Path(save_plans)
+            folder.mkdir(parents=True, exist_ok=True)
+            for name in (r.method for r in results if r.step_seconds is not None):
+                plan = describe(
+                    contest.graph,
+                    contest.subdims,
+                    search.cluster,
+                    contest.chosen_by(name),
+                    search.optimizer,
+                    request=asked.request,
+                    capture_seconds=captures.seconds,
+                    search_seconds=searched,
+                    cuts=captures.cuts(decision.chosen.best.tabulated.passes),
+                )
+                plan.with_notes(f"Chosen by {name}.").save(folder / f"{name}.json")
+        return found
+
+    @gc_pause.paused()
+    def explain(
+        self,
+        plan: Plan,
+        *,
+        op: str | None = None,
+        everything: bool = False,
+        seconds: float = 0.0,
+        profile: str | Path | Profile | None = None,
+    ) -> Explanation:
+        """Why `plan` splits operators of the model as it does: what any other split would cost.
+
+        `op` names modules by their paths, with `*` and `?`, or an operator by its name; without it
+        the slowest operators are explained. Every other split of an operator is priced exactly,
+        with everything else chosen anew around it, on the plan's mesh and within its memory limit.
+        `everything` explains each operator that matches, small ones and repeated ones, too. For
+        about `seconds`, what would have to change for another split to win is looked for: links,
+        memory, the batch. `profile` is the plan's, where its file has moved.
+        """
+        request = plan.provenance.request
+        pricing = self._pricing(request, profile, set())
+
+        def captured(factor: float) -> tuple[Graph, Subdims]:
+            graph = self._graph(plan, request.dtype, factor)
+            return graph, find_subdims(graph, rules_of(graph, {**pricing.rules, **self.rules}))
+
+        graph, subdims = captured(1.0)
+        check(plan, graph)
+        case, setting = case_of(plan, graph, subdims, from_plain(plan.provenance.cluster), pricing)
+        return explain_case(
+            case, setting, op, everything, self._progress("explain"), seconds, captured
+        )
+
+    @gc_pause.paused()
+    def what_if(
+        self, plan: Plan, *, cluster: str | Cluster | None = None, **changes: Unpack[Options]
+    ) -> WhatIf:
+        """The best plan if something changes, and what the splits of `plan` would cost there.
+
+        What is not given stays as in `plan`. The planner's batch may be of another size than the
+        plan's. The old splits can be priced where a mesh of the same shape exists.
+        """
+        request = plan.provenance.request
+        there = cluster or from_plain(plan.provenance.cluster)
+        asked = self._asked(request, there, changes)
+        after = self._plan(asked, None)
+        try:
+            graph = self._graph(plan, asked.request.dtype)
+        except InputError as error:  # a batch that the plan's micro-batches do not divide
+            return WhatIf(plan, after, Kept(None, None, str(error)))
+        search = asked.search
+        kept = price_elsewhere(
+            plan, graph, search.subdims_of(graph), search.cluster, search.pricing, search.optimizer
+        )
+        return WhatIf(plan, after, kept)
+
+    @gc_pause.paused()
+    def replan(
+        self,
+        plan: Plan,
+        *,
+        cluster: str | Cluster | None = None,
+        devices: int | None = None,
+        within: int | None = None,
+        **changes: Unpack[Options],
+    ) -> Plan:
+        """Plan anew for other devices, with every option of `plan` that is not given anew.
+
+        The devices are a `cluster`, or so many `devices` as the plan's has, `within` of them on a
+        node and with the same links. A mesh that was asked for stays where it is possible.
+        """
+        if (cluster is None) == (devices is None):
+            raise InputError("Give either a cluster or a number of devices to plan anew for.")
+        there = cluster
+        if devices is not None:
+            there = resized(from_plain(plan.provenance.cluster), devices, within or devices)
+        request, notes = plan.provenance.request, tuple[str, ...]()
+        target = self._target(there)
+        if request.mesh is not None and "mesh" not in changes:
+            try:
+                mesh_from_text(request.mesh, target)
+            except ClusterError:
+                changes["mesh"] = None
+                notes = (f"The mesh {request.mesh}, asked for before, is not possible here.",)
+        return self._plan(self._asked(request, target, changes), None).with_notes(*notes)
+
+    def _target(self, cluster: str | Cluster | None) -> Cluster:
+        found = self.cluster if cluster is None else cluster
+        if found is None:
+            raise InputError('Say which devices to plan for, such as cluster="8xa100".')
+        return parse(found) if isinstance(found, str) else found
+
+    def _asked(self, base: Request, cluster: str | Cluster | None, changes: Options) -> _Asked:
+        """Options as changes of others, checked, and everything found that they name."""
+        target, request, notes = self._target(cluster), base.changed(changes), set[str]()
+        mesh = changes.get("mesh") or request.mesh
+        fixed = mesh_from_text(mesh, target) if isinstance(mesh, str) else mesh
+        search = Search(
+            target,
+            target.meshes() if fixed is None else (fixed,),
+            self._pricing(request, changes.get("profile"), notes),
+            optimizer_named(request.optimizer),
+            request.memory_limit,
+            parse_pins(request.pins),
+            request.recompute,
+            self.rules,
+        )
+        return _Asked(request, search, notes)
+
+    def _pricing(
+        self, request: Request, profile: str | Path | Profile | None, notes: set[str]
+    ) -> Pricing:
+        found = request.profile_for(profile, self.options.get("profile"))
+        return pricing_named(request.cost) if found is None else measured_by(found, notes)
+
+    def _captured(self, asked: _Asked, short: bool) -> Captures:
+        """The model as it is traced for a request: once for all that trace it alike."""
+        r = asked.request
+        key = (r.dtype, r.fold, short, r.cost)
+        if key not in self._captures:
+            self._captures[key] = Captures(
+                self.model,
+                self.args,
+                self.kwargs,
+                asked.search.subdims_of,
+                lambda: self.watch(Stage("capture", 0, 1)),
+                dtype=r.dtype,
+                loss=self.loss,
+                fold=r.fold,
+                short=short,
+            )
+        return self._captures[key]
+
+    def _decision(self, asked: _Asked, captures: Captures) -> tuple[Decision, float]:
+        """The choice, over the numbers of micro-batches that are asked for; seconds of search."""
+        search, started, before = asked.search, time.perf_counter(), captures.seconds
+
+        def attempt(micro_batches: int) -> Decision:
+            graph = captures.graph(micro_batches)
+            if search.pricing.profile is not None:
+                check_profile(search.pricing.profile, search.cluster, graph)
+            many = f"searching with {micro_batches} micro-batches"
+            stage = "search" if micro_batches == 1 else many
+            return decide(graph, replace(search, passes=micro_batches), self._progress(stage))
+
+        found = decided(asked.request.micro_batches, attempt, lambda: captures.samples)
+        return found, time.perf_counter() - started - (captures.seconds - before)
+
+    def _plan(self, asked: _Asked, save_problem: str | Path | None) -> Plan:
+        search, request = asked.search, asked.request
+        # A pin may tell apart what a short graph takes together.
+        captures = self._captured(asked, short=request.fold and not search.pins)
+        decision, searched = self._decision(asked, captures)
+        won = decision.chosen.best
+        if save_problem is not None:
+            meta = {"cluster": search.cluster.name, "mesh": str(won.mesh), "unit": "seconds"}
+            write_problem(won.unfolded.problem, save_problem, meta=meta)
+        self._progress("describe")(0, 1)
+        return describe(
+            decision.graph,
+            decision.subdims,
+            search.cluster,
+            decision.chosen,
+            search.optimizer,
+            request=request,
+            capture_seconds=captures.seconds,
+            search_seconds=searched,
+            verdict=decision.verdict,
+            cuts=captures.cuts(won.tabulated.passes),
+        ).with_notes(*sorted(asked.notes))
+
+    def _graph(self, plan: Plan, dtype: str | None, factor: float = 1.0) -> Graph:
+        """The whole graph of a micro-batch of the plan, of a batch that many times as large."""
+        from shardfold.capture import capture
+
+        if plan.micro_batches == 1 and factor == 1.0:
+            for (known, *_), captures in self._captures.items():
+                graph = captures.graph(1) if known == dtype else None
+                if graph is not None and graph.operator_count == len(graph.ops):
+                    return graph
+        key = (dtype, plan.micro_batches, tuple(plan.micro_batch_dims.items()), factor)
+        if key not in self._graphs:
+            self.watch(Stage("capture", 0, 1))
+            part = _scaled(example_for(plan, self.args, self.kwargs), factor)
+            self._graphs[key] = capture(self.model, *part, dtype=dtype, loss=self.loss)
+        return self._graphs[key]
+
+    def _progress(self, stage: str) -> Callable[[int, int], None]:
+        return lambda done, total: self.watch(Stage(stage, done, total))
+
+
+def _scaled(batch: Any, factor: float) -> Any:
+    """The example batch with its leading dim scaled; what does not have that dim stays."""
+    sizes = list[int]()
+    mapped(batch, lambda _, leaf: sizes.extend(_shape(leaf)[:1]))
+    if factor == 1.0 or not sizes:
+        return batch
+    size, scaled = sizes[0], sizes[0] * factor
+    if scaled != int(scaled):
+        raise PlanError(f"A batch of {size} cannot be scaled by {factor:g}.")
+
+    def resized_leaf(_: str, leaf: Any) -> Any:
+        shape = _shape(leaf)
+        return leaf.new_empty((int(scaled), *shape[1:])) if shape[:1] == (size,) else leaf
+
+    return mapped(batch, resized_leaf)
+
+
+def _shape(leaf: Any) -> tuple[int, ...]:
+    return tuple(leaf.shape) if hasattr(leaf, "new_empty") else ()
+
+
 def plan(
     model: nn.Module,
     args: tuple[Any, ...] = (),
     kwargs: Mapping[str, Any] | None = None,
     *,
     cluster: str | Cluster,
-    dtype: str | None = None,
-    optimizer: str = "adamw",
-    mesh: str | Mesh | None = None,
-    cost: str = "roofline",
-    profile: str | Path | Profile | None = None,
-    memory_limit: float | None = None,
-    recompute: Recompute = "auto",
-    micro_batches: MicroBatches = "auto",
-    pins: Pins = None,
     loss: Callable[[Any], Any] | None = None,
     rules: Mapping[str, Maker] | None = None,
-    fold: bool = True,
     save_problem: str | Path | None = None,
     watch: Watch = ignore,
+    **options: Unpack[Options],
 ) -> Plan:
     """Find the fastest way to train `model` on `cluster` that fits in its memory.
 
-    `args` and `kwargs` are an example batch, as `model` takes it; nothing is run and no weight is
-    allocated. `cluster` is a name such as `4x8xh100`, a path to a cluster file, or a `Cluster`.
-    `mesh` (such as `4x8`) fixes what is otherwise tried. `profile`, a file that `shardfold
-    calibrate` wrote, prices by what a machine was measured to take. `memory_limit` is in bytes per
-    device; by default it is the device's memory less a tenth. `recompute` says whether repeated
-    blocks drop their activations and make them again in backward: `auto` where that fits what would
-    not, or not as fast; `never`; `always`. `micro_batches` are the equal parts in which a step
-    takes its batch, adding gradients up: `auto`, more than one only where nothing fits otherwise;
-    `search`, the fastest number where the limit binds; or a number. `pins` fixes splits, such as
-    `{"layers.*.mlp.up": "out/8"}`; the plan says what they cost. `loss` turns the model's output
-    into a scalar where the model does not. `rules` adds rules for operators that shardfold does
-    not know. Without `fold`, repeated blocks are traced one by one: slower, with the same sum, but
-    then some of them may store their parameters otherwise than others.
-    `save_problem` writes the winning mesh's search problem to a file, for `shardfold solve`.
+    The arguments are those of `Planner`, the options those of `Options`; `save_problem` is as for
+    `Planner.plan`.
     """
-    target = parse(cluster) if isinstance(cluster, str) else cluster
-    meshes = _meshes(target, mesh)
-    notes = set[str]()
-    cost, pricing = pricing_of(cost, profile, notes)
-    updates, fixed = optimizer_named(optimizer), parse_pins(pins)
-    if recompute not in RECOMPUTE:
-        raise InputError(f"Unknown recompute {recompute!r}. {nearest(recompute, RECOMPUTE)}")
-    check_wish(micro_batches)
-
-    request = Request(target, meshes, pricing, updates, memory_limit, fixed, recompute, rules or {})
-    captures = Captures(
-        model,
-        args,
-        kwargs,
-        request.subdims_of,
-        lambda: watch(Stage("capture", 0, 1)),
-        dtype=dtype,
-        loss=loss,
-        fold=fold,
-        short=fold and not fixed,  # a pin may tell apart what a short graph takes together
+    planner = Planner(
+        model, args, kwargs, cluster=cluster, loss=loss, rules=rules, watch=watch, **options
     )
-
-    def attempt(passes: int) -> Decision:
-        graph = captures.graph(passes)
-        if pricing.profile is not None:
-            check_profile(pricing.profile, target, graph)
-        stage = "search" if passes == 1 else f"searching with {passes} micro-batches"
-        asked = replace(request, passes=passes)
-        return decide(graph, asked, lambda done, total: watch(Stage(stage, done, total)))
-
-    started = time.perf_counter()
-    settled = decided(micro_batches, attempt, lambda: captures.samples)
-    searched = time.perf_counter()
-    won = settled.chosen.best
-    if save_problem is not None:
-        meta = {"cluster": target.name, "mesh": str(won.mesh), "unit": "seconds"}
-        write_problem(won.unfolded.problem, save_problem, meta=meta)
-
-    watch(Stage("describe", 0, 1))
-    return describe(
-        settled.graph,
-        settled.subdims,
-        target,
-        settled.chosen,
-        updates,
-        cost=cost,
-        dtype=dtype,
-        capture_seconds=captures.seconds,
-        search_seconds=searched - started - captures.seconds,
-        verdict=settled.verdict,
-        cuts=captures.cuts(won.tabulated.passes),
-    ).noted(*sorted(notes))
+    return planner.plan(save_problem=save_problem)
 
 
-def _meshes(cluster: Cluster, mesh: str | Mesh | None) -> tuple[Mesh, ...]:
-    if mesh is None:
-        return cluster.meshes()
-    return (mesh_from_text(mesh, cluster) if isinstance(mesh, str) else mesh,)
+def compare(
+    model: nn.Module,
+    args: tuple[Any, ...] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    cluster: str | Cluster,
+    methods: Sequence[str] = METHODS,
+    effort: Effort | None = None,
+    save_plans: str | Path | None = None,
+    loss: Callable[[Any], Any] | None = None,
+    rules: Mapping[str, Maker] | None = None,
+    watch: Watch = ignore,
+    **options: Unpack[Options],
+) -> Comparison:
+    """Hold the plan, baselines and other searches against one another: `Planner.compare`.
+
+    All options of `plan` are options of `compare`, too.
+    """
+    planner = Planner(
+        model, args, kwargs, cluster=cluster, loss=loss, rules=rules, watch=watch, **options
+    )
+    return planner.compare(methods=methods, effort=effort, save_plans=save_plans)
+
+
+def explain(
+    model: nn.Module,
+    args: tuple[Any, ...] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    plan: Plan,
+    op: str | None = None,
+    everything: bool = False,
+    seconds: float = 0.0,
+    profile: str | Path | Profile | None = None,
+    loss: Callable[[Any], Any] | None = None,
+    rules: Mapping[str, Maker] | None = None,
+    watch: Watch = ignore,
+) -> Explanation:
+    """Why `plan` splits operators as it does: `Planner.explain`.
+
+    `model`, `args`, `kwargs`, `loss` and `rules` are those that the plan was made with.
+    """
+    planner = Planner(model, args, kwargs, loss=loss, rules=rules, watch=watch)
+    return planner.explain(plan, op=op, everything=everything, seconds=seconds, profile=profile)
+
+
+def what_if(
+    model: nn.Module,
+    args: tuple[Any, ...] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    plan: Plan,
+    cluster: str | Cluster | None = None,
+    loss: Callable[[Any], Any] | None = None,
+    rules: Mapping[str, Maker] | None = None,
+    watch: Watch = ignore,
+    **changes: Unpack[Options],
+) -> WhatIf:
+    """The best plan if something changes, and the old splits there: `Planner.what_if`."""
+    planner = Planner(model, args, kwargs, loss=loss, rules=rules, watch=watch)
+    return planner.what_if(plan, cluster=cluster, **changes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -36,6 +37,8 @@ class Document:
     error: type[Exception]
     again: str  # what makes a new one: "plan again"
     advice: str = ""  # what a damaged one's message ends with
+    oldest: int = 1  # older versions are refused
+    anew: Callable[[Mapping[str, Any]], str] = lambda head: ""  # how an old one is made again
 
     def save(self, path: str | Path, text: str) -> None:
         """Replace the file, or say why it cannot be."""
@@ -59,13 +62,13 @@ class Document:
         head = self._head(data, source)
         try:
             return msgspec.convert(head, kind)
-        except msgspec.ValidationError as error:
+        except (msgspec.ValidationError, RecursionError) as error:
             raise self.error(f"{source} is damaged: {error}.{self.advice}") from error
 
     def _head(self, data: bytes, source: str) -> dict[str, Any]:
         try:
             head = msgspec.json.decode(data)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, RecursionError) as error:
             raise self.error(
                 f"{source} is not complete JSON ({error}): was it truncated?{self.advice}"
             ) from error
@@ -78,5 +81,10 @@ class Document:
             raise self.error(
                 f"{source} has {self.what} version {version!r}; this shardfold reads up to "
                 f"{self.version}. Upgrade shardfold, or {self.again}."
+            )
+        if version < self.oldest:
+            raise self.error(
+                f"{source} has {self.what} version {version}; this shardfold reads from "
+                f"{self.oldest} on. {self.anew(head)}"
             )
         return head

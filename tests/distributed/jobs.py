@@ -21,7 +21,7 @@ from .recorder import by_member, planned, recorded
 
 Case = tuple[str, str, bytes]  # model, label, plan
 
-DOUBLE = Settings(double=True)
+FLOAT64 = Settings(float64=True)
 
 
 def build(name: str) -> tuple[Any, Any, Any]:
@@ -45,7 +45,7 @@ def numbers(rank: int, cases: list[Case]) -> list[str]:
             captured[name] = (model, args, kwargs, (program, subdims))
         model, args, kwargs, pair = captured[name]
         try:
-            outcome = compare_captured(model, loads(data), pair, args, kwargs, None, DOUBLE)
+            outcome = compare_captured(model, loads(data), pair, args, kwargs, None, FLOAT64)
         except ShardfoldError as error:
             found.append(f"{name} {label}: {error}")
         else:

@@ -24,7 +24,7 @@ class Case:
     model: str
     plan: bytes
     folder: Path
-    double: bool = False
+    float64: bool = False
     shaken: bool = False  # every third weight is changed by its last bit, when it is resumed
 
 
@@ -56,7 +56,7 @@ def _run(case: Case, first: int, last: int, save_at: int | None) -> list[float]:
         with torch.no_grad():
             for tensor in model.state_dict().values():
                 tensor.mul_(2)
-    module = parallelize(model, loads(case.plan), args, kwargs, double=case.double)
+    module = parallelize(model, loads(case.plan), args, kwargs, float64=case.float64)
     optimizer = torch.optim.AdamW(module.parameters(), lr=1e-3)
     if first:
         found = load(module, optimizer, case.folder)

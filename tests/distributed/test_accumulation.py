@@ -26,7 +26,7 @@ from shardfold.sharding import find_subdims
 from shardfold.simulate.decoded import Assembly
 
 from .choices import Chooser
-from .jobs import DOUBLE, build
+from .jobs import FLOAT64, build
 from .ranks import Launch
 from .recorder import by_member, planned, recorded
 
@@ -72,7 +72,7 @@ def stepped(rank: int, cases: list[tuple[str, list[bytes]]]) -> list[tuple[str, 
         model, args, kwargs = without_dropout(name)
         program = capture_program(model, args, kwargs)
         subdims = find_subdims(program.graph, rules_of(program.graph))
-        single = assemble(model, program, alone(program, subdims), DOUBLE)
+        single = assemble(model, program, alone(program, subdims), FLOAT64)
         expected = single(*args, **kwargs)
         expected.backward()
         captured = prepared(model, loads(plans[0]), args, kwargs, None, None)
@@ -80,7 +80,7 @@ def stepped(rank: int, cases: list[tuple[str, list[bytes]]]) -> list[tuple[str, 
             plan = loads(data)
             # Every other plan in many small buckets, so that some are awaited while others start.
             limits = {"limit": FEW_BYTES} if number % 2 else {}
-            settings = replace(DOUBLE, passes=plan.micro_batches, cuts=plan.cuts)
+            settings = replace(FLOAT64, passes=plan.micro_batches, cuts=plan.cuts)
             given = (captured, args, kwargs, None, settings)
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(

@@ -57,7 +57,7 @@ def compiled(rank: int, given: list[Case]) -> list[str]:
     for name, label, data in given:
         model, args, kwargs = build(name)
         eager, other = (
-            parallelize(model, loads(data), args, kwargs, double=True) for _ in range(2)
+            parallelize(model, loads(data), args, kwargs, float64=True) for _ in range(2)
         )
         torch._dynamo.reset()
         expected = steps(eager, args, kwargs)

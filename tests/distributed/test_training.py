@@ -54,7 +54,7 @@ def by_heads(chooser: Chooser) -> Plan:
 def _reference(name: str, plan: Plan) -> Any:
     model, args, kwargs = build(name)
     program, subdims = prepared(model, plan, args, kwargs, None, None)
-    return assemble(model, program, alone(program, subdims), Settings(double=True))
+    return assemble(model, program, alone(program, subdims), Settings(float64=True))
 
 
 def _train(module: Any, args: Any, kwargs: Any, *, accumulate: int = 1) -> list[float]:
@@ -82,7 +82,7 @@ def trained(rank: int, cases: list[tuple[str, bytes]]) -> list[Any]:
     for name, data in cases:
         plan = loads(data)
         model, args, kwargs = build(name)
-        module = parallelize(model, plan, args, kwargs, double=True)
+        module = parallelize(model, plan, args, kwargs, float64=True)
         single = _reference(name, plan)
         both = [_train(m, args, kwargs, accumulate=2) for m in (module, single)]
         state, expected = module.state_dict(), single.state_dict()

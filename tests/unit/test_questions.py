@@ -25,7 +25,7 @@ def asked(plan: sf.Plan, **changes: object) -> WhatIf:
 def test_nothing_changed_is_the_same_plan(plan: sf.Plan) -> None:
     found = asked(plan)
     assert found.after.operators == plan.operators
-    assert found.after.provenance.optimizer == "sgd"
+    assert found.after.provenance.request.optimizer == "sgd"
     assert found.kept.step_seconds == pytest.approx(plan.estimate.step_seconds, rel=1e-12)
     assert found.kept.peak_bytes == pytest.approx(plan.estimate.peak_bytes, rel=1e-12)
 

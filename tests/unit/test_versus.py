@@ -7,9 +7,8 @@ import pytest
 import shardfold as sf
 from shardfold import zoo
 from shardfold.errors import InputError
-from shardfold.planner.method_comparison import METHODS, SEARCHES, Effort
+from shardfold.planner.method_comparison import METHODS, SEARCHES, Comparison, Effort
 from shardfold.strategies.named import STRATEGIES
-from shardfold.versus import Comparison
 
 CLUSTERS = ("8xa100", "4x8x1080ti", "2x8xh100")
 MODELS = ("alexnet-tiny", "rnnlm-tiny", "transformer-tiny", "gpt2-tiny")

@@ -31,7 +31,7 @@ from shardfold.costs.profile.profile import HostEntry
 from shardfold.costs.steps import BUCKET_BYTES
 from shardfold.costs.variables import shared_tensors
 from shardfold.operators import rules_of
-from shardfold.runtime.decisions import Decisions
+from shardfold.plans.read import Decisions
 from shardfold.runtime.lower import Lowered, alone, lower
 from shardfold.runtime.module import Parallel
 from shardfold.runtime.parallelize import Settings, assemble

@@ -10,16 +10,17 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from shardfold.cli.options import (
-    DTYPES,
+    PLANNING,
+    checked,
     output_options,
-    profile_option,
-    size_in_bytes,
+    planning_options,
     size_options,
+    taken,
 )
 from shardfold.errors import PlanError
 
 if TYPE_CHECKING:
-    from shardfold.versus import Comparison
+    from shardfold.planner.method_comparison import Comparison
 
 
 @click.command()
@@ -27,12 +28,7 @@ if TYPE_CHECKING:
 @click.option("--cluster", help="Such as 8xa100, 4x8xh100 or lab.toml.")
 @click.option("--methods", help="Comma-separated; all if left out. --methods list names them.")
 @size_options
-@click.option("--dtype", type=click.Choice(DTYPES), help="Of weights and activations.")
-@click.option("--optimizer", default="adamw", show_default=True, help="sgd, momentum, adam, adamw.")
-@click.option("--mesh", help="Such as 8x4. Every mesh is tried if left out.")
-@click.option("--cost", default="roofline", show_default=True, help="roofline or paper.")
-@profile_option
-@click.option("--memory-limit", type=size_in_bytes, metavar="SIZE", help="Per device, as in plan.")
+@planning_options
 @click.option(
     "--moves",
     type=click.IntRange(min=1),
@@ -81,10 +77,11 @@ def compare(what: tuple[str, ...], as_json: bool, everything: bool, **options: A
 
 def _plans(first: str, second: str, as_json: bool, everything: bool, options: Any) -> None:
     """Show where two saved plans differ."""
-    alone = ("cluster", "methods", "chart", "mesh", "profile", "save_plans")
-    given = [name.replace("_", "-") for name in alone if options[name] is not None]
+    alone = ("cluster", "methods", "chart", "save_plans", *PLANNING)
+    given = [name for name in alone if options[name] not in (None, ())]
     if given:
-        raise click.UsageError(f"--{given[0]} goes with one MODEL, not with two plans.")
+        name = {"pins": "pin"}.get(given[0], given[0]).replace("_", "-")
+        raise click.UsageError(f"--{name} goes with one MODEL, not with two plans.")
     from shardfold.plans import load
     from shardfold.plans.diff import difference
 
@@ -122,22 +119,15 @@ def _methods(model: str, as_json: bool, options: Any) -> None:
 
 
 def _compared(model: str, options: Any) -> Comparison:
+    from shardfold.api import compare as hold
     from shardfold.cli.model import load_model
     from shardfold.cli.printing import progress, quiet
-    from shardfold.cluster import mesh_from_text, parse
-    from shardfold.costs import optimizer_named, pricing_named
-    from shardfold.costs.profile.profile import load as load_profile
     from shardfold.planner.method_comparison import METHODS, Effort, check_methods
-    from shardfold.versus import compare as hold
 
-    # What is cheap to check is checked before the work begins.
     methods = METHODS if options["methods"] is None else tuple(options["methods"].split(","))
     check_methods(methods)
-    target = parse(options["cluster"])
-    fixed = None if options["mesh"] is None else mesh_from_text(options["mesh"], target)
-    pricing_named(options["cost"])
-    profile = None if options["profile"] is None else load_profile(options["profile"])
-    optimizer_named(options["optimizer"])
+    asked = taken(options)
+    target = checked(options["cluster"], asked)
     sizes = {name: options[name] for name in ("batch", "seq", "layers", "hidden")}
     with progress() as watch:
         with quiet():
@@ -149,16 +139,11 @@ def _compared(model: str, options: Any) -> Comparison:
                 example.kwargs,
                 cluster=target,
                 methods=methods,
-                dtype=options["dtype"],
-                optimizer=options["optimizer"],
-                mesh=fixed,
-                cost=options["cost"],
-                profile=profile,
-                memory_limit=options["memory_limit"],
                 rules=example.rules,
                 save_plans=options["save_plans"],
                 effort=Effort(moves=options["moves"], ilp_seconds=options["ilp_seconds"]),
                 watch=watch,
+                **asked,
             )
 
 

@@ -7,20 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shardfold.cli.options import (
-    DTYPES,
-    output_options,
-    pin_option,
-    profile_option,
-    size_in_bytes,
-    size_options,
-)
+from shardfold.cli.options import checked, output_options, planning_options, size_options, taken
 
 if TYPE_CHECKING:
-    from shardfold.cli.model import Example
-    from shardfold.plans import Plan
-
-PLANNING = ("dtype", "optimizer", "mesh", "cost", "memory_limit", "pins")
+    from shardfold.plans.request import Options
 
 
 @click.command()
@@ -29,13 +19,7 @@ PLANNING = ("dtype", "optimizer", "mesh", "cost", "memory_limit", "pins")
 @click.option("--cluster", help="Such as 8xa100, 4x8xh100 or lab.toml; with MODEL.")
 @click.option("--model", help="The MODEL of PLAN.json.")
 @size_options
-@click.option("--dtype", type=click.Choice(DTYPES), help="Of weights and activations.")
-@click.option("--optimizer", help="sgd, momentum, adam or adamw, the default.")
-@click.option("--mesh", help="Such as 8x4. Every mesh is tried if left out.")
-@click.option("--cost", help="roofline, the default, or paper.")
-@profile_option
-@click.option("--memory-limit", type=size_in_bytes, metavar="SIZE", help="Per device.")
-@pin_option
+@planning_options
 @click.option(
     "--seconds",
     type=click.FloatRange(min=0),
@@ -49,7 +33,6 @@ def explain(
     op: str | None,
     cluster: str | None,
     model: str | None,
-    profile: str | None,
     seconds: float,
     as_json: bool,
     everything: bool,
@@ -65,34 +48,35 @@ def explain(
     shardfold explain gpt2-tiny --cluster 2x2xh100 'transformer.h.0.mlp.*'
     shardfold explain plan.json --model gpt2-tiny lm_head
     """
+    from shardfold.api import Planner
     from shardfold.cli.model import load_model
     from shardfold.cli.printing import progress, quiet
-    from shardfold.costs.profile.profile import load as load_profile
-    from shardfold.questions import explain as find_reasons
+    from shardfold.plans import load
 
-    planning = {name: options.pop(name) for name in PLANNING}
-    given = {name: value for name, value in planning.items() if value not in (None, ())}
+    asked = taken(options)
     is_plan = _is_plan(source)
-    _check_usage(is_plan, cluster, model, given)
-    measured = None if profile is None else load_profile(profile)
+    _check_usage(is_plan, cluster, model, asked)
+    plan = load(source) if is_plan else None
+    target = None if cluster is None else checked(cluster, asked)
     with progress() as watch:
-        plan = _load(source) if is_plan else None
         with quiet():
             example = load_model(model or source, options)
         with quiet(mute=True):
-            if plan is None:
-                plan = _planned(example, cluster, {**given, "profile": measured}, watch)
-            found = find_reasons(
+            planner = Planner(
                 example.module,
                 example.args,
                 example.kwargs,
-                plan=plan,
-                profile=measured,
+                cluster=target,
+                rules=example.rules,
+                watch=watch,
+                **asked,
+            )
+            found = planner.explain(
+                planner.plan() if plan is None else plan,
                 op=op,
                 everything=everything,
                 seconds=0.0 if op is None or everything else seconds,
-                rules=example.rules,
-                watch=watch,
+                profile=asked.get("profile"),
             )
     if as_json:
         import json
@@ -110,9 +94,7 @@ def _is_plan(source: str) -> bool:
     return ":" not in source and Path(source).suffix == ".json"
 
 
-def _check_usage(
-    is_plan: bool, cluster: str | None, model: str | None, given: dict[str, Any]
-) -> None:
+def _check_usage(is_plan: bool, cluster: str | None, model: str | None, given: Options) -> None:
     """A plan knows its cluster and how it was made; a model does not."""
     if not is_plan:
         if cluster is None:
@@ -122,28 +104,7 @@ def _check_usage(
         return
     if model is None:
         raise click.UsageError("PLAN.json needs its --model: a plan does not hold the tables.")
-    wrong = ["cluster"] * (cluster is not None) + list(given)
+    wrong = ["cluster"] * (cluster is not None) + [n for n in given if n != "profile"]
     if wrong:
         name = {"pins": "pin"}.get(wrong[0], wrong[0]).replace("_", "-")
         raise click.UsageError(f"--{name} goes with MODEL: a plan knows how it was made.")
-
-
-def _load(path: str) -> Plan:
-    from shardfold.plans import load
-
-    return load(path)
-
-
-def _planned(example: Example, cluster: str | None, given: dict[str, Any], watch: Any) -> Plan:
-    from shardfold.api import plan
-
-    assert cluster is not None
-    return plan(
-        example.module,
-        example.args,
-        example.kwargs,
-        cluster=cluster,
-        rules=example.rules,
-        watch=watch,
-        **given,
-    )

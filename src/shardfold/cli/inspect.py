@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from shardfold.explanation.types import Explanation
     from shardfold.plans import Plan
 
-AS_IN_MODEL = "as in the model"  # what a plan says whose dtype was not given
-
 
 @click.command()
 @click.argument("file")
@@ -64,10 +62,9 @@ def _check(plan: Plan, model: str, sizes: Mapping[str, int | None]) -> None:
         from shardfold.capture import capture
 
         example = load_model(model, sizes)
-    dtype = None if plan.provenance.dtype == AS_IN_MODEL else plan.provenance.dtype
     with quiet(mute=True):
         part = example_for(plan, example.args, example.kwargs)
-        graph = capture(example.module, *part, dtype=dtype)
+        graph = capture(example.module, *part, dtype=plan.provenance.request.dtype)
     check(plan, graph)
 
 
@@ -144,9 +141,9 @@ def _explained(
     plan: Plan, model: str, sizes: Mapping[str, int | None], pattern: str | None
 ) -> Explanation:
     """The runner-ups of the operators that match, or of the slowest."""
+    from shardfold.api import explain
     from shardfold.cli.model import load_model
     from shardfold.cli.printing import progress, quiet
-    from shardfold.questions import explain
 
     with progress() as watch:
         with quiet():

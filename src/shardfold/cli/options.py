@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
+if TYPE_CHECKING:
+    from shardfold.cluster import Cluster
+    from shardfold.plans.request import Options
+
 Function = TypeVar("Function", bound=Callable[..., Any])
-UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 DTYPES = ("fp32", "bf16", "fp16", "fp64")
 
 
@@ -27,15 +29,11 @@ def size_options(command: Function) -> Function:
     return command
 
 
-def pin_option(command: Function) -> Function:
-    """Add the option that fixes splits."""
-    return click.option(
-        "--pin",
-        "pins",
-        multiple=True,
-        metavar="PATTERN=SPLIT",
-        help="Fix a split, such as 'layers.*.mlp.up_proj=out/8'. May be repeated.",
-    )(command)
+def planning_options(command: Function) -> Function:
+    """Add the options of planning, as `Options` has them; what is not given is None."""
+    for option in reversed(_PLANNING):
+        command = option(command)
+    return command
 
 
 def profile_option(command: Function) -> Function:
@@ -48,6 +46,24 @@ def profile_option(command: Function) -> Function:
     )(command)
 
 
+def taken(options: dict[str, Any]) -> Options:
+    """The options of planning that were given, taken out of a command's."""
+    found = {name: options.pop(name) for name in PLANNING}
+    given = {name: value for name, value in found.items() if value not in (None, ())}
+    return cast("Options", given)
+
+
+def checked(cluster: str, options: Options) -> Cluster:
+    """The cluster that was named: what is cheap to check is checked before the work begins."""
+    from shardfold.cluster import mesh_from_text, parse
+    from shardfold.plans.request import Request
+
+    target, request = parse(cluster), Request().changed(options)
+    if request.mesh is not None:
+        mesh_from_text(request.mesh, target)
+    return target
+
+
 def output_options(command: Function) -> Function:
     """Add the options that say what is printed."""
     command = click.option("--all", "everything", is_flag=True, help="Show the small rows too.")(
@@ -56,9 +72,9 @@ def output_options(command: Function) -> Function:
     return click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")(command)
 
 
-def micro_batches(context: Any, option: Any, text: str) -> int | str:
+def micro_batches(context: Any, option: Any, text: str | None) -> int | str | None:
     """A number of micro-batches, or a word for how it is found."""
-    if text in ("auto", "search"):
+    if text is None or text in ("auto", "search"):
         return text
     if not text.isdecimal() or int(text) < 1:
         raise click.BadParameter(
@@ -68,17 +84,58 @@ def micro_batches(context: Any, option: Any, text: str) -> int | str:
 
 
 def size_in_bytes(text: str) -> float:
-    """A size as the user writes it.
+    """A size as the user writes it; the same texts as in Python."""
+    from shardfold.errors import InputError
+    from shardfold.plans.request import bytes_in
 
-    >>> size_in_bytes("1500"), size_in_bytes("64MiB"), size_in_bytes("2.5G")
-    (1500.0, 67108864.0, 2684354560.0)
-    """
-    spelled = text.strip().upper().removesuffix("IB").removesuffix("B")
-    unit = spelled[-1:] if spelled[-1:] in "KMGT" else ""
     try:
-        found = float(spelled.removesuffix(unit)) * UNITS[unit]
-    except ValueError as error:
-        raise click.BadParameter(f"{text!r} is not a size; write 1500, 64MiB or 2.5G.") from error
-    if not 0 < found < math.inf:
-        raise click.BadParameter(f"A size must be positive and finite, got {text!r}.")
-    return found
+        return bytes_in(text)
+    except InputError as error:
+        raise click.BadParameter(str(error)) from error
+
+
+_PLANNING = (
+    click.option("--dtype", type=click.Choice(DTYPES), help="Of weights and activations."),
+    click.option("--optimizer", help="sgd, momentum, adam or adamw.  [default: adamw]"),
+    click.option("--mesh", help="Such as 8x4. Every mesh is tried if left out."),
+    click.option("--cost", help="roofline or paper.  [default: roofline]"),
+    profile_option,
+    click.option(
+        "--memory-limit",
+        type=size_in_bytes,
+        metavar="SIZE",
+        help="Per device, such as 60GiB. The device's memory less a tenth if left out.",
+    ),
+    click.option(
+        "--recompute",
+        type=click.Choice(("auto", "never", "always")),
+        help="Activation checkpointing of repeated blocks: where it pays (auto), never, always.",
+    ),
+    click.option(
+        "--micro-batches",
+        metavar="auto|search|N",
+        callback=micro_batches,
+        help="Equal parts of the batch whose gradients are added up: more than one only where "
+        "nothing fits otherwise (auto), the fastest number where memory binds (search), or N.",
+    ),
+    click.option(
+        "--pin",
+        "pins",
+        multiple=True,
+        metavar="PATTERN=SPLIT",
+        help="Fix a split, such as 'layers.*.mlp.up_proj=out/8'. May be repeated.",
+    ),
+    click.option("--fold/--no-fold", default=None, help="Trace repeated blocks once, or each."),
+)
+PLANNING = (
+    "dtype",
+    "optimizer",
+    "mesh",
+    "cost",
+    "profile",
+    "memory_limit",
+    "recompute",
+    "micro_batches",
+    "pins",
+    "fold",
+)

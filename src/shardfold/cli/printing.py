@@ -21,6 +21,7 @@ from contextlib import (
 from typing import Any
 
 import click
+import msgspec
 
 from shardfold.plans import Plan
 from shardfold.plans.plan import Pinned
@@ -94,7 +95,7 @@ def summary(plan: Plan, model: str | None, saved: str | None = None) -> dict[str
         "fully_sharded_bytes": e.fully_sharded_bytes,
         "device_bytes": e.device_bytes,
         "limit_bytes": e.limit_bytes,
-        "smallest_bytes": e.smallest_bytes,
+        "min_feasible_bytes": e.min_feasible_bytes,
         "fits": plan.fits,
         "unsplit_ops": [
             {
@@ -119,9 +120,10 @@ def summary(plan: Plan, model: str | None, saved: str | None = None) -> dict[str
         "micro_batches": plan.micro_batches,
         "operators": made.operators,
         "parameters": made.parameters,
-        "cost": made.cost,
-        "optimizer": made.optimizer,
-        "dtype": made.dtype,
+        "cost": made.request.cost,
+        "optimizer": made.request.optimizer,
+        "dtype": made.request.dtype,
+        "request": msgspec.to_builtins(made.request),
         "capture_seconds": made.capture_seconds,
         "search_seconds": made.search_seconds,
         "notes": list(made.notes),

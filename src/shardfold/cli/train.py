@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from shardfold.cli.model import Example
     from shardfold.plans import Plan
+    from shardfold.plans.request import Options
     from shardfold.runtime.training import Data, Figures, State, StepReport
 
 FIRST, SHARES, SILENCE_SECONDS = 10, 20, 10.0  # when a line of progress is due: see `_shown`
@@ -54,6 +55,7 @@ class Wish:
     clip: float | None
     seed: int
     saving: tuple[Path, int, int] | None
+    profile: str | None
 
 
 @click.command(help=HELP)
@@ -77,6 +79,12 @@ class Wish:
     type=click.FloatRange(min=1),
     help="Seconds after which a collective is given up, under torchrun.  [default: 120]",
 )
+@click.option(
+    "--profile",
+    type=click.Path(dir_okay=False),
+    metavar="FILE.json",
+    help="The profile of the plan's prices, to plan again where its file has moved.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @size_options
 def train(
@@ -93,6 +101,7 @@ def train(
     save_every: int,
     keep: int,
     timeout: float | None,
+    profile: str | None,
     as_json: bool,
     **sizes: int | None,
 ) -> None:
@@ -101,7 +110,7 @@ def train(
 
     plan = load(plan_file)
     saving = None if checkpoints is None else (checkpoints, save_every, keep)
-    wish = Wish(model, sizes, steps, data, lr, warmup, clip, seed, saving)
+    wish = Wish(model, sizes, steps, data, lr, warmup, clip, seed, saving, profile)
     told = on_every_rank(_train, plan, local, plan, wish, wait_seconds=timeout)
     if told is None:
         return
@@ -127,7 +136,7 @@ def _train(rank: int, plan: Plan, wish: Wish) -> tuple[list[StepReport], Figures
         if wish.data is not None:
             data = text(wish.data, example.module, batch, wish.seed)
         if wish.saving is not None:
-            plan = _plan_for_all(rank, plan, example)
+            plan = _plan_for_all(rank, plan, example, wish.profile)
         recipe = Recipe(wish.lr, wish.warmup, wish.clip, wish.seed)
         state = begin(example.module, plan, batch, recipe, example.rules)
         if wish.saving is None:
@@ -158,7 +167,7 @@ def _shown(
     return show
 
 
-def _plan_for_all(rank: int, plan: Plan, example: Example) -> Plan:
+def _plan_for_all(rank: int, plan: Plan, example: Example, profile: str | None) -> Plan:
     """The plan itself where it is for as many processes as there are; else a new one, by rank 0."""
     import os
     from datetime import timedelta
@@ -166,8 +175,8 @@ def _plan_for_all(rank: int, plan: Plan, example: Example) -> Plan:
 
     import torch.distributed as dist
 
+    from shardfold.api import Planner
     from shardfold.plans.files import dumps, loads
-    from shardfold.replan import replan
     from shardfold.runtime.checkpoint.folders import on_first
 
     world = dist.get_world_size() if dist.is_initialized() else 1
@@ -176,16 +185,9 @@ def _plan_for_all(rank: int, plan: Plan, example: Example) -> Plan:
     within = int(os.environ.get("LOCAL_WORLD_SIZE", world))
 
     def made() -> bytes:
-        found = replan(
-            plan,
-            example.module,
-            example.args,
-            example.kwargs,
-            devices=world,
-            within=within,
-            rules=example.rules,
-        )
-        return dumps(found).encode()
+        planner = Planner(example.module, example.args, example.kwargs, rules=example.rules)
+        given: Options = {} if profile is None else {"profile": profile}
+        return dumps(planner.replan(plan, devices=world, within=within, **given)).encode()
 
     found = loads(on_first(made, timedelta(minutes=PATIENCE_MINUTES)))
     if rank == 0:

@@ -20,28 +20,32 @@ from __future__ import annotations
 import re
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import msgspec
 import numpy as np
 
-from shardfold.cluster import Cluster, Mesh
-from shardfold.cluster.mesh import Axis
-from shardfold.costs import Pricing, optimizer_named, pricing_named
+from shardfold.cluster import Cluster, mesh_from_text
+from shardfold.costs import Optimizer, Pricing
 from shardfold.costs.steps import Compute, Values
+from shardfold.errors import ClusterError, PlanError
 from shardfold.explanation.alternatives import Limit, Tried, alternatives
-from shardfold.explanation.sensitivity import Asker, Scaled, knobs, turning
+from shardfold.explanation.sensitivity import Asker, Scaled, Setting, knobs, turning
 from shardfold.explanation.types import Alternative, Change, Explanation, Holding, Reason, Term
+from shardfold.explanation.types import Kept as Priced
 from shardfold.graph import Graph
+from shardfold.graph.names import shared_prefix, without
 from shardfold.plans.entries import operator_entries
 from shardfold.plans.plan import OperatorEntry, Plan
-from shardfold.plans.read import restated
+from shardfold.plans.read import recalled, restated
 from shardfold.search import Problem
 from shardfold.search.subproblem import Kept, Restricted, restricted
 from shardfold.sharding import Subdims
+from shardfold.simulate import simulate
 from shardfold.simulate.decoded import Assembly
-from shardfold.strategies.pins import Pin, held, matching, refused
+from shardfold.simulate.tasks import Scheduler
+from shardfold.strategies.pins import matching
 
 SAME = 1e-12  # of the step: terms below are rounding
 
@@ -54,6 +58,7 @@ def terms(assembly: Assembly, v: int, other: Sequence[int]) -> tuple[Term, ...]:
     """
     problem, tables, mine = assembly.tabulated.problem, assembly.tabulated, assembly.choice
     found: dict[str, float] = defaultdict(float)
+    prefix = shared_prefix([op.origin.module for op in assembly.graph.ops])
     for u, vertex in enumerate(tables.vertices):
         if mine[u] == other[u]:
             continue
@@ -63,7 +68,7 @@ def terms(assembly: Assembly, v: int, other: Sequence[int]) -> tuple[Term, ...]:
             continue
         change = float(problem.costs[u][other[u]] - problem.costs[u][mine[u]])
         is_operator = vertex.space is not None
-        label = _work(assembly.graph, vertex.index) if is_operator else ""
+        label = _work(assembly.graph, vertex.index, prefix) if is_operator else ""
         found[label or moves(assembly.graph, vertex.index)] += change
     for edge, table in zip(tables.edges, problem.edge_costs, strict=True):
         before = (mine[edge.source], mine[edge.target])
@@ -87,8 +92,12 @@ def _own(assembly: Assembly, v: int, choice: int) -> dict[str, float]:
     return found
 
 
-def _work(graph: Graph, index: int) -> str:
-    return f"the work of {place(graph, index)}"
+def _work(graph: Graph, index: int, prefix: int) -> str:
+    """The work of an operator, by its module and kind, or by its name where that is the model."""
+    op = graph.ops[index]
+    module = without(op.origin.module, prefix)
+    kind = op.kind.rpartition(".")[2]
+    return f"the work of {f'{module} {kind}' if module else op.name}"
 
 
 def moves(graph: Graph, tensor: int) -> str:
@@ -97,13 +106,6 @@ def moves(graph: Graph, tensor: int) -> str:
     if found.role == "parameter":
         return f"sums and update of {found.name}"
     return f"moves of {found.name}"
-
-
-def place(graph: Graph, index: int) -> str:
-    """An operator by its module and kind, or by its name where its module is the model."""
-    op = graph.ops[index]
-    kind = op.kind.rpartition(".")[2]
-    return f"{op.origin.module} {kind}" if op.origin.module else op.name
 
 
 def changes(assembly: Assembly, v: int, other: Sequence[int]) -> tuple[Change, ...]:
@@ -211,48 +213,59 @@ class Case:
 
 
 def case_of(
-    plan: Plan, graph: Graph, subdims: Subdims, cluster: Cluster, pricing: Pricing | None = None
-) -> Case:
-    """The plan's tables made anew, with its own choice, pins and limit; prices by their name."""
-    pricing = pricing or pricing_named(plan.provenance.cost)
-    optimizer = optimizer_named(plan.provenance.optimizer)
-    mesh = mesh_of(plan, cluster)
-    assembly = restated(plan, graph, subdims, mesh, pricing.model(cluster, mesh), optimizer)
-    tables = assembly.tabulated
-    pins = [] if plan.pinned is None else [Pin.parse(p.pattern, p.split) for p in plan.pinned.pins]
-    kept, refusal = held(pins, assembly.splits, tables)
-    if refusal is not None:
-        raise refused({str(mesh): refusal}, graph)
+    plan: Plan, graph: Graph, subdims: Subdims, cluster: Cluster, pricing: Pricing
+) -> tuple[Case, Setting]:
+    """The plan's tables made anew, with its own choice, pins and limit."""
     limit = plan.estimate.limit_bytes
-    fits = tables.problem.total_bytes(assembly.choice) <= limit
-    return Case(assembly, restricted(tables.problem, kept), limit if fits else None)
+    setting = Setting(plan, graph, subdims, cluster, pricing, limit)
+    assembly = replace(setting.tables, choice=recalled(plan, setting.tables))
+    if assembly.tabulated.problem.total_bytes(assembly.choice) <= limit:
+        return Case(assembly, setting.left, limit), setting
+    return Case(assembly, setting.left, None), replace(setting, limit_bytes=None)
 
 
-def mesh_of(plan: Plan, cluster: Cluster) -> Mesh:
-    """The plan's mesh on the levels of its cluster."""
-    levels = [level.name for level in cluster.levels]
-    return Mesh(tuple(Axis(a.name, a.size, levels.index(a.level)) for a in plan.mesh))
+def price_elsewhere(
+    plan: Plan,
+    graph: Graph,
+    subdims: Subdims,
+    cluster: Cluster,
+    pricing: Pricing,
+    optimizer: Optimizer,
+) -> Priced:
+    """What the plan's choice costs in another setting, or why it is not possible there."""
+    try:
+        mesh = mesh_from_text("x".join(str(axis.size) for axis in plan.mesh) or "1", cluster)
+        model = pricing.model(cluster, mesh)
+        assembly = restated(plan, graph, subdims, mesh, model, optimizer)
+    except (ClusterError, PlanError) as error:
+        return Priced(None, None, str(error))
+    problem = assembly.tabulated.problem
+    peak = problem.total_bytes(assembly.choice)
+    if pricing.overlaps:
+        peak = simulate(Scheduler(graph, subdims, cluster).alone(assembly)).peak_bytes
+    return Priced(problem.total(assembly.choice), peak)
 
 
 def explain(
-    plan: Plan,
     case: Case,
+    setting: Setting,
     pattern: str | None,
     everything: bool,
     watch: Watch,
-    asker: Asker | None = None,
+    seconds: float = 0.0,
     scaled: Scaled | None = None,
 ) -> Explanation:
     """Reasons for the operators that match `pattern`, or for the slowest ones.
 
-    With an asker, what would turn each of them is looked for, as long as it has time.
+    For about `seconds`, what would turn each of them is looked for.
 
     Operators at the same place of repeated blocks are explained once, and those that take next
     to no time are left out, unless `everything` is asked for.
     """
     picked, left_out = _picked(case, pattern, everything)
-    reasons = []
-    settings = [] if asker is None else knobs(asker.setting, case.limit.binds, scaled)
+    reasons, plan = [], setting.plan
+    asker = Asker(setting, seconds) if seconds > 0 else None
+    settings = [] if asker is None else knobs(setting, case.limit.binds, scaled)
     for number, (index, alike) in enumerate(picked):
         watch(number, len(picked))
         reason = _reason(case, index, alike, everything)
@@ -271,6 +284,7 @@ def explain(
         limit_binds=case.limit.binds,
         reasons=tuple(reasons),
         left_out=left_out,
+        prefix=shared_prefix([op.origin.module for op in setting.graph.ops]),
         is_simulated=plan.simulation is not None,
         micro_batches=plan.micro_batches,
     )

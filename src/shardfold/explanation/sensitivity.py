@@ -12,39 +12,57 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
-from shardfold.cluster import Cluster, Mesh
-from shardfold.costs import Pricing, optimizer_named, pricing_named, tabulate
-from shardfold.costs.recompute import stated_regions
-from shardfold.errors import InfeasibleError, ShardfoldError
-from shardfold.explanation.types import Turn, Turning
+from shardfold.cluster import Cluster
+from shardfold.costs import Pricing, optimizer_named
+from shardfold.errors import ShardfoldError
+from shardfold.explanation.types import Skipped, Turn, Turning
 from shardfold.graph import Graph
 from shardfold.plans.plan import Plan
-from shardfold.search import solve
-from shardfold.search.subproblem import restricted
+from shardfold.plans.read import mesh_on, tables_for
+from shardfold.search.subproblem import Restricted, restricted
 from shardfold.sharding import Subdims
 from shardfold.simulate.decoded import Assembly
-from shardfold.strategies.pins import Pin, held
+from shardfold.strategies.pins import held, parse_pins, refused
 from shardfold.strategies.split_names import Key
 
 FURTHEST = 16.0
 FINEST = 1.05  # the ratio of two factors between which nothing more is asked
 BATCHES = (2.0, 4.0)
+NO_TIME = "there was no time (--seconds)"
 
 Scaled = Callable[[float], tuple[Graph, Subdims]]  # the model with a batch that many times as large
 
 
 @dataclass(frozen=True)
 class Setting:
-    """A plan's model, cluster and limit, one of which may be scaled."""
+    """A plan's model, cluster and limit, one of which may be scaled, with its tables."""
 
     plan: Plan
     graph: Graph
     subdims: Subdims
     cluster: Cluster
-    mesh: Mesh
+    pricing: Pricing
     limit_bytes: float | None
-    pricing: Pricing | None = None  # by the name in the plan
+
+    @cached_property
+    def tables(self) -> Assembly:
+        """The tables on the plan's mesh, without a choice."""
+        mesh = mesh_on(self.plan, self.cluster)
+        model = self.pricing.model(self.cluster, mesh)
+        optimizer = optimizer_named(self.plan.provenance.request.optimizer)
+        return tables_for(self.plan, self.graph, self.subdims, mesh, model, optimizer)
+
+    @cached_property
+    def left(self) -> Restricted:
+        """The choices that the plan's pins leave."""
+        tables = self.tables.tabulated
+        pins = parse_pins(self.plan.provenance.request.pins)
+        kept, refusal = held(pins, self.tables.splits, tables)
+        if refusal is not None:
+            raise refused({str(tables.mesh): refusal}, self.graph)
+        return restricted(tables.problem, kept)
 
     def links(self, level: int, factor: float) -> Setting:
         """With the links of one level that many times as fast."""
@@ -69,43 +87,20 @@ class Setting:
         return replace(self, graph=graph, subdims=subdims)
 
     def winner(self, seconds: float) -> Winner:
-        """The best choice in this setting, on the plan's mesh."""
-        pricing = self.pricing or pricing_named(self.plan.provenance.cost)
-        optimizer = optimizer_named(self.plan.provenance.optimizer)
-        model = pricing.model(self.cluster, self.mesh)
-        again = stated_regions(self.plan.recompute, self.graph, self.subdims)
-        passes = self.plan.micro_batches
-        tables = tabulate(
-            self.graph, self.subdims, self.mesh, model, optimizer, again, passes=passes
-        )
-        assembly = Assembly(self.graph, self.subdims, tables, (), model, optimizer)
-        fixed = () if self.plan.pinned is None else self.plan.pinned.pins
-        pins = [Pin.parse(pin.pattern, pin.split) for pin in fixed]
-        kept, refusal = held(pins, assembly.splits, tables)
-        if refusal is not None:
-            return Winner(None, 0.0)
-        left = restricted(tables.problem, kept)
-        try:
-            found = solve(left.problem, memory_limit=self.limit_bytes, seconds=seconds)
-        except InfeasibleError:
-            return Winner(None, 0.0)
-        choice = list(found.choice)
-        for vertex, rows in kept.items():
-            choice[vertex] = int(rows[choice[vertex]])
-        return Winner(replace(assembly, choice=tuple(choice)), found.cost)
+        """The best choice in this setting, on the plan's mesh; refused where nothing fits."""
+        found = self.left.solve(self.limit_bytes, seconds=seconds)
+        return Winner(replace(self.tables, choice=tuple(found.choice)), found.cost)
 
 
 @dataclass(frozen=True)
 class Winner:
-    """The best choice of a setting, or none where nothing fits."""
+    """The best choice of a setting."""
 
-    assembly: Assembly | None
+    assembly: Assembly
     step_seconds: float
 
-    def split(self, v: int) -> dict[str, int] | None:
+    def split(self, v: int) -> dict[str, int]:
         """How operator vertex v is split."""
-        if self.assembly is None:
-            return None
         vertex = self.assembly.tabulated.vertices[v]
         assert vertex.space is not None
         row = vertex.space.configs[self.assembly.choice[v]].tolist()
@@ -174,23 +169,22 @@ def turning(asker: Asker, found: Sequence[Knob], v: int, chosen: Key) -> Turning
         return None
     turns: list[Turn] = []
     steady: list[Turn] = []
-    skipped: list[str] = []
+    skipped: list[Skipped] = []
     for knob in found:
         if asker.left <= 0:
-            skipped.append(knob.what)
+            skipped.append(Skipped(knob.what, NO_TIME))
             continue
         try:
-            turn, last = _turn(asker, knob, v, chosen)
-        except ShardfoldError:  # such a batch cannot be captured or split on this mesh
+            turn = _turn(asker, knob, v, chosen)
+        except ShardfoldError as error:  # such a batch cannot be captured, or nothing fits
+            skipped.append(Skipped(knob.what, str(error)))
             continue
         if turn is not None:
-            turns.append(turn)
-        elif last is not None:
-            steady.append(last)
+            (turns if _key(turn.split) != chosen else steady).append(turn)
     return Turning(tuple(turns), tuple(steady), tuple(dict.fromkeys(skipped)))
 
 
-def _turn(asker: Asker, knob: Knob, v: int, chosen: Key) -> tuple[Turn | None, Turn | None]:
+def _turn(asker: Asker, knob: Knob, v: int, chosen: Key) -> Turn | None:
     """The first factor that turns v, near to the last that does not; or how far v holds."""
     holds = 1.0
     for factor in knob.factors:
@@ -198,14 +192,12 @@ def _turn(asker: Asker, knob: Knob, v: int, chosen: Key) -> tuple[Turn | None, T
             break
         winner = asker.ask(knob.what, knob.scale, factor)
         split = winner.split(v)
-        if split is None:
-            return None, None
         if _key(split) == chosen:
             holds = factor
             continue
         turn = Turn(knob.what, factor, holds, split, winner.step_seconds)
-        return (_nearer(asker, knob, v, chosen, turn) if knob.is_continuous else turn), None
-    return None, Turn(knob.what, holds, holds, dict(chosen), 0.0) if holds != 1.0 else None
+        return _nearer(asker, knob, v, chosen, turn) if knob.is_continuous else turn
+    return None if holds == 1.0 else Turn(knob.what, holds, holds, dict(chosen), 0.0)
 
 
 def _nearer(asker: Asker, knob: Knob, v: int, chosen: Key, turn: Turn) -> Turn:
@@ -214,8 +206,6 @@ def _nearer(asker: Asker, knob: Knob, v: int, chosen: Key, turn: Turn) -> Turn:
         middle = math.sqrt(turn.factor * turn.holds)
         winner = asker.ask(knob.what, knob.scale, middle)
         split = winner.split(v)
-        if split is None:
-            break
         if _key(split) == chosen:
             turn = Turn(turn.what, turn.factor, middle, turn.split, turn.step_seconds)
         else:
@@ -223,5 +213,5 @@ def _nearer(asker: Asker, knob: Knob, v: int, chosen: Key, turn: Turn) -> Turn:
     return turn
 
 
-def _key(split: dict[str, int] | None) -> Key | None:
-    return None if split is None else frozenset(split.items())
+def _key(split: dict[str, int]) -> Key:
+    return frozenset(split.items())

@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Iterable, Sequence
 
 from shardfold.explanation.types import Alternative, Change, Explanation, Reason, Term
+from shardfold.graph.names import without
 from shardfold.plans.plan import AxisEntry, OperatorEntry
 from shardfold.report.plan_table import PHASES, SHORT, axes_words
 from shardfold.report.units import seconds, size
@@ -56,25 +57,26 @@ def _left_out(count: int) -> str:
 
 def _reason(reason: Reason, found: Explanation, everything: bool) -> list[str]:
     return [
-        *_heading(reason),
+        *_heading(reason, found.prefix),
         *_filled(_chosen(reason, found.mesh), "  "),
         *_alternatives(reason, everything),
-        *_why(reason, everything),
+        *_why(reason, found.prefix, everything),
         *_held(reason),
         *_turns(reason),
     ]
 
 
-def _heading(reason: Reason) -> list[str]:
+def _heading(reason: Reason, prefix: int) -> list[str]:
     entry = reason.operator
     alike = f", and {reason.alike - 1} alike" if reason.alike > 1 else ""
-    title = f"{called(entry)} ({entry.name}{alike})"
+    title = f"{called(entry, prefix)} ({entry.name}{alike})"
     return textwrap.wrap(title, WIDTH, subsequent_indent="  ", break_on_hyphens=False)
 
 
-def called(entry: OperatorEntry | Change) -> str:
-    """An operator's place in the model and its kind."""
-    return " ".join(filter(None, (entry.module, entry.kind.rpartition(".")[2])))
+def called(entry: OperatorEntry | Change, prefix: int) -> str:
+    """An operator's place in the model, as the table shows it, and its kind."""
+    module = without(entry.module, prefix)
+    return " ".join(filter(None, (module, entry.kind.rpartition(".")[2])))
 
 
 def _chosen(reason: Reason, mesh: Sequence[AxisEntry]) -> str:
@@ -122,14 +124,14 @@ def signed(value: float) -> str:
     return text if text == "0 s" else f"{'-' if value < 0 else '+'}{text}"
 
 
-def _why(reason: Reason, everything: bool) -> list[str]:
+def _why(reason: Reason, prefix: int, everything: bool) -> list[str]:
     second = reason.runner_up
     if second is None:
         return []
     words = in_words(second.split)
     return [
         *_filled(f"With {words} the step changes by {_terms(reason, everything)}.", "  "),
-        *_filled(f"With {words} {_changes(reason.changes, everything)}.", "  "),
+        *_filled(f"With {words} {_changes(reason.changes, prefix, everything)}.", "  "),
     ]
 
 
@@ -162,9 +164,12 @@ def _turns(reason: Reason) -> Iterable[str]:
     if found.steady:
         same = ", ".join(_change(turn.what, turn.factor) for turn in found.steady)
         yield from _filled(f"It would be the same with {same}.", "  ")
-    if found.skipped:
-        names = ", ".join(found.skipped)
-        yield from _filled(f"There was no time to look at: {names} (--seconds).", "  ")
+    reasons: dict[str, list[str]] = {}
+    for each in found.skipped:
+        reasons.setdefault(each.reason, []).append(each.what)
+    for reason_text, names in reasons.items():
+        text = f"Not looked at: {', '.join(names)}: {reason_text.rstrip('.')}."
+        yield from _filled(text, "  ")
 
 
 def _change(what: str, factor: float) -> str:
@@ -198,7 +203,7 @@ def _terms(reason: Reason, everything: bool) -> str:
     return ", ".join(parts) or "nothing: it is as good"
 
 
-def _changes(found: Sequence[Change], everything: bool) -> str:
+def _changes(found: Sequence[Change], prefix: int, everything: bool) -> str:
     if not found:
         return "no other operator is split otherwise"
     groups: dict[str, list[Change]] = {}
@@ -206,16 +211,16 @@ def _changes(found: Sequence[Change], everything: bool) -> str:
         words = f"from {in_words(change.before)} to {in_words(change.after)}"
         groups.setdefault(words, []).append(change)
     shown = list(groups.items())[: None if everything else MOST_CHANGES]
-    parts = [f"{_names(members, everything)} {words}" for words, members in shown]
+    parts = [f"{_names(members, prefix, everything)} {words}" for words, members in shown]
     left = len(found) - sum(len(members) for _, members in shown)
     more = f"; and {left} further" if left else ""
     return f"{len(found)} other operators change: {'; '.join(parts)}{more}"
 
 
-def _names(members: Sequence[Change], everything: bool) -> str:
+def _names(members: Sequence[Change], prefix: int, everything: bool) -> str:
     shown = members if everything else members[:3]
     more = f" and {len(members) - len(shown)} more" if len(members) > len(shown) else ""
-    return ", ".join(called(change) for change in shown) + more
+    return ", ".join(called(change, prefix) for change in shown) + more
 
 
 def _filled(text: str, indent: str) -> Iterable[str]:

@@ -62,12 +62,19 @@ class Turn(Value, frozen=True):
     step_seconds: float
 
 
+class Skipped(Value, frozen=True):
+    """What could not be looked at, or not far enough to say anything, and why."""
+
+    what: str
+    reason: str
+
+
 class Turning(Value, frozen=True):
-    """What turns an operator's split, what does not, and what there was no time to look at."""
+    """What turns an operator's split, what does not, and what was not looked at."""
 
     turns: tuple[Turn, ...]
     steady: tuple[Turn, ...]
-    skipped: tuple[str, ...]
+    skipped: tuple[Skipped, ...]
 
 
 class Reason(Value, frozen=True):
@@ -106,6 +113,7 @@ class Explanation(Value, frozen=True):
     limit_binds: bool  # whether a faster plan exists that does not fit
     reasons: tuple[Reason, ...]
     left_out: int  # operators that match as well, but take next to no time
+    prefix: int = 0  # leading names that all modules share, and that are not shown
     is_simulated: bool = False  # whether the plan was chosen by its simulated step
     micro_batches: int = 1  # passes of a step
 

@@ -12,8 +12,9 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
+from typing import Any
 
 from shardfold.costs import Optimizer
 from shardfold.costs.model import VOLUME
@@ -74,6 +75,32 @@ class Result:
     def judged_seconds(self) -> float | None:
         """What methods are held against one another by."""
         return self.step_seconds if self.simulated_seconds is None else self.simulated_seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What each method came to on one model and cluster: its sum, and its simulated step."""
+
+    cluster: str
+    cost: str
+    optimizer: str
+    dtype: str
+    limit_bytes: float
+    operators: int
+    tables_seconds: float  # making the tables on every mesh, and the exact search on them
+    results: tuple[Result, ...]
+
+    @property
+    def speedups(self) -> Mapping[str, float]:
+        """How many times faster than data parallel each method's step is."""
+        return speedups(self.results)
+
+    def as_plain(self) -> dict[str, Any]:
+        """Plain values, ready for JSON."""
+        plain = asdict(self)
+        over = self.speedups
+        plain["results"] = [{**asdict(r), "speedup": over.get(r.method)} for r in self.results]
+        return plain
 
 
 @dataclass(frozen=True, slots=True)

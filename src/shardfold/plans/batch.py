@@ -46,7 +46,7 @@ def first_part(args: Sequence[Any], kwargs: Mapping[str, Any], cuts: Cuts, parts
 
 def example_for(plan: Plan, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> Batch:
     """What a pass of the plan takes of an example of its whole batch."""
-    return first_part(args, kwargs or {}, plan.cuts, plan.micro_batches)
+    return first_part(args, kwargs or {}, plan.micro_batch_dims, plan.micro_batches)
 
 
 def _part(
@@ -85,7 +85,7 @@ def _slice(place: str, value: Any, dim: int, parts: int, number: int) -> Any:
     return value[(slice(None),) * dim + (slice(number * size, (number + 1) * size),)]
 
 
-WHOLE, SAMPLES = "whole", "dim 0"
+WHOLE, SAMPLES = "replicated", "dim 0"
 
 
 def inputs_of(

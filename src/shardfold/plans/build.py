@@ -31,6 +31,7 @@ from shardfold.plans.plan import (
     Plan,
     Provenance,
 )
+from shardfold.plans.request import Request
 from shardfold.sharding import Subdims
 from shardfold.simulate.decoded import Assembly
 from shardfold.simulate.tasks import Scheduler
@@ -46,14 +47,13 @@ def describe(
     chosen: Chosen,
     optimizer: Optimizer,
     *,
-    cost: str,
-    dtype: str | None,
+    request: Request,
     capture_seconds: float,
     search_seconds: float,
     verdict: Verdict | None = None,
     cuts: Mapping[str, tuple[str, int]] | None = None,
 ) -> Plan:
-    """Put the decisions, their estimate and where they came from into a plan.
+    """Put the decisions, their estimate and what was asked for into a plan.
 
     With the simulator's verdict, the plan has its figures and the finalists', too. `cuts` are the
     inputs that are cut into micro-batches, by name: their places, and the dims.
@@ -90,9 +90,7 @@ def describe(
             operators=len(operators),
             parameters=sum(math.prod(entry.shape) for entry in parameters),
             cluster=cluster.as_plain(),
-            cost=cost,
-            optimizer=optimizer.name,
-            dtype=dtype or "as in the model",
+            request=request,
             versions=_versions(),
             capture_seconds=capture_seconds,
             search_seconds=search_seconds,
@@ -173,7 +171,7 @@ def _estimate(whole: Whole, chosen: Chosen, cluster: Cluster, verdict: Verdict |
         fully_sharded_bytes=peaks.get("zero-3", sharded_bytes),
         device_bytes=cluster.device.memory_bytes,
         limit_bytes=chosen.limit_bytes,
-        smallest_bytes=chosen.smallest_bytes,
+        min_feasible_bytes=chosen.smallest_bytes,
     )
 
 

@@ -22,12 +22,11 @@ from shardfold.plans.plan import (
     UnsplitEntry,
 )
 from shardfold.sharding import Space, Subdims
-from shardfold.sharding.configs import NONE, PASS
-from shardfold.sharding.layouts import PENDING, REPLICATED, SHARED, Layouts
+from shardfold.sharding.configs import CONFIG_WORDS
+from shardfold.sharding.layouts import REPLICATED, STATE_WORDS, Layouts
 from shardfold.simulate.decoded import Assembly
 from shardfold.simulate.unrolled import RunSteps, Whole
 
-STATES = {REPLICATED: "whole", SHARED: "whole, gradient summed", PENDING: "sum pending"}
 Entry = TypeVar("Entry")
 Renamed = Callable[[Sequence[str]], Entry]  # an entry, under the paths of a period's blocks
 
@@ -95,7 +94,7 @@ def _parameter(at: Assembly, index: int) -> ParameterEntry:
     tensor = at.graph.tensors[index]
     v = at.tabulated.wiring.storage_vertex.get(index)
     if v is None:
-        layout = (STATES[REPLICATED],) * len(at.tabulated.mesh.axes)
+        layout = (STATE_WORDS[REPLICATED],) * len(at.tabulated.mesh.axes)
         return ParameterEntry(tensor.names, tensor.type.shape, layout, False)
     storage = at.tabulated.vertices[v].storage
     assert storage is not None
@@ -110,7 +109,7 @@ def layout_words(subdims: Subdims, tensor: int, layouts: Layouts, choice: int) -
     found = []
     for state in layouts[choice].tolist():
         if state < 0:
-            found.append(STATES[state])
+            found.append(STATE_WORDS[state])
             continue
         dim = dims[state]
         piece = f".{state - dims.index(dim)}" if dims.count(dim) > 1 else ""
@@ -120,7 +119,7 @@ def layout_words(subdims: Subdims, tensor: int, layouts: Layouts, choice: int) -
 
 def factor_name(space: Space, factor: int) -> str:
     """A factor in the rule's own name; `-` for none, `+` where a pending sum passes."""
-    return {NONE: "-", PASS: "+"}.get(factor) or space.rule.factors[factor]
+    return CONFIG_WORDS.get(factor) or space.rule.factors[factor]
 
 
 # Of a model with all its layers

@@ -3,17 +3,49 @@
 from __future__ import annotations
 
 import json
+import shlex
+from collections.abc import Iterable, Mapping
+from itertools import chain
+from math import prod
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
-from shardfold.errors import PlanError
+from shardfold.cluster import from_plain
+from shardfold.errors import ClusterError, InputError, PlanError
 from shardfold.graph import Graph
 from shardfold.plans.plan import VERSION, Plan
+from shardfold.simulate import Schedule
 from shardfold.versioned_json import Document
 
 FORMAT = "shardfold-plan"
-DOCUMENT = Document("plan", FORMAT, VERSION, PlanError, "plan again")
+
+
+def _anew(head: Mapping[str, Any]) -> str:
+    """The command that makes a plan of version 1 again, as far as its file says how it was made."""
+    made = head.get("provenance")
+    made = made if isinstance(made, dict) else {}
+    pinned = head.get("pinned")
+    pins = pinned.get("pins") if isinstance(pinned, dict) else None
+    words = ["shardfold", "plan", "MODEL", "--cluster", head.get("cluster", "CLUSTER")]
+    for option in ("dtype", "optimizer", "cost"):
+        value = made.get(option)
+        if value not in (None, "as in the model", "measured"):
+            words += [f"--{option}", value]
+    if made.get("cost") == "measured":
+        words += ["--profile", "PROFILE.json"]
+    for pin in pins if isinstance(pins, list) else []:
+        if isinstance(pin, dict):
+            words += ["--pin", f"{pin.get('pattern')}={pin.get('split')}"]
+    command = shlex.join([str(word)[:200] for word in (*words, "--save", "plan.json")])
+    return (
+        f"Make it anew: {command}; with --memory-limit, --recompute and --micro-batches as they "
+        "were, which version 1 did not keep."
+    )
+
+
+DOCUMENT = Document("plan", FORMAT, VERSION, PlanError, "plan again", oldest=VERSION, anew=_anew)
 
 
 def dumps(plan: Plan) -> str:
@@ -46,8 +78,62 @@ def load(path: str | Path, graph: Graph | None = None) -> Plan:
 
 
 def loads(data: bytes, source: str = "plan") -> Plan:
-    """Parse and validate a plan."""
-    return DOCUMENT.decode(data, source, Plan)
+    """Parse and validate a plan: what is read later need not be doubted."""
+    plan = DOCUMENT.decode(data, source, Plan)
+    try:
+        _check_parts(plan)
+    except InputError as error:
+        raise PlanError(f"{source} is damaged: {error}") from error
+    return plan
+
+
+def _check_parts(plan: Plan) -> None:
+    """Refuse parts of a plan that contradict one another."""
+    cluster = from_plain(plan.provenance.cluster)
+    levels = [level.name for level in cluster.levels]
+    for axis in plan.mesh:
+        if axis.level not in levels:
+            raise ClusterError(
+                f"axis {axis.name} lies on the level {axis.level!r}, but the cluster has "
+                f"{', '.join(levels) or 'none'}."
+            )
+    devices = prod(axis.size for axis in plan.mesh)
+    if devices != cluster.size:
+        raise ClusterError(f"its mesh has {devices:,} devices, its cluster {cluster.size:,}.")
+    plan.provenance.request.check()
+    if plan.schedule is not None:
+        _check_schedule(plan.schedule)
+    if plan.sketch is not None:
+        _check_pieces(plan)
+
+
+def _check_schedule(schedule: Schedule) -> None:
+    for segment in schedule.segments:
+        if segment.names and len(segment.names) != segment.count:
+            raise PlanError(f"segment {segment.name} has {len(segment.names)} names.")
+        for op in segment.operators:
+            again = chain.from_iterable(each.tasks for each in op.again)
+            for task in chain(op.forward, op.backward, op.update, again):
+                if not all(0 <= level < len(schedule.levels) for level in task.levels):
+                    raise PlanError(f"a task of {op.name} crosses levels {task.levels}.")
+
+
+def _check_pieces(plan: Plan) -> None:
+    """The drawing's rows are those of the plan's operators: no more, and all there."""
+    assert plan.sketch is not None
+    sketch, drawn = plan.sketch, 0
+    for rows, times in sketch.pieces:
+        drawn += len(rows) * times
+        _check_indices("row", rows, len(sketch.rows))
+    _check_indices("face", (row.face for row in sketch.rows), len(sketch.faces))
+    if drawn != len(plan.operators):
+        raise PlanError(f"{drawn:,} operators are drawn, the plan has {len(plan.operators):,}.")
+
+
+def _check_indices(what: str, numbers: Iterable[int], count: int) -> None:
+    for number in numbers:
+        if not 0 <= number < count:
+            raise PlanError(f"the drawing has no {what} {number}: there are {count}.")
 
 
 def check(plan: Plan, graph: Graph) -> None:

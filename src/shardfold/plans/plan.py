@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sized
 from importlib import import_module
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Annotated, NoReturn, TypeVar
 
 import msgspec
 
+from shardfold.plans.request import MOST_MICRO_BATCHES, Request
 from shardfold.simulate import Schedule, Simulation
 
 if TYPE_CHECKING:
@@ -18,7 +19,16 @@ if TYPE_CHECKING:
 
 Batch = TypeVar("Batch")
 
-VERSION = 1
+VERSION = 2
+RENAMED = {"cuts": "micro_batch_dims", "noted": "with_notes"}  # what plans had before
+
+# What a file may say. A stranger's file with absurd figures is refused as it is read.
+Size = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
+Count = Annotated[int, msgspec.Meta(ge=1, le=2**40)]
+AxisSize = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
+Dim = Annotated[int, msgspec.Meta(ge=0, le=1000)]
+Share = Annotated[int, msgspec.Meta(ge=1, le=MOST_MICRO_BATCHES)]
+MOST_AXES = 12  # of a mesh: far more than any search can take
 
 
 class Value(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -29,7 +39,7 @@ class AxisEntry(Value, frozen=True):
     """One axis of the mesh, and the cluster level whose links it uses."""
 
     name: str
-    size: int
+    size: AxisSize
     level: str
 
 
@@ -72,7 +82,7 @@ class ParameterEntry(Value, frozen=True):
     """How a parameter is stored: a state per axis, and whether it is gathered again in backward."""
 
     names: tuple[str, ...]
-    shape: tuple[int, ...]
+    shape: tuple[Size, ...]
     layout: tuple[str, ...]
     regather: bool
 
@@ -85,9 +95,9 @@ class InputEntry(Value, frozen=True, omit_defaults=True):
     """
 
     name: str
-    shape: tuple[int, ...]
+    shape: tuple[Size, ...]
     layout: tuple[str, ...]
-    cut: int | None = None
+    cut: Dim | None = None
     place: str = ""
 
     def whole(self, passes: int) -> tuple[int, ...]:
@@ -144,7 +154,7 @@ class Estimate(Value, frozen=True):
     fully_sharded_bytes: float
     device_bytes: int
     limit_bytes: float
-    smallest_bytes: float | None = None  # what the smallest plan needs, where none fits
+    min_feasible_bytes: float | None = None  # what the smallest plan needs, where none fits
 
 
 class PinEntry(Value, frozen=True):
@@ -209,19 +219,17 @@ class Sketch(Value, frozen=True):
 
     faces: tuple[Face, ...]
     rows: tuple[Row, ...]
-    pieces: tuple[tuple[tuple[int, ...], int], ...]
+    pieces: tuple[tuple[tuple[int, ...], Count], ...]
 
 
 class Provenance(Value, frozen=True):
-    """What the plan was made from."""
+    """What the plan was made from: the model's fingerprint, the cluster, all options."""
 
     graph: str
     operators: int
     parameters: int
     cluster: dict[str, object]
-    cost: str
-    optimizer: str
-    dtype: str
+    request: Request
     versions: dict[str, str]
     capture_seconds: float
     search_seconds: float
@@ -238,7 +246,7 @@ class Plan(Value, frozen=True, omit_defaults=True):
     format: str
     version: int
     cluster: str
-    mesh: tuple[AxisEntry, ...]
+    mesh: Annotated[tuple[AxisEntry, ...], msgspec.Meta(max_length=MOST_AXES)]
     estimate: Estimate
     meshes: tuple[MeshEntry, ...]
     unsplit: tuple[UnsplitEntry, ...]
@@ -247,13 +255,13 @@ class Plan(Value, frozen=True, omit_defaults=True):
     parameters: tuple[ParameterEntry, ...]
     provenance: Provenance
     pinned: Pinned | None = None
-    recompute: tuple[tuple[int, int], ...] = ()  # operators (first, end) that run again in backward
+    recompute: tuple[tuple[Size, Size], ...] = ()  # operators (first, end) to run again in backward
     sketch: Sketch | None = None
     inputs: tuple[InputEntry, ...] = ()
     simulation: Simulation | None = None  # of the step, with overlap and memory over time
     finalists: tuple[FinalistEntry, ...] = ()  # all that were simulated, the fastest first
     schedule: Schedule | None = None  # what `shardfold simulate` reads
-    micro_batches: int = 1  # passes of a step, each over an equal part of the batch
+    micro_batches: Share = 1  # passes of a step, each over an equal part of the batch
 
     @property
     def fits(self) -> bool:
@@ -261,16 +269,21 @@ class Plan(Value, frozen=True, omit_defaults=True):
         return self.estimate.peak_bytes <= self.estimate.limit_bytes
 
     @property
-    def cuts(self) -> dict[str, int]:
+    def micro_batch_dims(self) -> dict[str, int]:
         """The place of each input that is cut into micro-batches, and the dim along which it is."""
         return {entry.place: entry.cut for entry in self.inputs if entry.cut is not None}
 
-    def noted(self, *notes: str) -> Plan:
+    def with_notes(self, *notes: str) -> Plan:
         """The plan with further notes on how it was made."""
         made = msgspec.structs.replace(
             self.provenance, notes=tuple(dict.fromkeys((*self.provenance.notes, *notes)))
         )
         return msgspec.structs.replace(self, provenance=made)
+
+    def __getattr__(self, name: str) -> NoReturn:
+        new = RENAMED.get(name)
+        known = f": it is called {new} now" if new else ""
+        raise AttributeError(f"A plan has no attribute {name!r}{known}.")
 
     def save(self, path: str | Path) -> None:
         """Write the plan as JSON; an existing file is replaced only by a complete one."""

@@ -1,31 +1,90 @@
-"""From a plan back to the choice that it states, on tables made anew from its model and cluster."""
+"""The one reader of a plan's words: from a plan back to the rows that layouts are made of.
+
+A plan says its choices in words (`dim 1.0`, `replicated`). Here they become states, checked against
+the spaces of the model's own operators. The runner lowers the rows; the planner looks them up in
+tables made anew, so that a plan can be priced again.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
-from shardfold.cluster import Mesh
+import numpy as np
+
+from shardfold.cluster import Cluster, Mesh
+from shardfold.cluster.mesh import Axis
 from shardfold.costs import CostModel, Optimizer, Vertex, tabulate
-from shardfold.costs.recompute import stated_regions
-from shardfold.errors import PlanError
+from shardfold.costs.recompute import KEEP_ALL, Regions, stated_regions
+from shardfold.costs.variables import shared_tensors
+from shardfold.errors import PlanError, nearest
 from shardfold.graph import Graph
-from shardfold.plans.entries import factor_name, layout_words
 from shardfold.plans.plan import Plan
-from shardfold.sharding import Subdims
+from shardfold.sharding import Space, Subdims, space_of
+from shardfold.sharding.configs import CONFIG_WORDS, NONE
+from shardfold.sharding.layouts import STATE_WORDS
 from shardfold.simulate.decoded import Assembly
 
-Words = tuple[object, ...]
+Entry = TypeVar("Entry")
+Row = tuple[int, ...]  # a state, or a factor, for each mesh axis
+STATES = {word: state for state, word in STATE_WORDS.items()}
+FACTORS = {word: factor for factor, word in CONFIG_WORDS.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Decisions:
+    """Everything a plan decides, as rows over the mesh's axes."""
+
+    mesh: Mesh
+    configs: tuple[Space, ...]  # one configuration each
+    kept: dict[int, Row]  # tensors with several readers, and the loss
+    stored: dict[int, Row]  # parameters
+    regathers: frozenset[int]
+    regions: Regions = KEEP_ALL  # operators that run again before backward
+
+
+def decisions_of(plan: Plan, graph: Graph, subdims: Subdims, mesh: Mesh | None = None) -> Decisions:
+    """Read the plan's choices, for a graph with the same operators; on another mesh, if given."""
+    mesh = mesh or _own_mesh(plan)
+    _check_count("operators", len(plan.operators), len(graph.ops))
+    kept = {
+        index: layout_row(tensor.layout, index, subdims, tensor.name, mesh)
+        for index, tensor in _paired(shared_tensors(graph), plan.tensors, "tensors")
+    }
+    stored, regathers = {}, set()
+    for index, parameter in _paired(graph.parameters(), plan.parameters, "parameters"):
+        names = graph.tensors[index].names
+        if parameter.names != names:
+            raise PlanError(f"The plan has no parameter {names[0]}. Plan again.")
+        stored[index] = layout_row(parameter.layout, index, subdims, names[0], mesh)
+        if parameter.regather:
+            regathers.add(index)
+    return Decisions(
+        mesh,
+        tuple(_config(plan, i, subdims, mesh) for i in range(len(graph.ops))),
+        kept,
+        stored,
+        frozenset(regathers),
+        stated_regions(plan.recompute, graph, subdims),
+    )
+
+
+def tables_for(
+    plan: Plan, graph: Graph, subdims: Subdims, mesh: Mesh, model: CostModel, optimizer: Optimizer
+) -> Assembly:
+    """Tables made anew with the plan's recomputation and micro-batches, and no choice yet."""
+    again = stated_regions(plan.recompute, graph, subdims)
+    passes = plan.micro_batches
+    tables = tabulate(graph, subdims, mesh, model, optimizer, again, passes=passes)
+    return Assembly(graph, subdims, tables, (0,) * len(tables.vertices), model, optimizer)
 
 
 def restated(
     plan: Plan, graph: Graph, subdims: Subdims, mesh: Mesh, model: CostModel, optimizer: Optimizer
 ) -> Assembly:
     """The plan's choice on tables made anew, on a mesh with as many axes as its own."""
-    again = stated_regions(plan.recompute, graph, subdims)
-    passes = plan.micro_batches
-    tables = tabulate(graph, subdims, mesh, model, optimizer, again, passes=passes)
-    blank = Assembly(graph, subdims, tables, (0,) * len(tables.vertices), model, optimizer)
+    blank = tables_for(plan, graph, subdims, mesh, model, optimizer)
     return replace(blank, choice=recalled(plan, blank))
 
 
@@ -35,77 +94,120 @@ def recalled(plan: Plan, assembly: Assembly) -> tuple[int, ...]:
     The assembly's own choice does not matter. A configuration or a layout that a hand-edited plan
     names and that is not on offer is an error.
     """
-    stated = _stated(plan, assembly)
-    known: dict[object, dict[Words, int]] = {}
+    tables = assembly.tabulated
+    decided = decisions_of(plan, assembly.graph, assembly.subdims, tables.mesh)
+    known: dict[object, dict[Row, int]] = {}
     choice = []
-    for v, vertex in enumerate(assembly.tabulated.vertices):
-        name, wanted = stated[v]
-        key = _key(vertex, assembly)
+    for vertex in tables.vertices:
+        key = (id(vertex.layouts), id(vertex.storage), id(vertex.space and vertex.space.configs))
         if key not in known:
-            known[key] = {words: row for row, words in enumerate(_offered(vertex, assembly))}
+            known[key] = {row: number for number, row in enumerate(_offered(vertex))}
+        wanted = _decided(vertex, decided)
         if wanted not in known[key]:
-            raise _absent(name, wanted, list(known[key]))
+            raise _absent(vertex, assembly, len(known[key]))
         choice.append(known[key][wanted])
     return tuple(choice)
 
 
-def _stated(plan: Plan, assembly: Assembly) -> dict[int, tuple[str, Words]]:
-    """What the plan says of each vertex: operators and tensors in order, parameters by name."""
-    graph, vertices = assembly.graph, assembly.tabulated.vertices
-    tensors = iter(plan.tensors)
-    parameters = {entry.names: entry for entry in plan.parameters}
-    _check_counts(
-        ("operators", len(plan.operators), len(graph.ops)),
-        ("tensors", len(plan.tensors), sum(vertex.what == "tensor" for vertex in vertices)),
-    )
-    found: dict[int, tuple[str, Words]] = {}
-    for v, vertex in enumerate(vertices):
-        if vertex.space is not None:
-            operator = plan.operators[vertex.index]
-            found[v] = (operator.name, operator.config)
-        elif vertex.storage is not None:
-            names = graph.tensors[vertex.index].names
-            if names not in parameters:
-                raise PlanError(f"The plan has no parameter {names[0]}. Plan again.")
-            stored = parameters[names]
-            found[v] = (names[0], (*stored.layout, stored.regather))
-        else:
-            tensor = next(tensors)
-            found[v] = (tensor.name, tensor.layout)
-    return found
+def layout_row(layout: Sequence[str], tensor: int, subdims: Subdims, name: str, mesh: Mesh) -> Row:
+    """A layout in words as the states of one tensor."""
+    if len(layout) != len(mesh.axes):
+        raise PlanError(
+            f"{name} is laid out on {len(layout)} axes, the plan's mesh has {len(mesh.axes)}."
+        )
+    return tuple(_state(word, tensor, subdims, name) for word in layout)
 
 
-def _check_counts(*counts: tuple[str, int, int]) -> None:
-    for what, stated, needed in counts:
-        if stated != needed:
+def mesh_on(plan: Plan, cluster: Cluster) -> Mesh:
+    """The plan's mesh on the levels of its cluster."""
+    levels = [level.name for level in cluster.levels]
+    return Mesh(tuple(Axis(a.name, a.size, levels.index(a.level)) for a in plan.mesh))
+
+
+def _own_mesh(plan: Plan) -> Mesh:
+    levels = list(dict.fromkeys(axis.level for axis in plan.mesh))
+    return Mesh(tuple(Axis(a.name, a.size, levels.index(a.level)) for a in plan.mesh))
+
+
+def _paired(indices: list[int], entries: tuple[Entry, ...], what: str) -> list[tuple[int, Entry]]:
+    """The plan lists them in the graph's own order; names need not be unique."""
+    _check_count(what, len(entries), len(indices))
+    return list(zip(indices, entries, strict=True))
+
+
+def _check_count(what: str, stated: int, needed: int) -> None:
+    if stated != needed:
+        raise PlanError(f"The plan decides on {stated} {what}, the model has {needed}. Plan again.")
+
+
+def _config(plan: Plan, index: int, subdims: Subdims, mesh: Mesh) -> Space:
+    """The operator's space with the plan's configuration alone, if it is a legal one."""
+    entry, rule = plan.operators[index], subdims.rules[index]
+    if len(entry.config) != len(mesh.axes):
+        raise PlanError(
+            f"Operator {entry.name} is configured on {len(entry.config)} axes, "
+            f"the plan's mesh has {len(mesh.axes)}."
+        )
+    row = []
+    for name in entry.config:
+        if name not in FACTORS and name not in rule.factors:
             raise PlanError(
-                f"The plan decides on {stated} {what}, the model has {needed}. Plan again."
+                f"Operator {entry.name} ({entry.kind}) has no factor {name!r}. "
+                f"{nearest(name, rule.factors)}"
             )
+        row.append(FACTORS[name] if name in FACTORS else rule.factors.index(name))
+    single = Space(rule, np.array([row], dtype=np.int8).reshape(1, len(row)))
+    if any(f != NONE for f in row) and not _is_offered(single, mesh):
+        raise PlanError(
+            f"Operator {entry.name} ({entry.kind}) cannot be split as {' '.join(entry.config)} "
+            f"on the mesh {mesh}: its rule is {rule.rule}."
+        )
+    return single
 
 
-def _key(vertex: Vertex, assembly: Assembly) -> object:
-    """Equal for vertices whose choices read alike."""
+def _is_offered(single: Space, mesh: Mesh) -> bool:
+    offered = space_of(single.rule, mesh).configs
+    return bool((offered == single.configs).all(axis=1).any())
+
+
+def _state(word: str, tensor: int, subdims: Subdims, name: str) -> int:
+    """`dim 1.0` is the first piece of dim 1, `dim 1` all of it."""
+    if word in STATES:
+        return STATES[word]
+    dims = subdims.dims[tensor]
+    number, _, piece = word.removeprefix("dim ").partition(".")
+    if word.startswith("dim ") and number.isdigit() and int(number) in dims:
+        at = int(piece) if piece.isdigit() else 0
+        if at < dims.count(int(number)):
+            return dims.index(int(number)) + at
+    raise PlanError(f"{name} has no layout {word!r}: its dims are in pieces {dims}.")
+
+
+def _decided(vertex: Vertex, decided: Decisions) -> Row:
+    """The row of a vertex; of a parameter, with whether it is gathered again in backward."""
     if vertex.space is not None:
-        return (id(vertex.space.configs), vertex.space.rule.factors)
-    return (id(vertex.layouts), id(vertex.storage), assembly.subdims.dims[vertex.index])
+        return tuple(decided.configs[vertex.index].configs[0].tolist())
+    if vertex.storage is not None:
+        return (*decided.stored[vertex.index], int(vertex.index in decided.regathers))
+    return decided.kept[vertex.index]
 
 
-def _offered(vertex: Vertex, assembly: Assembly) -> Iterator[Words]:
-    """The vertex's choices, in the words of a plan."""
+def _offered(vertex: Vertex) -> list[Row]:
+    """The rows of a vertex's choices."""
     if vertex.space is not None:
-        for row in vertex.space.configs.tolist():
-            yield tuple(factor_name(vertex.space, factor) for factor in row)
-        return
+        return [tuple(row) for row in vertex.space.configs.tolist()]
     assert vertex.layouts is not None
-    for row in range(len(vertex.layouts)):
-        states = layout_words(assembly.subdims, vertex.index, vertex.layouts, row)
-        again = () if vertex.storage is None else (bool(vertex.storage.regathers[row]),)
-        yield (*states, *again)
+    rows = vertex.layouts.tolist()
+    if vertex.storage is None:
+        return [tuple(row) for row in rows]
+    again = vertex.storage.regathers.tolist()
+    return [(*row, int(regather)) for row, regather in zip(rows, again, strict=True)]
 
 
-def _absent(name: str, wanted: Words, offered: Sequence[Words]) -> PlanError:
-    few = "; ".join(" ".join(map(str, words)) for words in offered[:6])
+def _absent(vertex: Vertex, assembly: Assembly, offered: int) -> PlanError:
+    graph = assembly.graph
+    names = (graph.ops if vertex.space is not None else graph.tensors)[vertex.index]
     return PlanError(
-        f"The plan has {' '.join(map(str, wanted))!r} for {name}, which is not on offer. "
-        f"Among the {len(offered)} that are: {few}."
+        f"What the plan has for {names.name} is not among the {offered} choices that are on offer "
+        f"on the mesh {assembly.tabulated.mesh}."
     )

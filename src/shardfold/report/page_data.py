@@ -126,9 +126,9 @@ def _sentences(plan: Plan) -> list[str]:
 def _made(plan: Plan) -> list[tuple[str, str]]:
     made = plan.provenance
     return [
-        ("cost model", made.cost),
-        ("optimizer", made.optimizer),
-        ("dtype", made.dtype),
+        ("cost model", made.request.cost),
+        ("optimizer", made.request.optimizer),
+        ("dtype", made.request.dtype or "as in the model"),
         ("graph", made.graph),
         *((name, version) for name, version in made.versions.items()),
     ]

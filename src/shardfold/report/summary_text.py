@@ -15,12 +15,12 @@ def heading(plan: Plan, model: str | None = None) -> list[str]:
     """What was planned, on what, and under which assumptions."""
     made = plan.provenance
     axes = " x ".join(f"{axis.name}={axis.size}" for axis in plan.mesh) or "one device"
-    dtype = "" if made.dtype == "as in the model" else f", {made.dtype}"
+    dtype = "" if made.request.dtype is None else f", {made.request.dtype}"
     parts = f", {plan.micro_batches} micro-batches" if plan.micro_batches > 1 else ""
     return [
         f"{model or 'Plan'} on {plan.cluster}, mesh {axes}",
         f"{number(made.parameters)} parameters, {made.operators:,} operators, "
-        f"{made.optimizer}{dtype}, {made.cost} costs{parts}",
+        f"{made.request.optimizer}{dtype}, {made.request.cost} costs{parts}",
     ]
 
 
@@ -137,7 +137,7 @@ def too_large(plan: Plan) -> list[str]:
     """What to try where no plan fits."""
     if plan.fits:
         return []
-    smallest = plan.estimate.smallest_bytes
+    smallest = plan.estimate.min_feasible_bytes
     needs = "" if smallest is None else f"; the smallest plan needs {size(smallest)}"
     return [f"No plan fits in memory{needs}. Try more devices, a smaller batch or bf16."]
 

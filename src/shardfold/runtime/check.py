@@ -149,10 +149,10 @@ def compare(
     captured = agreed(lambda: prepared(model, plan, args, kwargs, loss, rules))
     settings = Settings(
         seed=seed,
-        double=True,
+        float64=True,
         prefix="" if loss is None else LOSS_PREFIX,
         passes=plan.micro_batches,
-        cuts=plan.cuts,
+        cuts=plan.micro_batch_dims,
     )
     first: Batch = (args, dict(kwargs or {}))
     try:

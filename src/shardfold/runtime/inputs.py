@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from shardfold.capture import Program
 from shardfold.plans import Plan
-from shardfold.runtime.decisions import layout_row
+from shardfold.plans.read import layout_row
 from shardfold.runtime.local_reshard import Lie, Moves
 from shardfold.runtime.lower import Instruction, Lowered
 from shardfold.runtime.reshard_ops import Given

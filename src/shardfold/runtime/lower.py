@@ -20,7 +20,7 @@ from shardfold.cluster import Mesh
 from shardfold.costs.edges import Edge, Leg, wire
 from shardfold.costs.parameters import Storage
 from shardfold.costs.variables import Sides, Vertex, shared_tensors
-from shardfold.runtime.decisions import Decisions
+from shardfold.plans.read import Decisions
 from shardfold.runtime.local_reshard import Lie, Moves, values
 from shardfold.runtime.ops import Local, Site, localise
 from shardfold.runtime.process_groups import Axes

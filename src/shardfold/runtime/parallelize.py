@@ -14,11 +14,12 @@ from torch.distributed.device_mesh import init_device_mesh
 from shardfold.capture import Program, capture_program
 from shardfold.capture.meta_copy import DTYPES
 from shardfold.costs import pricing_named
-from shardfold.errors import RunError
+from shardfold.errors import InputError, RunError
 from shardfold.operators import Maker, rules_of
 from shardfold.plans import Plan
 from shardfold.plans.batch import example_for
 from shardfold.plans.files import check, dumps
+from shardfold.plans.read import decisions_of
 from shardfold.runtime.all_ranks import (
     agreed,
     check_alike,
@@ -27,7 +28,6 @@ from shardfold.runtime.all_ranks import (
     fingerprint,
     versions,
 )
-from shardfold.runtime.decisions import decisions_of
 from shardfold.runtime.evaluate import Original, evaluating
 from shardfold.runtime.init_weights import tensors_of
 from shardfold.runtime.inputs import with_parts
@@ -40,7 +40,6 @@ from shardfold.runtime.process_groups import Groups, shared
 from shardfold.runtime.shards import Place
 from shardfold.sharding import Subdims, find_subdims
 
-AS_IN_MODEL = "as in the model"
 LOSS_PREFIX = "model."  # what capture puts before the names of a model that is given a loss
 
 
@@ -53,7 +52,8 @@ def parallelize(
     loss: Callable[[Any], Any] | None = None,
     rules: Mapping[str, Maker] | None = None,
     seed: int = 0,
-    double: bool = False,
+    float64: bool = False,
+    **renamed: Any,
 ) -> Parallel:
     """Make this rank's share of `model` under `plan`, ready for any training loop.
 
@@ -61,9 +61,13 @@ def parallelize(
     plan was made with. If the script has not initialised a process group, NCCL is set up on GPUs,
     each process on its own, or gloo on CPUs; one process needs none. Weights of a real model are
     sliced; those of a meta-device model are drawn module by module from `seed`, which also seeds
-    dropout. `double` runs everything in float64, whatever the plan's dtype: for checking numbers.
+    dropout. `float64` runs everything in float64, whatever the plan's dtype: for checking numbers.
     Under a plan of several micro-batches, the example is still the whole batch.
     """
+    if renamed:
+        name = next(iter(renamed))
+        known = " It is called float64 now." if name == "double" else ""
+        raise InputError(f"parallelize has no option {name!r}.{known}")
 
     def lowering() -> tuple[Program, Subdims, Lowered]:
         _check_world(plan)
@@ -76,17 +80,18 @@ def parallelize(
         {
             "plan": digest(dumps(plan)),
             "seed": str(seed),
-            "double": str(double),
+            "float64": str(float64),
             "model": digest(repr([(op.name, op.kind) for op in program.graph.ops])),
             **versions(),
         },
         "Give every rank the same plan file, arguments and code.",
     )
     prefix = "" if loss is None else LOSS_PREFIX
-    settings = Settings(_dtype(plan), seed, double, prefix, plan.micro_batches, plan.cuts)
+    dtype, dims = plan.provenance.request.dtype, plan.micro_batch_dims
+    settings = Settings(dtype, seed, float64, prefix, plan.micro_batches, dims)
     module = assemble(model, program, lowered, settings)
     example = example_for(plan, args, kwargs)
-    original = Original.of(model, *example, _dtype(plan), loss)
+    original = Original.of(model, *example, dtype, loss)
 
     def evaluation() -> tuple[Program, Lowered]:
         evaluated = evaluating(program, original)
@@ -106,9 +111,9 @@ def prepared(
 ) -> tuple[Program, Subdims]:
     """The model captured as it was for the plan, which must be for it."""
     example = example_for(plan, args, kwargs)
-    program = capture_program(model, *example, dtype=_dtype(plan), loss=loss)
+    program = capture_program(model, *example, dtype=plan.provenance.request.dtype, loss=loss)
     check(plan, program.graph)
-    makers = {**pricing_named(plan.provenance.cost).rules, **(rules or {})}
+    makers = {**pricing_named(plan.provenance.request.cost).rules, **(rules or {})}
     return program, find_subdims(program.graph, rules_of(program.graph, makers))
 
 
@@ -131,7 +136,7 @@ class Settings:
 
     dtype: str | None = None
     seed: int = 0
-    double: bool = False
+    float64: bool = False
     prefix: str = ""
     passes: int = 1
     cuts: Mapping[str, int] = field(default_factory=dict)
@@ -153,19 +158,15 @@ def assemble(model: nn.Module, program: Program, lowered: Lowered, settings: Set
     tensors = program.graph.tensors
     keepings = {tensors[s.tensor].name: keeping(s) for s in lowered.parameters}
     context = Context(
-        groups, device, seed=settings.seed, double=settings.double, ahead=lowered.ahead
+        groups, device, seed=settings.seed, double=settings.float64, ahead=lowered.ahead
     )
     run = Run(program, lowered, keepings, context, mesh, settings.prefix)
     run.passes, run.cuts = settings.passes, dict(settings.cuts)
     shorter = DTYPES[settings.dtype] if settings.dtype else None
-    tree = _tree(model, run, torch.float64 if settings.double else shorter)
+    tree = _tree(model, run, torch.float64 if settings.float64 else shorter)
     module = Parallel(run, tree, _volatile(model))
     module.train()
     return module
-
-
-def _dtype(plan: Plan) -> str | None:
-    return None if plan.provenance.dtype == AS_IN_MODEL else plan.provenance.dtype
 
 
 def _check_world(plan: Plan) -> None:

@@ -80,7 +80,7 @@ def begin(
     args, kwargs = example
     check_data(args, kwargs)
     module = parallelize(model, plan, args, kwargs, rules=rules, seed=recipe.seed)
-    optimizer = UPDATES[plan.provenance.optimizer](module.parameters(), lr=recipe.lr)
+    optimizer = UPDATES[plan.provenance.request.optimizer](module.parameters(), lr=recipe.lr)
 
     def share(step: int) -> float:
         return min(1.0, (step + 1) / (recipe.warmup + 1))

@@ -12,6 +12,7 @@ from math import inf
 import numpy as np
 from numpy.typing import NDArray
 
+from shardfold.search.branch_and_bound import SECONDS
 from shardfold.search.interning import Array, Ints
 from shardfold.search.problem import Problem
 from shardfold.search.solution import Solution
@@ -36,11 +37,13 @@ class Restricted:
         cutoff: float = inf,
         known: list[Ints] | None = None,
         rounds: int | None = None,
+        seconds: float = SECONDS,
     ) -> Solution:
         """The best choice that is left, numbered as in the whole problem.
 
         `fastest`, the solution without a limit, `cutoff`, a cost that another problem reaches,
-        `known`, choices that may be good, and few `rounds` save time (see `search.solve`).
+        `known`, choices that may be good, few `rounds` and few `seconds` save time (see
+        `search.solve`).
         """
         if self.kept:  # those choices are numbered as in the whole problem
             fastest, known, rounds = None, None, None
@@ -51,6 +54,7 @@ class Restricted:
             cutoff=cutoff,
             known=known,
             rounds=rounds,
+            seconds=seconds,
         )
         return self._whole(found)
 

@@ -21,6 +21,7 @@ from shardfold.sharding.subdims import SubdimRule
 
 NONE = -1
 PASS = -2
+CONFIG_WORDS = {NONE: "-", PASS: "+"}  # the words of plan files for what is no factor
 MOST_UNEVEN = 1.25
 
 Configs = NDArray[np.int8]  # (number of configurations, axes)

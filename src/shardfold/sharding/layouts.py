@@ -23,6 +23,8 @@ Bounds = tuple[int, int]
 REPLICATED = -1
 PENDING = -2
 SHARED = -3
+# The words of plan files for states that split nothing.
+STATE_WORDS = {REPLICATED: "replicated", SHARED: "replicated, gradient partial", PENDING: "partial"}
 
 
 def chunk(bounds: Bounds, parts: int, place: int) -> Bounds:

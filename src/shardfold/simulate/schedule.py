@@ -7,7 +7,7 @@ of equal blocks (a segment has a count).
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -26,6 +26,12 @@ COMPUTE = "compute"
 """The name of the stream of local work; the others bear the names of link levels."""
 
 
+# Bounds of what a file may say: a stranger's figures end in an error, not in endless work.
+Quantity = Annotated[float, msgspec.Meta(ge=0)]
+Whole = Annotated[int, msgspec.Meta(ge=0)]
+Number = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
+
+
 class Value(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Base of plain values: immutable, strict about what a file may contain."""
 
@@ -34,10 +40,10 @@ class Task(Value, frozen=True):
     """A piece of work or a collective; bytes by class are taken as it starts, given as it ends."""
 
     kind: str  # forward, backward, update, all_gather, ...
-    seconds: float
+    seconds: Quantity
     mode: Mode = "work"
     levels: tuple[int, ...] = ()  # the levels of links that a collective crosses
-    bytes: float = 0.0  # of a collective's larger side
+    bytes: Quantity = 0.0  # of a collective's larger side
     takes: dict[str, float] = msgspec.field(default_factory=dict)
     gives: dict[str, float] = msgspec.field(default_factory=dict)
     turn: Turn = "every"
@@ -70,7 +76,7 @@ class Segment(Value, frozen=True):
 
     name: str
     operators: tuple[Operator, ...]
-    count: int = 1
+    count: Number = 1
     names: tuple[str, ...] = ()  # of each of the `count` blocks, where they have some
 
 
@@ -85,6 +91,6 @@ class Schedule(Value, frozen=True):
     segments: tuple[Segment, ...]
     resident: dict[str, float]  # bytes by class that are there all the time
     peak_flops: float  # of a device, in the dtype of most products
-    ahead: int = 8  # operators whose parameters may be gathered before their turn
-    behind: int = 16  # operators whose gradients may wait to be reduced
-    passes: int = 1
+    ahead: Whole = 8  # operators whose parameters may be gathered before their turn
+    behind: Whole = 16  # operators whose gradients may wait to be reduced
+    passes: Number = 1

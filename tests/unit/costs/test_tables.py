@@ -160,7 +160,7 @@ def test_a_tied_weights_gradient_is_reduced_once() -> None:
 
     best = min(range(len(problem.costs[weight])), key=total)
     found = desk.assembly((*plain.choice[:weight], best, *plain.choice[weight + 1 :]))
-    assert parameter_entries(found)[0].layout == ("whole, gradient summed",)
+    assert parameter_entries(found)[0].layout == ("replicated, gradient partial",)
     assert collectives(found).count(reduced) == 1
     # What is priced is what the steps say.
     saved = total(plain.choice[weight]) - total(best)

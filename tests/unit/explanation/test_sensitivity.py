@@ -102,7 +102,7 @@ def test_what_holds_an_operator_outweighs_what_it_would_save(name: str) -> None:
     (module, args, kwargs), plan = made(name)
     graph = capture(module, args, kwargs)
     subdims = find_subdims(graph, rules_of(graph, dict(pricing_named("paper").rules)))
-    case = case_of(plan, graph, subdims, parse(CLUSTER))
+    case, _ = case_of(plan, graph, subdims, parse(CLUSTER), pricing_named("paper"))
     problem, choice = case.problem, case.assembly.choice
     held = 0
     for v in case.vertex_of.values():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from shardfold.plans import Estimate, MeshEntry, Plan, Provenance
 from shardfold.plans.files import FORMAT
 from shardfold.plans.plan import VERSION, AxisEntry, CollectiveEntry, OperatorEntry, UnsplitEntry
+from shardfold.plans.request import Request
 
 MIB = 2**20
 
@@ -74,7 +75,7 @@ def made(*, fits: bool = True, optimal: bool = True) -> Plan:
             fully_sharded_bytes=20 * 2**30,
             device_bytes=80 * 2**30,
             limit_bytes=(72 if fits else 50) * 2**30,
-            smallest_bytes=None if fits else 55.0 * 2**30,
+            min_feasible_bytes=None if fits else 55.0 * 2**30,
         ),
         meshes=(MeshEntry("4x2x4", 1.0, 1.0), MeshEntry("2x2x8", 1.25, 1.25)),
         unsplit=(
@@ -89,9 +90,7 @@ def made(*, fits: bool = True, optimal: bool = True) -> Plan:
             operators=len(operators),
             parameters=8_030_000_000,
             cluster={},
-            cost="roofline",
-            optimizer="adamw",
-            dtype="bf16",
+            request=Request(dtype="bf16"),
             versions={},
             capture_seconds=1.5,
             search_seconds=0.25,

@@ -41,9 +41,9 @@ def test_a_large_batch_is_read_in_parts(plan: Plan) -> None:
     ("layout", "parts"),
     [
         (("dim 0", "dim 0"), [(0, 3), (3, 5), (5, 8), (8, 10)]),
-        (("dim 0", "whole"), [(0, 5), (0, 5), (5, 10), (5, 10)]),
-        (("whole", "dim 0"), [(0, 5), (5, 10), (0, 5), (5, 10)]),
-        (("whole", "whole"), [(0, 10)] * 4),
+        (("dim 0", "replicated"), [(0, 5), (0, 5), (5, 10), (5, 10)]),
+        (("replicated", "dim 0"), [(0, 5), (5, 10), (0, 5), (5, 10)]),
+        (("replicated", "replicated"), [(0, 10)] * 4),
     ],
 )
 def test_parts_of_ten(plan: Plan, layout: tuple[str, ...], parts: list[tuple[int, int]]) -> None:

@@ -77,7 +77,12 @@ def test_any_plan_loads_equal(
     plan: Plan, estimate: Any, operators: Any, tensors: Any, parameters: Any
 ) -> None:
     other = msgspec.structs.replace(
-        plan, estimate=estimate, operators=operators, tensors=tensors, parameters=parameters
+        plan,
+        estimate=estimate,
+        operators=operators,
+        tensors=tensors,
+        parameters=parameters,
+        sketch=None,  # which has a row for every operator
     )
     assert loads(dumps(other).encode()) == other
 
@@ -122,9 +127,9 @@ def test_json_that_is_no_plan_is_refused(data: bytes) -> None:
         loads(data)
 
 
-@pytest.mark.parametrize("version", [2, 99, "1", None, 1.5])
+@pytest.mark.parametrize("version", [3, 99, "1", None, 1.5])
 def test_a_newer_version_is_refused_before_anything_else(plan: Plan, version: Any) -> None:
-    with pytest.raises(PlanError, match=r"plan version .*reads up to 1.*Upgrade"):
+    with pytest.raises(PlanError, match=r"plan version .*reads up to 2.*Upgrade"):
         loads(changed(plan, version=version, operators="something new"))
 
 

@@ -14,8 +14,8 @@ from shardfold.capture import capture_program
 from shardfold.errors import PlanError, RunError
 from shardfold.operators import rules_of
 from shardfold.plans import Plan
+from shardfold.plans.read import decisions_of
 from shardfold.runtime import parallelize
-from shardfold.runtime.decisions import decisions_of
 from shardfold.runtime.lower import Lowered, lower
 from shardfold.runtime.shards import Place
 from shardfold.sharding import find_subdims

@@ -37,7 +37,7 @@ def test_data_parallel_is_one_all_reduce_a_gradient() -> None:
     plain, _ = baselines(desk)
     large = [c for c in collectives(plain) if c[3] > 4]
     assert large == [("backward", "all_reduce", (0, 1), size) for size in PARAMETERS]
-    assert all(set(e.layout) == {"whole"} for e in parameter_entries(plain))
+    assert all(set(e.layout) == {"replicated"} for e in parameter_entries(plain))
 
 
 def test_fully_sharded_gathers_twice_and_scatters_once() -> None:

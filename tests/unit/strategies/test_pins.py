@@ -166,4 +166,4 @@ def test_every_name_that_a_plan_shows_can_be_pinned(llama: Graph) -> None:
             shown = without(op.origin.module, skip) or op.origin.module
             found = {llama.ops[i].origin.module for group in matching(shown, llama) for i in group}
             assert op.origin.module in found
-            assert found <= {op.origin.module, shown}  # `model` is the wrapper's own name, too
+            assert len(found) == 1 or shown == "model"  # the wrapper's own name, too

@@ -2,12 +2,12 @@
 const MOST = 8;
 
 function deviceGrid(side) {
-  const axes = data.mesh.map((axis, k) => ({ ...axis, state: side.layout[k] || "whole", shown: axis.size > MOST ? 4 : axis.size }));
+  const axes = data.mesh.map((axis, k) => ({ ...axis, state: side.layout[k] || "replicated", shown: axis.size > MOST ? 4 : axis.size }));
   if (!axes.length) return el("div", { class: "grid quiet" }, "one device has all of it");
   const cutters = axes.filter((axis) => axis.state.startsWith("dim"));
-  const pending = axes.some((axis) => axis.state === "sum pending");
+  const pending = axes.some((axis) => axis.state === "partial");
   const parts = cutters.reduce((n, axis) => n * axis.size, 1);
-  const [rows, ...columns] = axes.length > 1 ? axes : [{ name: "", size: 1, shown: 1, state: "whole" }, ...axes];
+  const [rows, ...columns] = axes.length > 1 ? axes : [{ name: "", size: 1, shown: 1, state: "replicated" }, ...axes];
   const wide = columns.reduce((n, axis) => n * axis.shown, 1);
   const size = wide > 24 ? 9 : wide > 12 ? 12 : 16, gap = 2, group = 6;
   const left = rows.name ? 46 : 4, top = 15;
@@ -58,12 +58,12 @@ function held(side, axes, at, parts) {
     const index = found.reduce((n, axis) => n * axis.size + at[axis.name], 0);
     return `part ${index + 1} of ${ways} along ${state}`;
   });
-  const sums = axes.filter((axis) => axis.state === "sum pending").map((axis) => axis.name);
+  const sums = axes.filter((axis) => axis.state === "partial").map((axis) => axis.name);
   if (sums.length) words.push(`a part of the sum over ${sums.join(", ")}`);
   return words.join(", ") || "the whole tensor";
 }
 
 function layoutWords(side) {
-  const found = data.mesh.map((axis, k) => [axis.name, side.layout[k]]).filter(([, state]) => state && state !== "whole");
+  const found = data.mesh.map((axis, k) => [axis.name, side.layout[k]]).filter(([, state]) => state && state !== "replicated");
   return found.map(([name, state]) => `${name}: ${state}`).join(", ") || "whole on every device";
 }

@@ -1,0 +1,197 @@
+"""The options of planning, in one list: as a caller gives them, and as a plan keeps them.
+
+Everything that is asked for besides the model and the cluster is one `Request`. It is in the plan's
+file, so that planning again, on other devices or with one option changed, keeps all the others.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypedDict, get_args
+
+import msgspec
+
+from shardfold.cluster import Mesh
+from shardfold.costs import Profile, optimizer_named, pricing_named
+from shardfold.costs.models.registry import MEASURED
+from shardfold.costs.profile.profile import load as load_profile
+from shardfold.errors import InputError, ProfileError, nearest
+from shardfold.strategies.pins import parse_pins
+
+Recompute = Literal["auto", "never", "always"]
+MicroBatches = int | Literal["auto", "search"]
+Pins = Mapping[str, str] | Iterable[str] | None  # {pattern: split}, or texts "pattern=split"
+DTYPES = ("fp32", "bf16", "fp16", "fp64")
+MOST_MICRO_BATCHES = 1_000_000
+UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+# Names that options had before, and what each is called now.
+RENAMED = {"passes": "micro_batches", "limit": "memory_limit", "recomputation": "recompute"}
+
+
+class Options(TypedDict, total=False):
+    """The options of `plan`, `compare`, `what_if` and `Planner`, each with its default.
+
+    - `dtype` (the model's own): of weights and activations; `fp32`, `bf16`, `fp16` or `fp64`.
+    - `optimizer` (`adamw`): `sgd`, `momentum`, `adam` or `adamw`.
+    - `mesh` (every one is tried): such as `4x8`, outermost level first, or a `Mesh`.
+    - `cost` (`roofline`): the cost model, `roofline` or `paper`.
+    - `profile` (none): a file that `shardfold calibrate` wrote; prices are what was measured.
+    - `memory_limit` (the device's memory less a tenth): per device, in bytes or as `60GiB`.
+    - `recompute` (`auto`): activation checkpointing of repeated blocks: where something fits or is
+      faster with it, `never`, or `always`.
+    - `micro_batches` (`auto`): equal parts of the batch whose gradients are added up: more than one
+      only where nothing fits otherwise; `search`, the fastest number where the limit binds; or a
+      number.
+    - `pins` (none): splits to keep to, as `{"layers.*.mlp.up_proj": "out/8"}` or as texts
+      `layers.*.mlp.up_proj=out/8`. The plan says what they cost.
+    - `fold` (`True`): trace repeated blocks once. Without it each is traced: slower, with the same
+      sum of costs, but blocks may then store their parameters in different ways.
+    """
+
+    dtype: str | None
+    optimizer: str
+    mesh: str | Mesh | None
+    cost: str
+    profile: str | Path | Profile | None
+    memory_limit: float | str | None
+    recompute: Recompute
+    micro_batches: MicroBatches
+    pins: Pins
+    fold: bool
+
+
+class ProfileUse(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Which profile prices came from: its file as it was given, and the digest of its contents."""
+
+    file: str
+    digest: str
+
+
+class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What was asked for besides the model and the cluster; `Options` says what each means."""
+
+    dtype: str | None = None
+    optimizer: str = "adamw"
+    mesh: str | None = None
+    cost: str = "roofline"
+    profile: ProfileUse | None = None
+    memory_limit: Annotated[float, msgspec.Meta(gt=0)] | None = None
+    recompute: Recompute = "auto"
+    micro_batches: (
+        Annotated[int, msgspec.Meta(ge=1, le=MOST_MICRO_BATCHES)] | Literal["auto", "search"]
+    ) = "auto"
+    pins: tuple[str, ...] = ()
+    fold: bool = True
+
+    def changed(self, options: Options) -> Request:
+        """The request with some options given anew, each checked."""
+        plain: dict[str, Any] = dict(options)
+        for name in plain:
+            if name not in Options.__annotations__:
+                raise InputError(f"There is no option {name!r}. {_suggested(name)}")
+        if "memory_limit" in plain and plain["memory_limit"] is not None:
+            plain["memory_limit"] = bytes_in(plain["memory_limit"])
+        if "pins" in plain:
+            plain["pins"] = tuple(map(str, parse_pins(plain["pins"])))
+        if plain.get("mesh") is not None:
+            plain["mesh"] = str(plain["mesh"])
+        if "profile" in plain:
+            plain["profile"] = _use_of(plain["profile"])
+            plain.setdefault("cost", "roofline" if self.cost == MEASURED else self.cost)
+        found = msgspec.structs.replace(self, **plain)
+        if found.profile is not None:
+            found = msgspec.structs.replace(found, cost=MEASURED)
+        found.check()
+        return found
+
+    def check(self) -> None:
+        """Refuse a word that is not known, before any work is done."""
+        if self.dtype is not None and self.dtype not in DTYPES:
+            raise InputError(f"Unknown dtype {self.dtype!r}. {nearest(self.dtype, DTYPES)}")
+        pricing_named(self.cost)
+        optimizer_named(self.optimizer)
+        parse_pins(self.pins)
+        words = get_args(Recompute)
+        if self.recompute not in words:
+            raise InputError(
+                f"Unknown recompute {self.recompute!r}. {nearest(str(self.recompute), words)}"
+            )
+        check_micro_batches(self.micro_batches)
+
+    def profile_for(
+        self, given: str | Path | Profile | None, at_hand: str | Path | Profile | None = None
+    ) -> Profile | None:
+        """The profile of the prices: the one that is given, or the one that was used before.
+
+        That is the one at hand, if it is the same, or the file of that time.
+        """
+        if given is not None or self.profile is None:
+            return None if given is None else _loaded(given)
+        use = self.profile
+        if at_hand is not None and (known := _loaded(at_hand)).digest == use.digest:
+            return known
+        try:
+            found = load_profile(use.file) if use.file else None
+        except ProfileError:
+            found = None
+        if found is None or found.digest != use.digest:
+            what = "is not there" if found is None else "is another one now"
+            where = f"{use.file} ({use.digest[:19]})" if use.file else use.digest[:19]
+            raise ProfileError(
+                f"The prices are by the profile {where}, which {what}: give it as profile=, or on "
+                "the command line as --profile."
+            )
+        return found
+
+
+def check_micro_batches(wish: object) -> None:
+    """Refuse what is no number of micro-batches, and no word for one."""
+    words = ("auto", "search")
+    if isinstance(wish, str):
+        if wish not in words:
+            raise InputError(f"Unknown number of micro-batches {wish!r}. {nearest(wish, words)}")
+    elif isinstance(wish, bool) or not isinstance(wish, int) or wish < 1:
+        raise InputError(f"A step takes 1 micro-batch or more, got {wish!r}.")
+    elif wish > MOST_MICRO_BATCHES:
+        raise InputError(
+            f"A step takes at most {MOST_MICRO_BATCHES:,} micro-batches, got {wish:,}."
+        )
+
+
+def bytes_in(size: float | str) -> float:
+    """A size as the user writes it: a number of bytes, or a text.
+
+    >>> bytes_in(1500), bytes_in("1500"), bytes_in("64MiB"), bytes_in("2.5G")
+    (1500.0, 1500.0, 67108864.0, 2684354560.0)
+    """
+    unit = ""
+    try:
+        if isinstance(size, str):
+            spelled = size.strip().upper().removesuffix("IB").removesuffix("B")
+            unit = spelled[-1:] if spelled[-1:] in "KMGT" else ""
+            found = float(spelled.removesuffix(unit)) * UNITS[unit]
+        else:
+            found = float(size)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"{size!r} is not a size; write 1500, 64MiB or 2.5G.") from error
+    if not 0 < found < math.inf:
+        raise InputError(f"A size must be positive and finite, got {size!r}.")
+    return found
+
+
+def _suggested(name: str) -> str:
+    new = RENAMED.get(name)
+    return f"It is called {new} now." if new else nearest(name, Options.__annotations__)
+
+
+def _loaded(profile: str | Path | Profile) -> Profile:
+    return profile if isinstance(profile, Profile) else load_profile(profile)
+
+
+def _use_of(profile: str | Path | Profile | None) -> ProfileUse | None:
+    if profile is None:
+        return None
+    file = "" if isinstance(profile, Profile) else str(profile)
+    return ProfileUse(file, _loaded(profile).digest)
