@@ -32,6 +32,7 @@ from shardfold.planner.select import Judge
 from shardfold.plans import Plan, check
 from shardfold.plans.batch import example_for, mapped
 from shardfold.plans.build import describe
+from shardfold.plans.plan import MOST_AXES
 from shardfold.plans.request import Options, Request
 from shardfold.progress import Stage, Watch, ignore
 from shardfold.search.npz import write_problem
@@ -257,6 +258,8 @@ class Planner:
         target, request, notes = self._target(cluster), base.changed(changes), set[str]()
         mesh = changes.get("mesh") or request.mesh
         fixed = mesh_from_text(mesh, target) if isinstance(mesh, str) else mesh
+        if fixed is not None and len(fixed.axes) > MOST_AXES:
+            raise ClusterError(f"Mesh {fixed} has {len(fixed.axes)} axes; {MOST_AXES} is the most.")
         search = Search(
             target,
             target.meshes() if fixed is None else (fixed,),

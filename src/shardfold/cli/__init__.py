@@ -16,6 +16,7 @@ COMMANDS = {
     "show": ("shardfold.cli.inspect", "Print a saved plan, or check it against a model."),
     "report": ("shardfold.cli.inspect", "Draw a saved plan as one HTML page."),
     "explain": ("shardfold.cli.explain", "Say why operators are split as they are."),
+    "what-if": ("shardfold.cli.what_if", "Plan again with something changed, beside a plan."),
     "compare": ("shardfold.cli.compare", "Hold the best plan against other methods, or plans."),
     "simulate": ("shardfold.cli.inspect", "Simulate a plan's step: time, memory, a trace."),
     "check": ("shardfold.cli.run", "Run one step of a plan beside one device, and compare."),
@@ -59,7 +60,7 @@ class LazyGroup(click.Group):
         """Import the command called `name`."""
         if name not in COMMANDS:
             return None
-        command: click.Command = getattr(import_module(COMMANDS[name][0]), name)
+        command: click.Command = getattr(import_module(COMMANDS[name][0]), name.replace("-", "_"))
         # click keeps the lines after a backspace as they are; a raw docstring has it spelled out.
         command.help = (command.help or "").replace("\\b\n", "\b\n")
         return command

@@ -28,7 +28,7 @@ Count = Annotated[int, msgspec.Meta(ge=1, le=2**40)]
 AxisSize = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
 Dim = Annotated[int, msgspec.Meta(ge=0, le=1000)]
 Share = Annotated[int, msgspec.Meta(ge=1, le=MOST_MICRO_BATCHES)]
-MOST_AXES = 12  # of a mesh: far more than any search can take
+MOST_AXES = 8  # of a mesh: configurations grow exponentially with them
 
 
 class Value(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from importlib import import_module
@@ -20,6 +21,7 @@ SAMPLE = {
     "show": ("show", "PLAN"),
     "report": ("report", "PLAN", "-o", "FOLDER/page.html"),
     "explain": ("explain", "PLAN", "fc6", "--model", "alexnet-tiny", "--seconds", "1"),
+    "what-if": ("what-if", "PLAN", "--model", "alexnet-tiny", "--optimizer", "sgd"),
     "compare": ("compare", "alexnet-tiny", "--cluster", "2x2xa100", "--methods", "exact,greedy"),
     "simulate": ("simulate", "PLAN"),
     "launch": ("launch", "PLAN", "--", "train.py"),
@@ -141,5 +143,46 @@ def test_words_are_completed(typed: str, offered: str) -> None:
 
 def test_the_table_of_commands_is_complete() -> None:
     for name, (module, line) in COMMANDS.items():
-        assert callable(getattr(import_module(module), name))
+        assert callable(getattr(import_module(module), name.replace("-", "_")))
         assert len(line) <= 64
+
+
+PAGE = Path(__file__).parents[3] / "docs" / "reference" / "cli.md"
+
+
+def test_the_page_lists_every_command_and_option() -> None:
+    sections = PAGE.read_text().split("\n## ")
+    table = sections[0]
+    for name in COMMANDS:
+        assert f"| `shardfold {name}" in table, name
+        (own,) = [text for text in sections if f"`{name}`" in text.partition("\n")[0]]
+        named = set(re.findall(r"`(-{1,2}[a-z][a-z-]*)", own))
+        if "planning options" in own:
+            named |= _options(sections, "Planning options")
+        if "sizes" in own.lower():
+            named |= _options(sections, "Sizes")
+        real = {
+            word
+            for parameter in command(name).params
+            if isinstance(parameter, click.Option)
+            for word in (*parameter.opts, *parameter.secondary_opts)
+            if word.startswith("--")
+        }
+        assert real - named == set(), name
+        ours = re.findall(r"^\| ((?:`-[^|]*`,? ?)+)\|", own, re.MULTILINE)
+        listed = {word for cell in ours for word in re.findall(r"--[a-z][a-z-]*", cell)}
+        assert listed - real == set(), name
+
+
+def _options(sections: list[str], title: str) -> set[str]:
+    (text,) = [text for text in sections if text.startswith(title)]
+    return set(re.findall(r"`(--[a-z][a-z-]*)", text))
+
+
+def test_the_page_has_every_exit_code() -> None:
+    from shardfold.cli import INTERRUPTED, LOST, REFUSED
+    from shardfold.cli.train import TERMINATED
+
+    (codes,) = [t for t in PAGE.read_text().split("\n## ") if t.startswith("Output and exit codes")]
+    found = {int(number) for number in re.findall(r"^\| (\d+) \|", codes, re.MULTILINE)}
+    assert found == {0, 1, REFUSED, LOST, INTERRUPTED, TERMINATED}

@@ -102,11 +102,15 @@ H200 = Path(__file__).parents[3] / "benchmarks" / "profiles" / "h200.json"
 
 def test_a_plan_by_a_profile_is_explained_by_it(run, refused, model_file, tmp_path) -> None:
     model, saved = f"{model_file}:make", tmp_path / "plan.json"
-    made = ("--cluster", "2xh200", "--dtype", "bf16", "--profile", H200)
+    profile = tmp_path / "machine.json"
+    profile.write_bytes(H200.read_bytes())
+    made = ("--cluster", "2xh200", "--dtype", "bf16", "--profile", profile)
     assert run("plan", model, *made, "--save", saved).exit_code == 0
     asked = ("explain", saved, "fc", "--model", model, "--seconds", 0)
     found = run(*asked, "--profile", H200, "--json")
     assert found.exit_code == 0, found.output
     direct = run("explain", model, "fc", *made, "--seconds", 0, "--json")
     assert json.loads(found.stdout) == json.loads(direct.stdout)
+    assert json.loads(run(*asked, "--json").stdout) == json.loads(direct.stdout)
+    profile.unlink()
     assert "--profile" in refused(*asked)  # its prices are not in the plan

@@ -15,8 +15,11 @@ from draws import draws
 from shardfold.capture import capture
 from shardfold.errors import PlanError
 from shardfold.graph import Graph
+from shardfold.operators import rules_of
 from shardfold.plans import Estimate, Plan, check, dumps, loads
 from shardfold.plans.plan import CollectiveEntry, OperatorEntry, ParameterEntry, TensorEntry
+from shardfold.plans.read import decisions_of
+from shardfold.sharding import find_subdims
 from virtual.models import Language, tokens
 
 
@@ -214,3 +217,87 @@ def test_another_operator_is_named(plan: Plan, graph: Graph) -> None:
     other = msgspec.structs.replace(plan, operators=operators, provenance=provenance)
     with pytest.raises(PlanError, match=rf"{entry.name} is aten.other, the model has aten"):
         check(other, graph)
+
+
+def test_a_plan_of_version_1_says_how_it_is_made_anew(plan: Plan) -> None:
+    made = {"cost": "measured", "optimizer": "sgd", "dtype": "bf16"}
+    old = changed(
+        plan,
+        version=1,
+        cluster="2x4xa100",
+        provenance=made,
+        pinned={"pins": [{"pattern": "fc*", "split": "out/2 batch/4"}], "free_seconds": 1.0},
+    )
+    found = (
+        r"old\.json has plan version 1; this shardfold reads from 2 on\. Make it anew: "
+        r"shardfold plan MODEL --cluster 2x4xa100 --dtype bf16 --optimizer sgd "
+        r"--profile PROFILE\.json --pin 'fc\*=out/2 batch/4' --save plan\.json; .*--memory-limit"
+    )
+    with pytest.raises(PlanError, match=found):
+        loads(old, "old.json")
+    for odd in ({"provenance": 3, "pinned": [1]}, {"pinned": {"pins": [2, {}]}}, {"cluster": [1]}):
+        with pytest.raises(PlanError, match="Make it anew: shardfold plan MODEL"):
+            loads(changed(plan, version=1, **odd))
+
+
+AXIS = {"name": "gpu", "size": 4, "level": "gpu"}
+
+
+def edited(plan: Plan, *path: Any, value: Any) -> bytes:
+    """The plan's file with one value deep within it replaced."""
+    plain = json.loads(dumps(plan))
+    at = plain
+    for key in path[:-1]:
+        at = at[key]
+    at[path[-1]] = value
+    return json.dumps(plain).encode()
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("mesh",), [{**AXIS, "size": -1}]),
+        (("mesh",), [{**AXIS, "size": 10**12}]),
+        (("mesh",), [{**AXIS, "size": 1, "name": f"gpu{k}"} for k in range(20)]),
+        (("mesh",), [{**AXIS, "size": 2, "name": f"gpu{k}"} for k in range(8)]),
+        (("mesh",), [{**AXIS, "level": "moon"}]),
+        (("micro_batches",), 10**9),
+        (("micro_batches",), 0),
+        (("micro_batches",), -4),
+        (("micro_batches",), 1.5),
+        (("parameters", 0, "shape"), [-3, 4]),
+        (("parameters", 0, "shape"), [10**30]),
+        (("recompute",), [[-1, 5]]),
+        (("recompute",), [[0, 10**9]]),
+        (("inputs", 0, "cut"), -1),
+        (("schedule", "segments", 0, "count"), 10**12),
+        (("schedule", "segments", 0, "count"), -1),
+        (("schedule", "passes"), 10**9),
+        (("schedule", "segments", 0, "operators", 0, "forward", 0, "levels"), [7]),
+        (("sketch", "pieces"), [[[0], 10**12]]),
+        (("sketch", "pieces"), [[[-5], 1]]),
+        (("sketch", "rows", 0, "face"), 10**6),
+        (("provenance", "cluster"), {}),
+        (("provenance", "cluster", "levels", 0, "size"), 10**9),
+        (("provenance", "request", "micro_batches"), 10**9),
+        (("provenance", "request", "memory_limit"), -1.0),
+        (("provenance", "request", "optimizer"), "none of these"),
+        (("provenance", "request", "pins"), ["no split"]),
+    ],
+)
+def test_a_strangers_figures_are_refused_as_they_are_read(
+    plan: Plan, path: tuple[Any, ...], value: Any, graph: Graph, tmp_path: Path
+) -> None:
+    (tmp_path / "odd.json").write_bytes(edited(plan, *path, value=value))
+    with pytest.raises(PlanError, match=r"odd\.json|not the model's blocks"):
+        decisions_of(Plan.load(tmp_path / "odd.json"), graph, find_subdims(graph, rules_of(graph)))
+
+
+@pytest.mark.parametrize(
+    "text", ["NaN", "Infinity", "-Infinity", "1e999", "[" * 100_000, '{"a":' * 100_000]
+)
+def test_numbers_that_json_has_not_and_deep_nests_are_refused(plan: Plan, text: str) -> None:
+    whole = dumps(plan)
+    assert whole.count('"micro_batches": "auto"') == 1
+    with pytest.raises(PlanError, match=r"not complete JSON|damaged"):
+        loads(whole.replace('"micro_batches": "auto"', f'"micro_batches": {text}').encode())
