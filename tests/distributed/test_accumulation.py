@@ -80,7 +80,7 @@ def stepped(rank: int, cases: list[tuple[str, list[bytes]]]) -> list[tuple[str, 
             plan = loads(data)
             # Every other plan in many small buckets, so that some are awaited while others start.
             limits = {"limit": FEW_BYTES} if number % 2 else {}
-            settings = replace(FLOAT64, passes=plan.micro_batches, cuts=plan.cuts)
+            settings = replace(FLOAT64, passes=plan.micro_batches, cuts=plan.micro_batch_dims)
             given = (captured, args, kwargs, None, settings)
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(

@@ -50,7 +50,7 @@ def told(rank: int, plans: list[bytes]) -> dict[str, tuple[str, float]]:
     tried("nothing", plans[0], *made())
     tried("plan", plans[rank % 2], *made())
     tried("seed", plans[0], *made(), seed=rank)
-    tried("dtype", plans[0], *made(), double=rank == 1)
+    tried("dtype", plans[0], *made(), float64=rank == 1)
     for name in ("up.weight", "scale", "mask"):
         model, args = made()
         tensor = model.state_dict().get(name, model.mask)
@@ -70,7 +70,7 @@ def test_ranks_that_differ_are_told_what_differs(on_ranks: Launch) -> None:
         for what, words in {
             "plan": "Give every rank the same plan file",
             "seed": "seed: 0 on rank 0, but 1 on rank 1",
-            "dtype": "double: False on rank 0, but True on rank 1",
+            "dtype": "float64: False on rank 0, but True on rank 1",
             "up.weight": "Seed all ranks alike",
             "scale": "scale: ",
             "mask": "mask: ",

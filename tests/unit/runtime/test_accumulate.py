@@ -40,7 +40,7 @@ def split(given, passes):
 def test_gradients_and_loss_are_those_of_the_whole_batch(given, passes):
     model, args, kwargs = given
     plan, module = split(given, passes)
-    assert plan.cuts == ({} if passes == 1 else {"0.x": 1, "0.y": 0})
+    assert plan.micro_batch_dims == ({} if passes == 1 else {"0.x": 1, "0.y": 0})
     expected = model(*args, **kwargs)
     expected.backward()
     loss = module.accumulate(*args, **kwargs)
