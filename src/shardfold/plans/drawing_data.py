@@ -61,7 +61,7 @@ class _Drawer:
         for run in self.whole.runs:
             periods += self._alone(range(at, run.repeat.start))
             for order in range(run.repeat.count):
-                assembly, period = run.described(order)
+                assembly, period = run.period(order)
                 key = (id(assembly), period)
                 if key not in known:
                     views = _Views(assembly)

@@ -294,9 +294,9 @@ class _Writer:
         if self.style.is_observed:
             results = ", ".join(f"t{t}" for t in instruction.results)
             yield f"{results}, = observe({self.names.add('instruction', instruction)}, [{results}])"
-        for tensor, kept in zip(instruction.results, instruction.kept, strict=True):
-            if kept is not None and kept.moves:
-                yield f"t{tensor} = {self._moved(kept)}"
+        for tensor, shared in zip(instruction.results, instruction.shared, strict=True):
+            if shared is not None and shared.moves:
+                yield f"t{tensor} = {self._moved(shared)}"
 
 
 def _gives_one_tensor(site: Site) -> bool:

@@ -74,7 +74,7 @@ class Instruction:
     local: Local
     results: tuple[int, ...]
     left: tuple[Row, ...]  # the layout of each result, as the operator leaves it
-    kept: tuple[Feed | None, ...]  # for each result: to the layout in which it is kept
+    shared: tuple[Feed | None, ...]  # for each result: to the layout that its readers share
     has_gradient: bool
     writes: tuple[int, ...]  # operands that are written, of which this device has a part
     drops: tuple[int, ...]  # tensors that nobody reads after this
@@ -132,7 +132,7 @@ class Lowered:
         """Every set of axes on which some step or exchange needs a process group."""
         found: set[Axes] = set()
         for instruction in self.instructions:
-            for feed in (*instruction.feeds, *instruction.kept):
+            for feed in (*instruction.feeds, *instruction.shared):
                 for moves in (feed.there, feed.back, feed.onward) if feed is not None else ():
                     found.update(s.axes for s in moves.steps if s.kind != "slice") if moves else ()
             site = instruction.site
@@ -242,12 +242,12 @@ class _Lowering:
             ),
         )
         feeds = tuple(self._feed(index, k, row) for k, row in enumerate(needed))
-        kept = tuple(map(self._keep, op.results))
+        shared = tuple(map(self._share, op.results))
         has_gradient = self.graph.has_gradient(index)
         local = localise(site, self.trusted)
         writes = tuple(k for k, o in enumerate(op.operands) if o.name in WRITTEN and feeds[k].there)
         return Instruction(
-            site, feeds, local, op.results, tuple(left), kept, has_gradient, writes, drops
+            site, feeds, local, op.results, tuple(left), shared, has_gradient, writes, drops
         )
 
     def _feed(self, reader: int, operand: int, needed: Row) -> Feed:
@@ -266,7 +266,7 @@ class _Lowering:
             owns_gradient=self._makes_gradient(reader, operand),
         )
 
-    def _keep(self, tensor: int) -> Feed | None:
+    def _share(self, tensor: int) -> Feed | None:
         """From where an operator leaves its result to the layout that its readers share."""
         number = self.wiring.shared_edge.get(tensor)
         if number is None:

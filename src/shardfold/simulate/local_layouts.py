@@ -14,13 +14,13 @@ from shardfold.simulate.decoded import Assembly
 Row = tuple[int, ...]
 
 
-class Facts:
+class MemoryFacts:
     """What the memory of a graph depends on besides choices; made once for all of them."""
 
     def __init__(self, graph: Graph, subdims: Subdims) -> None:
         self.graph, self.subdims = graph, subdims
         self.aliases = aliases(graph)
-        self.kept = [kept_operands(graph, subdims, i) for i in range(len(graph.ops))]
+        self.saved_operands = [kept_operands(graph, subdims, i) for i in range(len(graph.ops))]
         self.keeps_results = [keeps_results(graph, subdims, i) for i in range(len(graph.ops))]
         self.extras = [extras(graph, i) for i in range(len(graph.ops))]
         self.writer = {t: i for i, op in enumerate(graph.ops) for t in op.results}
@@ -42,10 +42,10 @@ class Facts:
         return self.sizes[key]
 
 
-class Lying:
+class LocalLayouts:
     """Where everything lies under one choice: operands, results, stored parameters."""
 
-    def __init__(self, assembly: Assembly, facts: Facts) -> None:
+    def __init__(self, assembly: Assembly, facts: MemoryFacts) -> None:
         self.assembly, self.facts, self.wiring = assembly, facts, assembly.tabulated.wiring
         self.graph, self.regions = assembly.graph, assembly.tabulated.regions
         self.shape: Row = tuple(assembly.tabulated.mesh.shape)

@@ -1,8 +1,4 @@
-"""What an operator takes and gives in one of its phases, and pieces of memory in between.
-
-Backward's memory: gradients of activations, and of parameters on their way to be reduced.
-
-What memory each operator takes and gives back, forward, again and backward, as PyTorch does.
+"""What memory each operator takes and gives back, forward, again and backward, as PyTorch does.
 
 Forward, an operator takes memory for copies of operands that had to be moved, for its results
 (unless they are views), and for what backward needs beside them. A piece of memory is given back
@@ -23,13 +19,13 @@ from dataclasses import dataclass, field
 from shardfold.costs.memory_format import CASTS, DROPOUTS, PERMUTED, RESHAPED
 from shardfold.costs.steps import Collective, Step
 from shardfold.simulate.decoded import Assembly
-from shardfold.simulate.local_layouts import Facts, Lying, row_of
+from shardfold.simulate.local_layouts import LocalLayouts, MemoryFacts, row_of
 
 Bytes = dict[str, float]
 
 
 @dataclass(slots=True)
-class Turn:
+class PhaseMemory:
     """What one operator takes as one of its phases begins, and gives as it ends.
 
     `moved` is taken first, by the collectives that bring operands.
@@ -41,7 +37,7 @@ class Turn:
 
 
 @dataclass(slots=True)
-class Gathered:
+class GatheredParameter:
     """A parameter on its way to a reader: the whole part that is used, and its gradient."""
 
     used: float = 0.0  # 0: used as it is stored
@@ -63,8 +59,13 @@ PASSED_ON = frozenset((*RESHAPED, *PERMUTED, *CASTS, *DROPOUTS, "contiguous", "a
 class Gradients:
     """Backward: gradients of activations, and of parameters on their way to be reduced."""
 
-    def __init__(self, at: Lying, turns: list[Turn], gathered: list[list[Gathered | None]]) -> None:
-        self.at, self.turns, self.gathered = at, turns, gathered
+    def __init__(
+        self,
+        at: LocalLayouts,
+        phases: list[PhaseMemory],
+        gathered: list[list[GatheredParameter | None]],
+    ) -> None:
+        self.at, self.phases, self.gathered = at, phases, gathered
         self.of: dict[int, _Gradient] = {}  # of each tensor, as far as it is summed up
         self.stored: set[int] = set()  # parameters that have a gradient
 
@@ -78,32 +79,32 @@ class Gradients:
 
     def _operator(self, op: int) -> None:
         at, graph = self.at, self.at.graph
-        turn = self.turns[op]
+        phase = self.phases[op]
         results = [self._result(op, t) for t in graph.ops[op].results if t in self.of]
         name = graph.ops[op].kind.rpartition(".")[2]
         for position, tensor in enumerate(graph.ops[op].inputs):
             if not graph.tensors[tensor].requires_grad:
                 continue
             if graph.tensors[tensor].role == "parameter":
-                self._parameter(op, position, turn)
+                self._parameter(op, position, phase)
                 continue
             row = at.operand_row(op, position)
             size = at.facts.local_bytes(tensor, row, at.shape)
             handed = name in PASSED_ON and results and results[0].bytes == size
-            gradient = results[0].shared() if handed else self._new(turn, size)
+            gradient = results[0].shared() if handed else self._new(phase, size)
             gradient = self._moved(op, tensor, at.wiring.operand_edge[op][position], gradient)
             if tensor in self.of:  # summed up in place
-                self._release(gradient, turn)
+                self._release(gradient, phase)
             else:
                 self.of[tensor] = gradient
         for gradient in results:
-            self._release(gradient, turn)
+            self._release(gradient, phase)
         passing = at.extra_bytes(op, "backward")
-        add(turn.takes, "buffers", passing)
-        add(turn.gives, "buffers", passing)
+        add(phase.takes, "buffers", passing)
+        add(phase.gives, "buffers", passing)
 
     def _result(self, op: int, tensor: int) -> _Gradient:
-        """The gradient of a result, moved from the layout it is kept in for several readers."""
+        """The gradient of a result, moved from the layout that its readers share."""
         gradient = self.of.pop(tensor)
         edge = self.at.wiring.shared_edge.get(tensor)
         return gradient if edge is None else self._moved(op, tensor, edge, gradient, left=True)
@@ -116,11 +117,11 @@ class Gradients:
         at = self.at.assembly.tabulated.edges[edge]
         row = row_of(at.left, self.at.assembly.choice[at.source])
         size = self.at.facts.local_bytes(tensor, row, self.at.shape)
-        found = self._new(self.turns[op], size)
-        self._release(gradient, self.turns[op])
+        found = self._new(self.phases[op], size)
+        self._release(gradient, self.phases[op])
         return found
 
-    def _parameter(self, op: int, position: int, turn: Turn) -> None:
+    def _parameter(self, op: int, position: int, phase: PhaseMemory) -> None:
         """Its gradient in full where it is to be reduced, else the part that stays."""
         found = self.gathered[op][position]
         tensor = self.at.graph.ops[op].inputs[position]
@@ -130,19 +131,19 @@ class Gradients:
             found.reduced = 0.0
         self.stored.add(tensor)
         if found.gradient:
-            add(turn.takes, "buffers", found.gradient)
+            add(phase.takes, "buffers", found.gradient)
         else:  # with several passes, it lives until it is added to those before
             alone = self.at.assembly.passes == 1
-            add(turn.takes, "gradients" if alone else "buffers", found.reduced)
+            add(phase.takes, "gradients" if alone else "buffers", found.reduced)
 
-    def _new(self, turn: Turn, size: float) -> _Gradient:
-        add(turn.takes, "buffers", size)
+    def _new(self, phase: PhaseMemory, size: float) -> _Gradient:
+        add(phase.takes, "buffers", size)
         return _Gradient(size, 1)
 
-    def _release(self, gradient: _Gradient, turn: Turn) -> None:
+    def _release(self, gradient: _Gradient, phase: PhaseMemory) -> None:
         gradient.holders -= 1
         if not gradient.holders and gradient.bytes:
-            add(turn.gives, "buffers", gradient.bytes)
+            add(phase.gives, "buffers", gradient.bytes)
 
 
 @dataclass(slots=True)
@@ -169,22 +170,22 @@ class _Memory:
 class Footprint:
     """The memory of every operator of a graph under one choice."""
 
-    def __init__(self, assembly: Assembly, facts: Facts) -> None:
-        self.lying = Lying(assembly, facts)
+    def __init__(self, assembly: Assembly, facts: MemoryFacts) -> None:
+        self.layouts = LocalLayouts(assembly, facts)
         self.graph, self.regions = assembly.graph, assembly.tabulated.regions
         count = len(self.graph.ops)
         self.kept_bytes = 0.0  # that autograd keeps as forward ends
-        self.forward = [Turn() for _ in range(count)]
-        self.again = [Turn() for _ in range(count)]
-        self.backward = [Turn() for _ in range(count)]
-        self.gathered: list[list[Gathered | None]] = [
+        self.forward = [PhaseMemory() for _ in range(count)]
+        self.again = [PhaseMemory() for _ in range(count)]
+        self.backward = [PhaseMemory() for _ in range(count)]
+        self.gathered: list[list[GatheredParameter | None]] = [
             [self._gathered(i, k) for k in range(len(self.graph.ops[i].inputs))]
             for i in range(count)
         ]
         self._run()
 
-    def _gathered(self, op: int, position: int) -> Gathered | None:
-        at_place, assembly = self.lying, self.lying.assembly
+    def _gathered(self, op: int, position: int) -> GatheredParameter | None:
+        at_place, assembly = self.layouts, self.layouts.assembly
         tensor = self.graph.ops[op].inputs[position]
         edge = at_place.wiring.operand_edge[op][position]
         if edge is None or self.graph.tensors[tensor].role != "parameter":
@@ -194,7 +195,7 @@ class Footprint:
         used = at_place.facts.local_bytes(tensor, row, at_place.shape)
         stored = at_place.stored_bytes(at.source)
         values = assembly.moves(edge)[0]
-        found = Gathered(used if values else 0.0)
+        found = GatheredParameter(used if values else 0.0)
         assert at.regathers is not None
         found.regathered = bool(at.regathers[assembly.choice[at.source]]) and not at.is_recomputed
         if at.has_gradient:
@@ -206,15 +207,15 @@ class Footprint:
 
     def _run(self) -> None:
         count = len(self.graph.ops)
-        outside = _Walk(self.lying, self.forward, range(count), {}, recomputing=False)
+        outside = _Walk(self.layouts, self.forward, range(count), {}, recomputing=False)
         outside.run()
         self.kept_bytes = sum(m.bytes for m in outside.memories if m.keepers)
         self._give_kept(outside)
         for region in self.regions.ranges:
-            inside = _Walk(self.lying, self.again, region, outside.place, recomputing=True)
+            inside = _Walk(self.layouts, self.again, region, outside.place, recomputing=True)
             inside.run()
             self._give_kept(inside)
-        Gradients(self.lying, self.backward, self.gathered).run()
+        Gradients(self.layouts, self.backward, self.gathered).run()
         self._give_gathered()
 
     def _give_kept(self, walk: _Walk) -> None:
@@ -230,13 +231,13 @@ class Footprint:
             for position, found in enumerate(each):
                 if found is None or not found.used:
                     continue
-                keeps = position in self.lying.facts.kept[op]
+                keeps = position in self.layouts.facts.saved_operands[op]
                 again = region is not None
                 stays = keeps and not found.regathered and not again
                 add((self.backward if stays else self.forward)[op].gives, "buffers", found.used)
                 if again:
-                    turns = self.backward if keeps else self.again
-                    add(turns[op].gives, "buffers", found.used)
+                    phases = self.backward if keeps else self.again
+                    add(phases[op].gives, "buffers", found.used)
                 elif found.regathered:
                     add(self.backward[op].gives, "buffers", found.used)
 
@@ -246,14 +247,14 @@ class _Walk:
 
     def __init__(
         self,
-        at: Lying,
-        turns: list[Turn],
+        at: LocalLayouts,
+        phases: list[PhaseMemory],
         ops: range,
         place: Mapping[int, _Memory],
         *,
         recomputing: bool,
     ) -> None:
-        self.at, self.turns, self.ops, self.recomputing = at, turns, ops, recomputing
+        self.at, self.phases, self.ops, self.recomputing = at, phases, ops, recomputing
         self.place: dict[int, _Memory] = dict(place)  # where each tensor lies
         self.memories: list[_Memory] = []
 
@@ -265,7 +266,7 @@ class _Walk:
                 self._results(op, operands)
         for memory in self.memories:
             if not memory.keepers:
-                add(self.turns[memory.last].gives, memory.kind, memory.bytes)
+                add(self.phases[memory.last].gives, memory.kind, memory.bytes)
 
     def _keeps(self, op: int) -> bool:
         """Whether what the operator keeps is kept in this walk."""
@@ -274,7 +275,7 @@ class _Walk:
     def _new(self, op: int, size: float, kind: str, *, moved: bool = False) -> _Memory:
         found = _Memory(size, kind, op, self.recomputing)
         self.memories.append(found)
-        add(self.turns[op].moved if moved else self.turns[op].takes, kind, size)
+        add(self.phases[op].moved if moved else self.phases[op].takes, kind, size)
         return found
 
     def _operand(self, op: int, position: int) -> _Memory | None:
@@ -284,7 +285,7 @@ class _Walk:
         if graph.tensors[tensor].role == "parameter":
             return None
         memory = self.place.get(tensor)  # none: an input or a buffer, which is always there
-        keeps = position in facts.kept[op] and self._keeps(op)
+        keeps = position in facts.saved_operands[op] and self._keeps(op)
         if memory is not None and memory.inner == self.recomputing:
             memory.last = op
             if self._enters(op, tensor):
@@ -317,15 +318,15 @@ class _Walk:
                 continue  # a view of an input
             if facts.keeps_results[op] and tensor not in facts.aliases and self._keeps(op):
                 memory.keepers.append(op)
-            self.place[tensor] = self._kept(op, tensor, memory)
+            self.place[tensor] = self._shared(op, tensor, memory)
         if self._keeps(op):
             self._new(op, self.at.extra_bytes(op, "kept"), "activations").keepers.append(op)
         passing = self.at.extra_bytes(op, "forward")
-        add(self.turns[op].takes, "buffers", passing)
-        add(self.turns[op].gives, "buffers", passing)
+        add(self.phases[op].takes, "buffers", passing)
+        add(self.phases[op].gives, "buffers", passing)
 
-    def _kept(self, op: int, tensor: int, memory: _Memory) -> _Memory:
-        """The copy in which a tensor is kept for several readers, if it had to be moved there."""
+    def _shared(self, op: int, tensor: int, memory: _Memory) -> _Memory:
+        """The copy in the layout that several readers share, if it had to be moved there."""
         edge = self.at.wiring.shared_edge.get(tensor)
         if edge is None:
             return memory

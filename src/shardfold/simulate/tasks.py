@@ -25,17 +25,17 @@ from shardfold.graph import Graph
 from shardfold.sharding import Subdims
 from shardfold.simulate import Again, Operator, Schedule, Segment, Task
 from shardfold.simulate.decoded import Assembly
-from shardfold.simulate.local_layouts import Facts
-from shardfold.simulate.memory import Bytes, Footprint, Turn, scratch
+from shardfold.simulate.local_layouts import MemoryFacts
+from shardfold.simulate.memory import Bytes, Footprint, PhaseMemory, scratch
 from shardfold.simulate.schedule import Mode
 from shardfold.simulate.unrolled import Whole
 
 
-class Described:
+class OperatorTasks:
     """The tasks of every operator of a graph under one choice, made as they are asked for."""
 
     def __init__(
-        self, assembly: Assembly, facts: Facts, useful_flops: Callable[[int], float]
+        self, assembly: Assembly, facts: MemoryFacts, useful_flops: Callable[[int], float]
     ) -> None:
         self.assembly, self.useful_flops = assembly, useful_flops
         self.graph, self.mesh = assembly.graph, assembly.tabulated.mesh
@@ -56,7 +56,7 @@ class Described:
         """Parameters, optimizer state and sums of gradients that an operator answers for."""
         found: Bytes = {}
         for tensor, vertex in self._answers_for(op):
-            size = self.footprint.lying.stored_bytes(vertex)
+            size = self.footprint.layouts.stored_bytes(vertex)
             found["parameters"] = found.get("parameters", 0.0) + size
             if self.graph.tensors[tensor].requires_grad:
                 state = size * self.assembly.optimizer.states
@@ -68,7 +68,7 @@ class Described:
 
     def _gradient_bytes(self, vertex: int) -> float:
         """Bytes of a parameter's gradient; of several passes, each that is held back has a sum."""
-        size = self.footprint.lying.stored_bytes(vertex)
+        size = self.footprint.layouts.stored_bytes(vertex)
         if self.assembly.passes == 1:
             return size
         edges = self.assembly.tabulated.edges
@@ -112,7 +112,7 @@ class Described:
         tasks = tuple(self._values(op, "recompute", self.footprint.again[op]))
         return Again(self.graph.ops[op].name, tasks) if tasks else None
 
-    def _values(self, op: int, phase: str, turn: Turn) -> list[Task]:
+    def _values(self, op: int, phase: str, memory: PhaseMemory) -> list[Task]:
         """Forward, or forward once more: gathers, operands moved, work, results moved."""
         tasks = [
             self._gather(op, position, step)
@@ -121,8 +121,8 @@ class Described:
         ]
         moved = [s for s in self._moved(op, gradient=False) if s.phase == phase]
         work = [s for s in self.assembly.work(op) if s.phase == phase]
-        kept = [s for s in self._kept_steps(op, gradient=False) if s.phase == phase]
-        return tasks + self._in_order([*moved, *work, *kept], phase, turn)
+        shared = [s for s in self._shared_steps(op, gradient=False) if s.phase == phase]
+        return tasks + self._in_order([*moved, *work, *shared], phase, memory)
 
     def _gradients(self, op: int) -> list[Task]:
         """Backward: results' gradients moved, parameters gathered again, work, operands'."""
@@ -131,11 +131,11 @@ class Described:
             for position, step in self._parameter_steps(op)
             if step.phase == "backward"
         ]
-        kept = self._kept_steps(op, gradient=True)
+        shared = self._shared_steps(op, gradient=True)
         work = [s for s in self.assembly.work(op) if s.phase == "backward"]
         moved = self._moved(op, gradient=True)
-        turn = self.footprint.backward[op]
-        tasks += self._in_order([*kept, *work, *moved], "backward", turn)
+        memory = self.footprint.backward[op]
+        tasks += self._in_order([*shared, *work, *moved], "backward", memory)
         return [*tasks, *self._reductions(op)]
 
     def _update(self, op: int) -> list[Task]:
@@ -174,15 +174,15 @@ class Described:
             for step in self.assembly.moves(edge)[gradient]
         ]
 
-    def _kept_steps(self, op: int, *, gradient: bool) -> list[Step]:
-        """Of results that are kept for several readers in a layout of their own."""
+    def _shared_steps(self, op: int, *, gradient: bool) -> list[Step]:
+        """Of results that go to the layout that several readers share."""
         edges = (self.wiring.shared_edge.get(tensor) for tensor in self.graph.ops[op].results)
         return [s for e in edges if e is not None for s in self.assembly.moves(e)[gradient]]
 
     # Tasks
 
-    def _in_order(self, steps: Sequence[Step], phase: str, turn: Turn) -> list[Task]:
-        """Work and collectives one after the other; the turn's memory at its first and last."""
+    def _in_order(self, steps: Sequence[Step], phase: str, memory: PhaseMemory) -> list[Task]:
+        """Work and collectives one after the other; memory comes first and goes last."""
         tasks = [
             self._sent(step, "wait")
             if isinstance(step, Collective)
@@ -190,14 +190,14 @@ class Described:
             for step in steps
             if isinstance(step, Compute) or _is_sent(step)
         ]
-        if not tasks and not (turn.moved or turn.takes or turn.gives):
+        if not tasks and not (memory.moved or memory.takes or memory.gives):
             return []
         if not any(task.mode == "work" for task in tasks):
             tasks.append(Task(phase, 0.0))
         at = next(k for k, task in enumerate(tasks) if task.mode == "work")
-        tasks[0] = _with(tasks[0], takes=turn.moved)
-        tasks[at] = _with(tasks[at], takes=turn.takes)
-        tasks[-1] = _with(tasks[-1], gives=turn.gives)
+        tasks[0] = _with(tasks[0], takes=memory.moved)
+        tasks[at] = _with(tasks[at], takes=memory.takes)
+        tasks[-1] = _with(tasks[-1], gives=memory.gives)
         return tasks
 
     def _sent(self, step: Collective, mode: Mode, takes: Bytes | None = None) -> Task:
@@ -314,7 +314,7 @@ class Scheduler:
     subdims: Subdims
     cluster: Cluster
     flops: dict[object, float] = field(default_factory=dict)
-    shared: list[Facts] = field(default_factory=list)
+    shared: list[MemoryFacts] = field(default_factory=list)
 
     def schedule(self, whole: Whole) -> Schedule:
         """The schedule of a whole model under a choice."""
@@ -326,10 +326,10 @@ class Scheduler:
         return self.schedule(Whole(assembly, unfolded, np.array(assembly.choice)))
 
     @property
-    def facts(self) -> Facts:
+    def facts(self) -> MemoryFacts:
         """What memory depends on besides choices."""
         if not self.shared:
-            self.shared.append(Facts(self.graph, self.subdims))
+            self.shared.append(MemoryFacts(self.graph, self.subdims))
         return self.shared[0]
 
     def useful_flops(self, index: int) -> float:
@@ -348,7 +348,7 @@ class Scheduler:
 class _Builder:
     def __init__(self, scheduler: Scheduler, whole: Whole) -> None:
         self.scheduler, self.whole = scheduler, whole
-        self.described: dict[tuple[int, ...], Described] = {}
+        self.tasks: dict[tuple[int, ...], OperatorTasks] = {}
         self.resident: Bytes = {"parameters": 0.0, "optimizer": 0.0}
 
     def run(self) -> Schedule:
@@ -358,12 +358,12 @@ class _Builder:
         at = 0
         for run in self.whole.runs:
             segments += self._plain(own, range(at, run.repeat.start))
-            turns = [run.described(order) for order in range(run.repeat.count)]
-            keys = [(a.choice, period) for a, period in turns]
+            periods = [run.period(order) for order in range(run.repeat.count)]
+            keys = [(a.choice, period) for a, period in periods]
             order = 0
             for (_, period), group in groupby(keys):
                 count = len(list(group))
-                who = self._of(turns[order][0])
+                who = self._of(periods[order][0])
                 names = tuple(_block(p) for p in run.repeat.paths[order : order + count])
                 ops = run.repeat.ops(period)
                 segments.append(self._segment(who, ops, count, names))
@@ -379,22 +379,22 @@ class _Builder:
             passes=self.whole.assembly.passes,
         )
 
-    def _of(self, assembly: Assembly) -> Described:
-        if assembly.choice not in self.described:
-            self.described[assembly.choice] = Described(
+    def _of(self, assembly: Assembly) -> OperatorTasks:
+        if assembly.choice not in self.tasks:
+            self.tasks[assembly.choice] = OperatorTasks(
                 assembly,
                 self.scheduler.facts,
                 self.scheduler.useful_flops,
             )
-        return self.described[assembly.choice]
+        return self.tasks[assembly.choice]
 
-    def _plain(self, who: Described, ops: range) -> list[Segment]:
+    def _plain(self, who: OperatorTasks, ops: range) -> list[Segment]:
         """Operators outside a run, by the block that they are in."""
         blocks = groupby(ops, lambda i: _block_of(self.scheduler.graph.ops[i].origin.module))
         return [self._segment(who, list(each), 1, (name,)) for name, each in blocks]
 
     def _segment(
-        self, who: Described, ops: Sequence[int], count: int, names: tuple[str, ...]
+        self, who: OperatorTasks, ops: Sequence[int], count: int, names: tuple[str, ...]
     ) -> Segment:
         for op in ops:
             for kind, size in who.resident(op).items():

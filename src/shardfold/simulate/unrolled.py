@@ -55,9 +55,9 @@ class Whole:
         """Who describes which vertices, and how many times they stand in the model."""
         yield self.assembly, self.outside, 1
         for run in self.runs:
-            described = [run.described(order) for order in range(run.repeat.count)]
-            who = {id(assembly): assembly for assembly, _ in described}
-            counts = Counter((id(assembly), period) for assembly, period in described)
+            periods = [run.period(order) for order in range(run.repeat.count)]
+            who = {id(assembly): assembly for assembly, _ in periods}
+            counts = Counter((id(assembly), period) for assembly, period in periods)
             for (key, period), times in counts.items():
                 yield who[key], run.copies.traced[period].tolist(), times
 
@@ -73,7 +73,7 @@ class RunSteps:
         self.repeat = copies.repeat
         self.known: dict[object, Assembly] = {}
 
-    def described(self, order: int) -> tuple[Assembly, int]:
+    def period(self, order: int) -> tuple[Assembly, int]:
         """The assembly, and the traced period in it, that describe the order-th period."""
         return self._periods[order]
 

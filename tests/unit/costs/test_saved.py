@@ -11,7 +11,7 @@ from shardfold.costs import Roofline, optimizer_named, tabulate
 from shardfold.operators import rules_of
 from shardfold.sharding import find_subdims
 from shardfold.simulate.decoded import Assembly
-from shardfold.simulate.local_layouts import Facts
+from shardfold.simulate.local_layouts import MemoryFacts
 from shardfold.simulate.memory import Footprint
 from shardfold.zoo import build
 
@@ -43,7 +43,7 @@ def kept_by_our_count(module, args, kwargs):
     tables = tabulate(graph, subdims, mesh, model, optimizer)
     alone = (0,) * len(tables.vertices)
     assembly = Assembly(graph, subdims, tables, alone, model, optimizer)
-    return Footprint(assembly, Facts(graph, subdims)).kept_bytes
+    return Footprint(assembly, MemoryFacts(graph, subdims)).kept_bytes
 
 
 def zoo_model(name):
