@@ -42,7 +42,9 @@ def measure(name: str, cluster: str, moves: int, ilp_seconds: float) -> dict[str
     dtype = None if cluster.endswith(OLD) else "bf16"
     effort = Effort(moves=moves, ilp_seconds=ilp_seconds)
     begin = time.perf_counter()
-    found = sf.compare(module, args, kwargs, cluster=cluster, dtype=dtype, effort=effort)
+    found = sf.compare(
+        module, args, kwargs, cluster=cluster, dtype=dtype, effort=effort, micro_batches=1
+    )
     seconds = time.perf_counter() - begin
     return {"model": name, **found.as_plain(), "cluster": cluster, "whole_seconds": seconds}
 

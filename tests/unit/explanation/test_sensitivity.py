@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
+from torch import Tensor, nn
 
 import shardfold as sf
 from shardfold import zoo
@@ -12,7 +14,7 @@ from shardfold.capture import capture
 from shardfold.cluster import Cluster, parse
 from shardfold.costs import pricing_named
 from shardfold.explanation.explain import case_of, holding
-from shardfold.explanation.sensitivity import FINEST
+from shardfold.explanation.sensitivity import FINEST, NO_TIME
 from shardfold.operators import rules_of
 from shardfold.sharding import find_subdims
 
@@ -89,11 +91,37 @@ def test_factors_are_close_together_or_batches(explained) -> None:
             assert turn.split != reason.operator.split
 
 
+class FixedBatch(nn.Module):
+    """A model for eight samples and no other number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(64, 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.fc(x).view(8, 64) + torch.ones(8, 1)).sum()
+
+
+def test_what_cannot_be_looked_at_is_said() -> None:
+    module, args = FixedBatch(), (torch.zeros(8, 64),)
+    plan = sf.plan(module, args, cluster=CLUSTER, cost="paper")
+    found = sf.explain(module, args, plan=plan, op="fc", seconds=60.0)
+    (reason,) = found.reasons
+    assert reason.turning is not None
+    looked = {turn.what for turn in (*reason.turning.turns, *reason.turning.steady)}
+    skipped = {each.what: each.reason for each in reason.turning.skipped}
+    assert set(skipped) == {"batch"}
+    assert "could not be traced" in skipped["batch"]
+    assert looked == {"node links", "gpu links"}
+    assert "Not looked at: batch: " in " ".join(str(found).split())
+
+
 def test_without_time_nothing_is_claimed() -> None:
     (module, args, kwargs), plan = made("alexnet-tiny")
     found = sf.explain(module, args, kwargs, plan=plan, op="fc6", seconds=1e-9)
     (reason,) = found.reasons
     assert reason.turning is None or not (reason.turning.turns or reason.turning.steady)
+    assert reason.turning is None or {each.reason for each in reason.turning.skipped} == {NO_TIME}
     assert sf.explain(module, args, kwargs, plan=plan, op="fc6").reasons[0].turning is None
 
 
