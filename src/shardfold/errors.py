@@ -18,7 +18,12 @@ A message names what failed, the numbers, and what to try.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import wraps
+from typing import ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class ShardfoldError(Exception):
@@ -85,3 +90,21 @@ def nearest(name: str, known: Iterable[str]) -> str:
     if close:
         return f"Did you mean {' or '.join(close)}?"
     return f"Known: {', '.join(names)}."
+
+
+def renaming(**names: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Of a function whose options had other names before: who gives one is told the new name."""
+
+    def renamed(function: Callable[P, T]) -> Callable[P, T]:
+        @wraps(function)
+        def called(*args: P.args, **kwargs: P.kwargs) -> T:
+            for old, new in names.items():
+                if old in kwargs:
+                    raise InputError(
+                        f"{function.__name__} has no option {old!r}. It is called {new} now."
+                    )
+            return function(*args, **kwargs)
+
+        return called
+
+    return renamed

@@ -26,6 +26,22 @@ def plan() -> sf.Plan:
     return planned("8xa100")
 
 
+def test_the_public_names_are_these() -> None:
+    assert sf.__all__ == [
+        "Plan",
+        "Planner",
+        "ShardfoldError",
+        "compare",
+        "explain",
+        "load",
+        "parallelize",
+        "plan",
+        "save",
+        "what_if",
+    ]
+    assert {name for name in dir(sf) if not name.startswith("_")} == set(sf.__all__)
+
+
 def test_the_parts_sum_to_the_step(plan: sf.Plan) -> None:
     e = plan.estimate
     total = e.compute_seconds + e.communication_seconds + e.update_seconds

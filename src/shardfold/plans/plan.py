@@ -280,10 +280,12 @@ class Plan(Value, frozen=True, omit_defaults=True):
         )
         return msgspec.structs.replace(self, provenance=made)
 
-    def __getattr__(self, name: str) -> NoReturn:
-        new = RENAMED.get(name)
-        known = f": it is called {new} now" if new else ""
-        raise AttributeError(f"A plan has no attribute {name!r}{known}.")
+    if not TYPE_CHECKING:  # a type checker knows the names
+
+        def __getattr__(self, name: str) -> NoReturn:
+            new = RENAMED.get(name)
+            known = f": it is called {new} now" if new else ""
+            raise AttributeError(f"A plan has no attribute {name!r}{known}.")
 
     def save(self, path: str | Path) -> None:
         """Write the plan as JSON; an existing file is replaced only by a complete one."""

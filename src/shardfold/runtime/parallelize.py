@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from shardfold.capture import Program, capture_program
 from shardfold.capture.meta_copy import DTYPES
 from shardfold.costs import pricing_named
-from shardfold.errors import InputError, RunError
+from shardfold.errors import RunError, renaming
 from shardfold.operators import Maker, rules_of
 from shardfold.plans import Plan
 from shardfold.plans.batch import example_for
@@ -43,6 +43,7 @@ from shardfold.sharding import Subdims, find_subdims
 LOSS_PREFIX = "model."  # what capture puts before the names of a model that is given a loss
 
 
+@renaming(double="float64")
 def parallelize(
     model: nn.Module,
     plan: Plan,
@@ -53,7 +54,6 @@ def parallelize(
     rules: Mapping[str, Maker] | None = None,
     seed: int = 0,
     float64: bool = False,
-    **renamed: Any,
 ) -> Parallel:
     """Make this rank's share of `model` under `plan`, ready for any training loop.
 
@@ -64,10 +64,6 @@ def parallelize(
     dropout. `float64` runs everything in float64, whatever the plan's dtype: for checking numbers.
     Under a plan of several micro-batches, the example is still the whole batch.
     """
-    if renamed:
-        name = next(iter(renamed))
-        known = " It is called float64 now." if name == "double" else ""
-        raise InputError(f"parallelize has no option {name!r}.{known}")
 
     def lowering() -> tuple[Program, Subdims, Lowered]:
         _check_world(plan)
