@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -19,6 +20,8 @@ from shardfold.plans.entries import operator_entries, parameter_entries, tensor_
 from shardfold.sharding import find_subdims
 from shardfold.simulate.decoded import Assembly
 from shardfold.strategies.baselines import batch_factors, data_parallel, fully_sharded
+
+from .jobs import build
 
 
 class Chooser:
@@ -67,3 +70,9 @@ class Chooser:
         """Any configuration for each operator, any layout for each tensor, any storage."""
         rng = random.Random(seed)
         return self.plan(tuple(rng.randrange(len(c)) for c in self.tables.problem.costs))
+
+
+@cache
+def chooser(name: str, cluster: str, mesh: str) -> Chooser:
+    """The choices of a model of the zoo or of these tests: made once, whoever asks."""
+    return Chooser(*build(name), cluster, mesh)

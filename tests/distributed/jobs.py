@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import logging
+from functools import cache
 from typing import Any
 
 import torch
 
 from shardfold import zoo
-from shardfold.capture import capture_program
+from shardfold.capture import Program, capture_program
 from shardfold.errors import ShardfoldError
 from shardfold.operators import rules_of
 from shardfold.plans.files import loads
 from shardfold.runtime.check import compare_captured
-from shardfold.runtime.parallelize import Settings, assemble, lowered_here, prepared
-from shardfold.sharding import find_subdims
+from shardfold.runtime.parallelize import Settings, assemble, lowered_here
+from shardfold.sharding import Subdims, find_subdims
 
 from .models import HAND_WRITTEN
 from .recorder import by_member, planned, recorded
@@ -32,18 +33,20 @@ def build(name: str) -> tuple[Any, Any, Any]:
     return zoo.build(name, device="cpu")
 
 
+@cache
+def captured(name: str) -> tuple[Any, Any, Any, tuple[Program, Subdims]]:
+    """A model as it is built, with its program: made once in each process."""
+    model, args, kwargs = build(name)
+    program = capture_program(model, args, kwargs)
+    return model, args, kwargs, (program, find_subdims(program.graph, rules_of(program.graph)))
+
+
 def numbers(rank: int, cases: list[Case]) -> list[str]:
     """For each case, what differs from one device; empty if nothing does."""
     _quiet()
-    captured: dict[str, Any] = {}
     found = []
     for name, label, data in cases:
-        if name not in captured:
-            model, args, kwargs = build(name)
-            program = capture_program(model, args, kwargs)
-            subdims = find_subdims(program.graph, rules_of(program.graph))
-            captured[name] = (model, args, kwargs, (program, subdims))
-        model, args, kwargs, pair = captured[name]
+        model, args, kwargs, pair = captured(name)
         try:
             outcome = compare_captured(model, loads(data), pair, args, kwargs, None, FLOAT64)
         except ShardfoldError as error:
@@ -56,14 +59,10 @@ def numbers(rank: int, cases: list[Case]) -> list[str]:
 def collectives(rank: int, cases: list[Case]) -> list[str]:
     """For each case, how the collectives of a real step differ from the plan's."""
     _quiet()
-    models: dict[str, Any] = {}
     found = []
     for name, label, data in cases:
         plan = loads(data)
-        if name not in models:
-            model, args, kwargs = build(name)
-            models[name] = (model, args, kwargs, prepared(model, plan, args, kwargs, None, None))
-        model, args, kwargs, (program, subdims) = models[name]
+        model, args, kwargs, (program, subdims) = captured(name)
         module = assemble(model, program, lowered_here(plan, program, subdims, None), Settings())
         names = tuple(axis.name for axis in plan.mesh)
         with recorded(module._run.context.groups, names) as ran:

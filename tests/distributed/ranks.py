@@ -15,16 +15,19 @@ from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
+from shardfold.errors import RunError, ShardfoldError
 from shardfold.runtime.launch import WAIT, keep_freed_memory
 
 Launch = Callable[..., list[Any]]  # job, number of processes, arguments
-Told = tuple[bool, Any]  # whether the job returned, and what; or what was raised
+Told = tuple[Literal["returned", "refused", "raised"], Any]
+# They are imported once, and every process is forked from there.
+PRELOADED = ["torch", "transformers", "shardfold.capture", "shardfold.runtime.parallelize"]
 
 
 class Ranks:
@@ -53,7 +56,8 @@ class Ranks:
         self.lines, self.processes = [], []
 
     def _start(self, wanted: int) -> None:
-        context = multiprocessing.get_context("spawn")
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(PRELOADED)
         for rank in range(len(self.lines), wanted):
             here, there = context.Pipe()
             process = context.Process(target=_serve, args=(rank, there), daemon=True)
@@ -68,11 +72,14 @@ class Ranks:
         while len(found) < len(lines):
             for line in wait([line for rank, line in enumerate(lines) if rank not in found]):
                 rank = lines.index(line)  # type: ignore[arg-type]
-                returned, what = _received(lines[rank])
-                if not returned:
-                    self.stop()
-                    raise AssertionError(f"On rank {rank} of {len(lines)}:\n{what}")
-                found[rank] = what
+                how, what = _received(lines[rank])
+                if how == "returned":
+                    found[rank] = what
+                    continue
+                self.stop()
+                if how == "refused":
+                    raise RunError(what)
+                raise AssertionError(f"On rank {rank} of {len(lines)}:\n{what}")
         return [found[rank] for rank in range(len(lines))]
 
 
@@ -80,7 +87,7 @@ def _received(line: Connection) -> Told:
     try:
         told: Told = pickle.loads(line.recv_bytes())
     except EOFError:
-        return False, "The process ended."
+        return "raised", "The process ended."
     return told
 
 
@@ -105,7 +112,9 @@ def _told(
     try:
         found = job(rank, *args)
         dist.barrier()  # no rank leaves the group while another still needs it
+    except ShardfoldError as error:
+        return "refused", str(error)
     except Exception:
-        return False, traceback.format_exc()
+        return "raised", traceback.format_exc()
     dist.destroy_process_group()
-    return True, found
+    return "returned", found

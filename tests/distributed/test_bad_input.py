@@ -24,7 +24,7 @@ from shardfold.plans.files import dumps, loads, save
 from shardfold.runtime import parallelize
 from shardfold.runtime.launch import launch
 
-from .choices import Chooser
+from .choices import chooser
 from .jobs import build
 from .ranks import Launch
 
@@ -65,9 +65,9 @@ def _pair(built: Any) -> tuple[Any, Any]:
 
 
 def test_bad_input_is_refused_on_every_rank_once(on_ranks: Launch) -> None:
-    chooser = Chooser(*build("mlp"), "2xcpu", "2")
-    own = next(chooser.baselines())
-    four = next(Chooser(*build("mlp"), "4xcpu", "4").baselines())
+    choices = chooser("mlp", "2xcpu", "2")
+    own = next(choices.baselines())
+    four = next(chooser("mlp", "4xcpu", "4").baselines())
     axis = msgspec.structs.replace(own.mesh[0], name="other", size=1)
     plans = {"own": own, "of four": four}
     plans["two axes"] = msgspec.structs.replace(own, mesh=(*own.mesh, axis))
@@ -127,7 +127,7 @@ def make():
 def test_a_killed_rank_has_an_exit_code_of_its_own(tmp_path: Path) -> None:
     file, saved = tmp_path / "model.py", tmp_path / "plan.json"
     file.write_text(KILLED)
-    save(next(Chooser(*build("mlp"), "2xcpu", "2").baselines()), saved)
+    save(next(chooser("mlp", "2xcpu", "2").baselines()), saved)
     given = ["train", f"{file}:make", "--plan", str(saved), "--local", "2"]
     found = CliRunner().invoke(main, given)
     assert found.exit_code == 3, found.output

@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from click.testing import CliRunner
 
 from shardfold.cli import main
 from shardfold.operators.call import Call
 from shardfold.operators.notation import Rule
 from shardfold.plans.files import save
+from shardfold.runtime import launch
 
-from .choices import Chooser
+from .choices import Chooser, chooser
+from .ranks import Launch
 
 MODEL = """
 import torch
@@ -74,12 +77,17 @@ def test_a_wrong_rule_is_found_and_its_operator_named(tmp_path: Path) -> None:
     assert "split as i1" in found.output
 
 
-def test_a_right_plan_agrees_and_trains(tmp_path: Path) -> None:
-    from shardfold import zoo
+@pytest.fixture
+def _ranks_that_stay(on_ranks: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
+    """How `--local` starts processes is what the test above tells."""
+    monkeypatch.setattr(launch, "launch", on_ranks)
 
-    chooser = Chooser(*zoo.build("gpt2-tiny"), "2xcpu", "2")
+
+@pytest.mark.usefixtures("_ranks_that_stay")
+def test_a_right_plan_agrees_and_trains(tmp_path: Path) -> None:
+    choices = chooser("gpt2-tiny", "2xcpu", "2")
     file = tmp_path / "plan.json"
-    save(next(chooser.baselines()), file)
+    save(next(choices.baselines()), file)
     given = ["gpt2-tiny", "--plan", str(file), "--local", "2"]
     found = CliRunner().invoke(main, ["check", *given])
     assert found.exit_code == 0, found.output
@@ -101,12 +109,11 @@ def test_a_right_plan_agrees_and_trains(tmp_path: Path) -> None:
     assert figures["tokens_per_second"] == 16 * figures["samples_per_second"] > 0
 
 
+@pytest.mark.usefixtures("_ranks_that_stay")
 def test_a_plan_for_another_model_or_number_of_processes_is_refused(tmp_path: Path) -> None:
-    from shardfold import zoo
-
-    chooser = Chooser(*zoo.build("rnnlm-tiny"), "2xcpu", "2")
+    choices = chooser("rnnlm-tiny", "2xcpu", "2")
     file = tmp_path / "plan.json"
-    save(next(chooser.baselines()), file)
+    save(next(choices.baselines()), file)
     found = CliRunner().invoke(main, ["check", "alexnet-tiny", "--plan", str(file), "--local", "2"])
     assert found.exit_code == 2
     assert "The plan is for another model" in found.output

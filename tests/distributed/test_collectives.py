@@ -6,19 +6,19 @@ import pytest
 
 from shardfold.plans.files import dumps
 
-from .choices import Chooser
-from .jobs import Case, build, collectives
+from .choices import chooser
+from .jobs import Case, collectives
 from .ranks import Launch
 
 
 def cases(models: dict[str, int], cluster: str, mesh: str) -> list[Case]:
     found = []
     for model, count in models.items():
-        chooser = Chooser(*build(model), cluster, mesh)
+        choices = chooser(model, cluster, mesh)
         plans = {
-            "best": chooser.best(),
-            "data parallel": next(chooser.baselines()),
-            **{f"random {seed}": chooser.random(seed) for seed in range(20, 20 + count)},
+            "best": choices.best(),
+            "data parallel": next(choices.baselines()),
+            **{f"random {seed}": choices.random(seed) for seed in range(20, 20 + count)},
         }
         found += [(model, f"{label} on {mesh}", dumps(p).encode()) for label, p in plans.items()]
     return found

@@ -14,7 +14,7 @@ from shardfold.runtime import parallelize
 from shardfold.runtime.lower import alone
 from shardfold.runtime.parallelize import Settings, assemble, prepared
 
-from .choices import Chooser
+from .choices import chooser
 from .jobs import build
 from .ranks import Launch
 
@@ -25,12 +25,12 @@ def cases(models: dict[str, int]) -> list[Case]:
     """Fully sharded and so many random plans of each model, on two processes."""
     found = []
     for model, count in models.items():
-        chooser = Chooser(*build(model), "2xcpu", "2")
-        by_batch, fully_sharded = chooser.baselines()
+        choices = chooser(model, "2xcpu", "2")
+        by_batch, fully_sharded = choices.baselines()
         plans = {
             "data parallel": by_batch,
             "fully sharded": fully_sharded,
-            **{f"random {seed}": chooser.random(seed) for seed in range(count)},
+            **{f"random {seed}": choices.random(seed) for seed in range(count)},
         }
         found += [(model, label, dumps(p).encode()) for label, p in plans.items()]
     return found

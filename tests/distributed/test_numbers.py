@@ -6,8 +6,8 @@ import pytest
 
 from shardfold.plans.files import dumps
 
-from .choices import Chooser
-from .jobs import Case, build, numbers
+from .choices import chooser
+from .jobs import Case, numbers
 from .ranks import Launch
 
 
@@ -15,11 +15,11 @@ def cases(models: dict[str, int], cluster: str, mesh: str) -> list[Case]:
     """The best plan, both baselines, and so many random ones of each model."""
     found = []
     for model, count in models.items():
-        chooser = Chooser(*build(model), cluster, mesh)
+        choices = chooser(model, cluster, mesh)
         plans = {
-            "best": chooser.best(),
-            **dict(zip(("data parallel", "fully sharded"), chooser.baselines(), strict=True)),
-            **{f"random {seed}": chooser.random(seed) for seed in range(count)},
+            "best": choices.best(),
+            **dict(zip(("data parallel", "fully sharded"), choices.baselines(), strict=True)),
+            **{f"random {seed}": choices.random(seed) for seed in range(count)},
         }
         found += [(model, f"{label} on {mesh}", dumps(p).encode()) for label, p in plans.items()]
     return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import pytest
@@ -17,7 +17,7 @@ from shardfold.plans import Plan
 from shardfold.plans.files import dumps, loads
 from shardfold.runtime import parallelize
 
-from .choices import Chooser
+from .choices import Chooser, chooser
 from .jobs import build
 from .ranks import Launch
 
@@ -48,9 +48,14 @@ def own(name: str) -> tuple[nn.Module, Any, Any]:
     return model.double(), tuple(wide), kwargs
 
 
-def plans(name: str, seeds: tuple[int, ...], cluster: str = "4xcpu", mesh: str = "2x2") -> list:
-    chooser = Chooser(*own(name), cluster, mesh)
-    made = [*chooser.baselines(), *(chooser.random(seed) for seed in seeds)]
+@cache
+def own_choices(name: str) -> Chooser:
+    return Chooser(*own(name), "4xcpu", "2x2")
+
+
+def plans(name: str, seeds: tuple[int, ...]) -> list:
+    choices = own_choices(name)
+    made = [*choices.baselines(), *(choices.random(seed) for seed in seeds)]
     return [(name, dumps(plan).encode()) for plan in made]
 
 
@@ -211,8 +216,8 @@ def refused(rank: int, data: bytes) -> list[str]:
 
 
 def test_what_is_not_there_is_refused(on_ranks: Launch) -> None:
-    chooser = Chooser(*build("mlp"), "4xcpu", "2x2")
-    data = dumps(next(chooser.baselines())).encode()
+    choices = chooser("mlp", "4xcpu", "2x2")
+    data = dumps(next(choices.baselines())).encode()
     for said in on_ranks(refused, 4, data):
         assert "No module and no operator is called 'hed'" in said[0]
         assert "shape (7, 10), the plan is for" in said[1]

@@ -16,7 +16,7 @@ from shardfold.runtime.check import compare
 from shardfold.runtime.lower import alone
 from shardfold.runtime.parallelize import Settings, assemble, prepared
 
-from .choices import Chooser
+from .choices import Chooser, chooser
 from .jobs import build
 from .ranks import Launch
 
@@ -106,8 +106,8 @@ def trained(rank: int, cases: list[tuple[str, bytes]]) -> list[Any]:
 
 
 def test_twenty_steps_are_those_of_one_device(on_ranks: Launch) -> None:
-    gpt2 = Chooser(*build("gpt2-tiny"), "2xcpu", "2")
-    planes = Chooser(*build("planes"), "2xcpu", "2")
+    gpt2 = chooser("gpt2-tiny", "2xcpu", "2")
+    planes = chooser("planes", "2xcpu", "2")
     plans = [
         ("gpt2-tiny", by_heads(gpt2)),
         ("gpt2-tiny", list(gpt2.baselines())[1]),
@@ -151,8 +151,8 @@ def refused(rank: int, data: bytes) -> list[str]:
 
 
 def test_what_cannot_be_run_is_refused_on_every_rank(on_ranks: Launch) -> None:
-    chooser = Chooser(*build("mlp"), "2xcpu", "2")
-    data = dumps(next(chooser.baselines())).encode()
+    choices = chooser("mlp", "2xcpu", "2")
+    data = dumps(next(choices.baselines())).encode()
     for said in on_ranks(refused, 2, data):
         shape, parts, kind, weights = said
         assert "has shape (6, 10), the plan is for (10, 10), or its part (5, 10)" in shape
@@ -175,8 +175,8 @@ def drawn(rank: int, data: bytes) -> tuple[bool, float]:
 
 
 def test_a_model_on_the_meta_device_draws_its_own_weights(on_ranks: Launch) -> None:
-    chooser = Chooser(*build("llama3-8b-tiny"), "2xcpu", "2")
-    data = dumps(list(chooser.baselines())[1]).encode()
+    choices = chooser("llama3-8b-tiny", "2xcpu", "2")
+    data = dumps(list(choices.baselines())[1]).encode()
     told = on_ranks(drawn, 2, data)
     assert all(is_equal for is_equal, _ in told)
     assert 5.0 < told[0][1] < 6.5  # about log(257): small random weights

@@ -42,7 +42,7 @@ def best(graph: Graph, mesh: str, cluster: str) -> float:
 
 
 @given(graphs(), st.sampled_from(list(MESHES)))
-@draws(700)
+@draws(175)
 def test_the_plan_costs_what_brute_force_finds(graph: Graph, mesh: str) -> None:
     problem = Desk.of(graph, MESHES[mesh], mesh, "adamw").tables.problem
     assume(is_small(problem))
@@ -53,7 +53,7 @@ def test_the_plan_costs_what_brute_force_finds(graph: Graph, mesh: str) -> None:
 
 
 @given(graphs(max_ops=8), st.sampled_from(["2", "2x2"]), st.integers(0, 1000))
-@draws(150)
+@draws(60)
 def test_names_and_order_change_nothing(graph: Graph, mesh: str, seed: int) -> None:
     cluster = MESHES[mesh]
     again = best(shuffled(graph, seed), mesh, cluster)
@@ -89,7 +89,7 @@ def test_fewer_choices_never_cost_less(graph: Graph, data: st.DataObject) -> Non
 
 
 @given(graphs(max_ops=6), st.sampled_from(["2", "2x2", "2x2x2"]), st.integers(0, 1000))
-@draws(150)
+@draws(60)
 def test_any_choice_costs_the_sum_of_its_steps(graph: Graph, mesh: str, seed: int) -> None:
     """The tables are shared and priced in columns; the steps are made and priced one by one."""
     desk = Desk.of(graph, MESHES[mesh], mesh, "adamw")

@@ -21,7 +21,7 @@ MESHES = {"2": "2xa100", "4": "4xa100", "2x2": "2x2xh100", "2x2x2": "2x4xh100"}
 
 
 @given(graphs(), st.sampled_from(list(MESHES)))
-@draws(150)
+@draws(60)
 def test_no_strategy_beats_the_exact_search(graph: Graph, mesh: str) -> None:
     desk = Desk.of(graph, MESHES[mesh], mesh, "adamw")
     problem = desk.tables.problem
@@ -35,7 +35,7 @@ def test_no_strategy_beats_the_exact_search(graph: Graph, mesh: str) -> None:
 
 
 @given(graphs(), st.sampled_from(list(MESHES)))
-@draws(150)
+@draws(60)
 def test_operators_split_what_they_were_told_and_nothing_else(graph: Graph, mesh: str) -> None:
     desk = Desk.of(graph, MESHES[mesh], mesh, "adamw")
     batch = batch_classes(graph, desk.subdims)
@@ -49,7 +49,7 @@ def test_operators_split_what_they_were_told_and_nothing_else(graph: Graph, mesh
 
 
 @given(graphs(), st.sampled_from(["2", "4", "2x2"]))
-@draws(150)
+@draws(60)
 def test_by_batch_is_data_parallel(graph: Graph, mesh: str) -> None:
     """Two ways to the same strategy: fix and complete, or restrict and solve."""
     desk = Desk.of(graph, MESHES[mesh], mesh, "adamw")

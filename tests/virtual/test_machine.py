@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -95,6 +96,13 @@ ZOO = [
 ]
 
 
+@cache
+def known(name: str) -> tuple[Graph, dict[int, Tensor]]:
+    """A model of these tests, captured once for all meshes."""
+    torch.manual_seed(0)
+    return prepared(*MODELS[name]())
+
+
 def prepared(
     model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Graph, dict[int, Tensor]]:
@@ -102,26 +110,24 @@ def prepared(
     model = model.double()
     args = tuple(a.double() if a.is_floating_point() else a for a in args)
     graph = capture(model, args, kwargs)
-    known = leaves(graph, model, args, kwargs)
-    return graph, {t: v.detach().clone() for t, v in known.items()}
+    values = leaves(graph, model, args, kwargs)
+    return graph, {t: v.detach().clone() for t, v in values.items()}
 
 
-def check_random_plans(graph: Graph, known: dict[int, Tensor], mesh: str, count: int) -> None:
+def check_random_plans(graph: Graph, values: dict[int, Tensor], mesh: str, count: int) -> None:
     """The best choice and `count` random ones."""
     desk = Desk.of(graph, MESHES[mesh], mesh)
     rng = np.random.default_rng(len(graph.ops))
     problem = desk.tables.problem
     choices = [solve(problem).choice, *(rng.integers(0, problem.sizes) for _ in range(count))]
     for choice in choices:
-        Machine(desk.assembly(tuple(int(c) for c in choice)), dict(known)).check()
+        Machine(desk.assembly(tuple(int(c) for c in choice)), dict(values)).check()
 
 
 @pytest.mark.parametrize("mesh", MESHES)
 @pytest.mark.parametrize("name", MODELS)
 def test_random_plans_give_one_devices_step(name: str, mesh: str) -> None:
-    torch.manual_seed(0)
-    graph, known = prepared(*MODELS[name]())
-    check_random_plans(graph, known, mesh, 4 if mesh == "2x2x2" else 10)
+    check_random_plans(*known(name), mesh, 4 if mesh == "2x2x2" else 10)
 
 
 @pytest.mark.parametrize("name", ZOO)
@@ -130,8 +136,7 @@ def test_random_plans_of_the_zoos_structures(name: str, monkeypatch: pytest.Monk
         pytest.importorskip("transformers")
     monkeypatch.setattr(transformer, "DROPOUT", 0.0)
     model, args, kwargs = zoo.build(name, batch=4, device="cpu", dtype=torch.float32)
-    graph, known = prepared(without_dropout(model), args, kwargs)
-    check_random_plans(graph, known, "2x2", 2)
+    check_random_plans(*prepared(without_dropout(model), args, kwargs), "2x2", 2)
 
 
 @given(graphs(max_ops=7), st.sampled_from(["2", "2x2"]), st.integers(0, 1000))
@@ -139,11 +144,11 @@ def test_random_plans_of_the_zoos_structures(name: str, monkeypatch: pytest.Monk
 def test_random_graphs_under_random_plans(graph: Graph, mesh: str, seed: int) -> None:
     desk = Desk.of(graph, MESHES[mesh], mesh)
     rng = np.random.default_rng(seed)
-    known = {
+    values = {
         i: torch.from_numpy(rng.standard_normal(t.type.shape))
         for i, t in enumerate(graph.tensors)
         if t.role != "activation"
     }
     for _ in range(3):
         choice = tuple(int(c) for c in rng.integers(0, desk.tables.problem.sizes))
-        Machine(desk.assembly(choice), dict(known)).check()
+        Machine(desk.assembly(choice), dict(values)).check()

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import torch
@@ -25,7 +26,7 @@ Arguments = dict[str, Any]
 Finish = Callable[[list[Tensor]], list[Tensor]]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Case:
     """One call of an operator with real tensors, and what its parts need to know."""
 
@@ -91,6 +92,7 @@ def _unmerged(
     return [rule.sizes[f] * step for f in dim], dim.index(factor), step
 
 
+@cache
 def call_of(case: Case) -> Call:
     """The call as capture would see it."""
     graph = fx.Graph()
@@ -167,8 +169,10 @@ def splittable(rule: Rule) -> list[str]:
     return [f for f in rule.factors if f not in rule.whole and rule.sizes[f] > 1]
 
 
-def whole_run(case: Case, call: Call) -> tuple[Outcome, list[Tensor]]:
+@cache
+def whole_run(case: Case) -> tuple[Outcome, list[Tensor]]:
     """One run of everything, and the gradients that are sent into its results."""
+    call = call_of(case)
     leaves = _leaves(case, {o.name: operand_of(case.arguments, o.name) for o in call.op.operands})
     results = run(case.overload, with_operands(case.arguments, leaves))
     generator = torch.Generator().manual_seed(7)
@@ -178,7 +182,7 @@ def whole_run(case: Case, call: Call) -> tuple[Outcome, list[Tensor]]:
 
 def in_parts(case: Case, call: Call, rule: Rule, factor: str, count: int) -> Outcome:
     """Run the parts one by one, and join what they give."""
-    _, sent = whole_run(case, call)
+    _, sent = whole_run(case)
     outcomes, parts = [], []
     size = rule.sizes[factor]
     chunk = -(-size // count)
@@ -276,7 +280,7 @@ def _join(pieces: list[Tensor], dims: tuple[tuple[str, ...], ...], parts: list[P
 def difference(case: Case, rule: Rule, factor: str, count: int) -> str:
     """What differs between the parts joined and the whole: empty if nothing does."""
     call = call_of(case)
-    expected, _ = whole_run(case, call)
+    expected, _ = whole_run(case)
     found = in_parts(case, call, rule, factor, count)
     where = f"{case}: {rule}, {factor} in {count}"
     for k, (a, b) in enumerate(zip(found.results, expected.results, strict=True)):
