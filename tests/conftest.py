@@ -1,16 +1,20 @@
 """What tests share (the packages of this folder are imported from it), and how much they draw.
 
 `make test` draws the same examples in every run; `make fuzz` draws others, and says how to repeat
-what it finds; `make quick` draws few. What was skipped is named at the end with what it needs.
+what it finds; `make quick` draws few, and skips a test where it would export a model or start a
+process. What was skipped is named at the end with what it needs.
 """
 
 from __future__ import annotations
 
 import os
 import random
+import subprocess
 import sys
 import time
 from collections import defaultdict
+from collections.abc import Callable, Iterator
+from multiprocessing.process import BaseProcess
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -19,6 +23,8 @@ from hypothesis import HealthCheck, settings
 # read this once, when a test imports them.
 for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ.setdefault(variable, "1")
+
+MOST_FILES = 6  # that are named for one reason to skip
 
 # Other work on the machine makes single examples slow, and large ones are drawn on purpose.
 LARGE = (HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large)
@@ -32,6 +38,31 @@ settings.register_profile("test", derandomize=True, **COMMON)
 settings.register_profile("quick", derandomize=True, **COMMON)
 settings.register_profile("fuzz", derandomize=False, **COMMON)
 settings.load_profile("test")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _quick() -> Iterator[None]:
+    """What takes long is left to `make test`; the test itself need not say that it does it."""
+    if settings.get_current_profile_name() != "quick":
+        yield
+        return
+    import torch
+
+    with pytest.MonkeyPatch.context() as patch:
+        for owner, name, what in (
+            (torch.export, "export", "to export a model"),
+            (subprocess.Popen, "__init__", "to start a process"),
+            (BaseProcess, "start", "to start a process"),
+        ):
+            patch.setattr(owner, name, _left_to_make_test(what))
+        yield
+
+
+def _left_to_make_test(what: str) -> Callable[..., None]:
+    def skip(*args: object, **kwargs: object) -> None:
+        pytest.skip(f"{what} is left to `make test`")
+
+    return skip
 
 
 def pytest_runtest_setup() -> None:
@@ -65,5 +96,8 @@ def _name_skipped(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.section("skipped")
     for reason, tests in sorted(reasons.items()):
         terminalreporter.line(f"{len(tests)} skipped: {reason}")
-        for file in sorted({test.partition("::")[0] for test in tests}):
+        files = sorted({test.partition("::")[0] for test in tests})
+        for file in files[:MOST_FILES]:
             terminalreporter.line(f"    {file}")
+        if len(files) > MOST_FILES:
+            terminalreporter.line(f"    and {len(files) - MOST_FILES} more files")
