@@ -3,11 +3,12 @@ from __future__ import annotations
 import io
 
 import pytest
-from plans.made import made
 from rich.console import Console
 
 from shardfold.plans import Plan
 from shardfold.report import plan_view
+
+from ..plans.made import made
 
 
 def drawn(plan: Plan, width: int = 80, **options: object) -> str:
