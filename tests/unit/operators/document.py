@@ -26,7 +26,7 @@ from shardfold.operators.notation import Exchange, Rule
 
 from .oracle import Case, call_of, splittable
 
-PAGE = Path(__file__).parents[4] / "docs" / "reference" / "operators.md"
+PAGE = Path(__file__).parents[3] / "docs" / "reference" / "operators.md"
 FAMILIES = {
     "Matrix products": matrix,
     "Attention": attention,

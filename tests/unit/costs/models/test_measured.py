@@ -19,7 +19,7 @@ from shardfold.graph import Graph, Op, Operand, Tensor, TensorType
 from shardfold.operators import rules_of
 from shardfold.sharding import find_subdims, space_of
 
-H200 = Path(__file__).parents[3] / "benchmarks" / "profiles" / "h200.json"
+H200 = Path(__file__).parents[4] / "benchmarks" / "profiles" / "h200.json"
 
 
 @pytest.fixture(scope="module")
