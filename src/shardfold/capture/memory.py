@@ -120,7 +120,7 @@ def is_copy(node: fx.Node, parent: fx.Node) -> bool:
         return False
     try:
         before.view(after.shape)
-    except RuntimeError:
+    except (RuntimeError, ValueError):  # by the kind of tensor
         return True
     return False
 
