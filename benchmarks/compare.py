@@ -1,7 +1,7 @@
 """Whether anything is ever faster than the plan, or its sum below the exact search's.
 
 Compares all methods on each model and cluster, prints a row each, and stores it at once, in place
-of an older row of the same case. Exits with 1 if any method, by hand or searched, that fits in
+of an older row of the same case. Exits with 1 if any method, baseline or search, that fits in
 memory has a shorter simulated step than the plan (where the plan does not fit: any method at all),
 or if another search or strategy that fits has a lower sum than the exact search. (The plan itself
 may: the exact search keeps a sum of bytes within the limit, the plan its simulated peak.)
@@ -56,20 +56,20 @@ def better(row: Row) -> Iterator[str]:
     for name, result in by_name.items():
         if result["step_seconds"] is None:
             continue
-        step = result["simulated_seconds"]
-        if result["fits"] >= plan["fits"] and step < plan["simulated_seconds"] * (1 - LEAST):
+        step = result["step_seconds"]
+        if result["fits"] >= plan["fits"] and step < plan["step_seconds"] * (1 - LEAST):
             yield name
-        is_below = result["step_seconds"] < exact["step_seconds"] * (1 - LEAST)
+        is_below = result["additive_seconds"] < exact["additive_seconds"] * (1 - LEAST)
         if name != "plan" and result["fits"] and exact["fits"] and is_below:
             yield f"{name} (sum)"
 
 
 def line(row: Row) -> str:
     """Simulated steps as multiples of the plan's; in brackets what does not fit in memory."""
-    plan = row["results"][0]["simulated_seconds"]
+    plan = row["results"][0]["step_seconds"]
     cells = []
     for result in row["results"][1:]:
-        step = result["simulated_seconds"]
+        step = result["step_seconds"]
         ratio = "-" if step is None else f"{step / plan:.3f}"
         cells.append(f"{f'({ratio})' if result['fits'] is False else ratio:>9}")
     return f"{row['model']:16}{row['cluster']:12}{plan * 1e3:10.2f}" + "".join(cells)
@@ -92,7 +92,7 @@ def store(path: Path, row: Row, effort: Mapping[str, float]) -> None:
     ordered = sorted(rows, key=lambda case: (order.index(case[0]), clusters.index(case[1])))
     whole = {
         "environment": environment(),
-        "prices": "simulated steps; sums without overlap as step_seconds",
+        "prices": "simulated steps as step_seconds; costs without overlap as additive_seconds",
         "effort": effort,
         "rows": [rows[case] for case in ordered],
     }

@@ -208,15 +208,15 @@ def page(rows: list[dict[str, Any]], figures: dict[str, Any]) -> str:
         "measured by itself; no factor was fitted to a case.",
         "",
         "After a look at the errors of a second measurement (BERT under Megatron -12%, shares of "
-        "zero-3 up to +57%, Mixtral -43%, its windows far apart): products are priced by the "
+        "fsdp up to +57%, Mixtral -43%, its windows far apart): products are priced by the "
         "features of a device's own part (half of 30,522 classes are odd); what the host takes for "
         "gathers, reductions and experts is measured by itself, where calls were counted before; "
         "the host is measured anew on the machine that runs the cases; and steps are timed in "
         "windows.",
         "",
-        "After a third (Mixtral -25% and -12%, BERT's share of zero-3 +46%, Inception's of data "
+        "After a third (Mixtral -25% and -12%, BERT's share of fsdp +46%, Inception's of data "
         "parallel -14%, their windows 29% to 52% apart): small parameters share a gather (on "
-        "one CPU the host takes 50 ms for a small BERT's step of zero-3 where it took 70; on H200s "
+        "one CPU the host takes 50 ms for a small BERT's step of fsdp where it took 70; on H200s "
         "the host's pace varies by more: BERT's share here took 227 and 286 ms before, and "
         "185, 219 and 245 ms after); rows of experts are sorted once a block (the smaller Mixtral "
         "73 ms before, 63 and 64 ms after, once settled); two larger batches of Mixtral came in; "

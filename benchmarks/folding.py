@@ -50,7 +50,7 @@ def measure(name: str, cluster: str) -> dict[str, Any]:
             model, args, kwargs, cluster=cluster, dtype="bf16", memory_limit=UNLIMITED, fold=fold
         )
         seconds.append(time.process_time() - started)
-        costs.append({mesh.mesh: mesh.step_seconds for mesh in plan.meshes})
+        costs.append({mesh.mesh: mesh.additive_seconds for mesh in plan.meshes})
         operators = plan.provenance.operators
     return {
         "model": name,

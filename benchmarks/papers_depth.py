@@ -70,7 +70,8 @@ def _row(name: str, layers: int | None) -> dict[str, Any]:
         "operators": len(plans["unfolded"].operators),
         "plan_seconds": whole,
         "same_cost": abs(
-            plans["folded"].estimate.step_seconds / plans["unfolded"].estimate.step_seconds - 1
+            plans["folded"].estimate.additive_seconds / plans["unfolded"].estimate.additive_seconds
+            - 1
         ),
         "exact_seconds": seconds,
         "megatron_over_exact": quality / exact if quality is not None else None,
@@ -91,7 +92,7 @@ def _problem(graph: Graph, cluster_name: str, mesh_name: str) -> tuple[Problem, 
     mesh = mesh_from_text(mesh_name, cluster)
     tables = tabulate(graph, subdims, mesh, pricing.model(cluster, mesh), optimizer_named("adamw"))
     setting = Setting(graph, subdims, tables)
-    names = ("megatron", "megatron-sequence", "mesh-tensorflow", "one-weird-trick")
+    names = ("megatron", "megatron+sp", "mesh-tensorflow", "krizhevsky-2014")
     found = [STRATEGIES[name](setting) for name in names]
     steps = [tables.problem.total(c) for c in found if not isinstance(c, Unfit)]
     return tables.problem, min(steps, default=None)

@@ -216,7 +216,7 @@ HEAD = (
 DEPTH = """## Time against depth (TAPAS)
 
 From the module to the plan, folded and not; then the search alone, on the problem of all layers.
-The last column is the sum of the best strategy in Megatron-LM's way (for ResNet, one-weird-trick)
+The last column is the sum of the best strategy in Megatron-LM's way (for ResNet, krizhevsky-2014)
 over the exact search's. 16 V100 in two nodes, as a mesh of 2x2x4; T5 has as many layers again in
 its decoder."""
 

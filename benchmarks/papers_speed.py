@@ -13,8 +13,8 @@ from shardfold.planner.method_comparison import Effort
 
 GPUS = ("1080ti", "2080ti")
 EXPERT = {
-    "alexnet": ("one-weird-trick",),
-    "inceptionv3": ("one-weird-trick",),
+    "alexnet": ("krizhevsky-2014",),
+    "inceptionv3": ("krizhevsky-2014",),
     "rnnlm": (),  # places layers on devices, which no plan can: priced apart
     # Mesh-TensorFlow's layout: of any degree within a node, or across nodes.
     "transformer": ("megatron", "mesh-tensorflow"),
@@ -49,7 +49,7 @@ def rows() -> Iterator[dict[str, Any]]:
 
 
 def _placed(gpu: str, devices: int, results: list[dict[str, Any]]) -> dict[str, float]:
-    plain = next(r for r in results if r["method"] == "data-parallel")["simulated_seconds"]
+    plain = next(r for r in results if r["method"] == "data-parallel")["step_seconds"]
     found = placed(devices, gpu, OPTIMIZER)
     return {
         "expert": plain / found.step_seconds,

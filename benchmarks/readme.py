@@ -42,7 +42,6 @@ def measure(model: str, cluster: str, dtype: str | None) -> dict[str, Any]:
     module, args, kwargs = zoo.build(model)
     plan = sf.plan(module, args, kwargs, cluster=cluster, dtype=dtype)
     e, made = plan.estimate, plan.provenance
-    simulated = {f.name: f.simulated_seconds for f in plan.finalists}
     assert plan.simulation is not None
     return {
         "model": model,
@@ -51,10 +50,10 @@ def measure(model: str, cluster: str, dtype: str | None) -> dict[str, Any]:
         "batch": zoo.entry(model).batch,
         "parameters": made.parameters,
         "operators": made.operators,
-        "step_seconds": plan.simulation.step_seconds,
-        "data_parallel_seconds": simulated["data-parallel"],
-        "fully_sharded_seconds": simulated["zero-3"],
-        "sum_seconds": e.step_seconds,
+        "step_seconds": e.step_seconds,
+        "data_parallel_seconds": e.data_parallel_seconds,
+        "fully_sharded_seconds": e.fully_sharded_seconds,
+        "additive_seconds": e.additive_seconds,
         "peak_bytes": e.peak_bytes,
         "data_parallel_bytes": e.data_parallel_bytes,
         "limit_bytes": e.limit_bytes,

@@ -51,7 +51,7 @@ def measure(
                 "processor_seconds": used,
                 "capture_seconds": plan.provenance.capture_seconds,
                 "search_seconds": plan.provenance.search_seconds,
-                "step_seconds": plan.estimate.step_seconds,
+                "additive_seconds": plan.estimate.additive_seconds,
                 "optimal": plan.estimate.optimal,
                 "operators": plan.provenance.operators,
                 "meshes": [mesh.mesh for mesh in plan.meshes],

@@ -37,8 +37,8 @@ class Case:
 
 
 CASES = (
-    Case("llama3-8b", "8xh100", 16, "FSDP 8", "zero-3"),
-    Case("llama3-8b", "8x8xh100", 128, "FSDP 64", "zero-3"),
+    Case("llama3-8b", "8xh100", 16, "FSDP 8", "fsdp"),
+    Case("llama3-8b", "8x8xh100", 128, "FSDP 64", "fsdp"),
     Case("llama3-70b", "32x8xh100", 512, "FSDP 32 x TP 8", "tensor"),
     Case("llama3-405b", "64x8xh100", 256, "FSDP 64 x TP 8 (no pipeline)", "tensor"),
     Case("llama3-405b", "512x8xh100", 2048, "FSDP 512 x TP 8 (no pipeline)", "tensor"),
@@ -85,12 +85,12 @@ def _published(case: Case, model: Any, args: Any, kwargs: Any, limit: float) -> 
     from shardfold.search.solution import Statistics
     from shardfold.search.subproblem import Restricted
     from shardfold.sharding import find_subdims
-    from shardfold.strategies.named import Setting, Unfit, sharded_by_node, zero_3
+    from shardfold.strategies.named import Setting, Unfit, fsdp, sharded_by_node
 
     cluster, optimizer = parse(case.cluster), optimizer_named("adamw")
     graph = capture_short(model, args, kwargs, dtype="bf16")
     subdims = find_subdims(graph, rules_of(graph))
-    strategy = zero_3 if case.strategy == "zero-3" else sharded_by_node
+    strategy = fsdp if case.strategy == "fsdp" else sharded_by_node
     judge = Judge(cluster, optimizer)
     found: list[dict[str, Any]] = []
     for regions in (KEEP_ALL, block_regions(graph, subdims)):

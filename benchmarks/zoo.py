@@ -46,6 +46,7 @@ def measure(name: str, cluster: str) -> dict[str, Any]:
         "mesh": "x".join(str(axis.size) for axis in plan.mesh),
         "optimal": estimate.optimal,
         "step_seconds": estimate.step_seconds,
+        "additive_seconds": estimate.additive_seconds,
         "data_parallel_seconds": estimate.data_parallel_seconds,
         "fully_sharded_seconds": estimate.fully_sharded_seconds,
         "peak_bytes": estimate.peak_bytes,

@@ -17,7 +17,7 @@ from rich.table import Table
 
 import shardfold as sf
 from shardfold import zoo
-from shardfold.report import drawn, plan_view
+from shardfold.report import drawn, plan_view, view
 from shardfold.report.units import number, seconds, size
 
 
@@ -66,12 +66,13 @@ def main() -> None:
     started = time.perf_counter()
     plans = {case.title: _planned(case, console) for case in CASES}
     console.print()
-    console.print(plan_view(plans[SHOWN.title], model=SHOWN.model, width=min(console.width, 110)))
+    shown = view(plans[SHOWN.title], model=SHOWN.model)
+    console.print(plan_view(shown, width=min(console.width, 110)))
     console.print()
     console.print(_summary(plans))
     console.print(
-        "Times are what the cost model predicts for one training step. 'proven' means that no "
-        "other choice of splits is faster under that model."
+        "step: simulated with overlap, as in the plan above; the baselines are how many times as "
+        "long. 'proven': no other choice of splits has a lower additive cost."
     )
     console.print(f"All planned on this machine in {time.perf_counter() - started:.0f} s.")
     console.print()
@@ -124,7 +125,7 @@ def _summary(plans: dict[str, sf.Plan]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), pad_edge=False)
     table.add_column("model")
     table.add_column("cluster")
-    for heading in ("params", "step", "data\nparallel", "fully\nsharded", "memory", "proven"):
+    for heading in ("params", "step", "data-\nparallel", "fsdp", "memory", "proven"):
         table.add_column(heading, justify="right")
     for title, plan in plans.items():
         e = plan.estimate

@@ -30,7 +30,7 @@ def example(name: str, monkeypatch) -> ModuleType:
 
 def test_a_model_of_ones_own() -> None:
     figures = planned(f"{EXAMPLES / 'own_model.py'}:make")
-    assert 0 < figures["lower_bound_seconds"] <= figures["step_seconds"]
+    assert 0 < figures["additive_lower_bound_seconds"] <= figures["additive_seconds"]
     assert not [entry for entry in figures["unsplit_ops"] if entry["reason"] == "no rule"]
 
 

@@ -24,7 +24,14 @@ from shardfold.explanation.types import Explanation, Kept, WhatIf
 from shardfold.graph import Graph
 from shardfold.operators import Maker, rules_of
 from shardfold.planner.capture_cache import Captures
-from shardfold.planner.method_comparison import METHODS, Comparison, Contest, Effort, check_methods
+from shardfold.planner.method_comparison import (
+    METHODS,
+    PLAN,
+    Comparison,
+    Contest,
+    Effort,
+    check_methods,
+)
 from shardfold.planner.micro_batches import decided
 from shardfold.planner.planner import Decision, decide
 from shardfold.planner.request import Request as Search
@@ -156,6 +163,9 @@ class Planner:
                     request=asked.request,
                     capture_seconds=captures.seconds,
                     search_seconds=searched,
+                    model=type(self.model).__name__,
+                    verdict=contest.verdict_on(name),
+                    free=decision.free if name == PLAN else None,
                     cuts=captures.cuts(decision.chosen.best.tabulated.passes),
                 )
                 plan.with_notes(f"Chosen by {name}.").save(folder / f"{name}.json")
@@ -330,7 +340,9 @@ class Planner:
             request=request,
             capture_seconds=captures.seconds,
             search_seconds=searched,
+            model=type(self.model).__name__,
             verdict=decision.verdict,
+            free=decision.free,
             cuts=captures.cuts(won.tabulated.passes),
         ).with_notes(*sorted(asked.notes))
 

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 )
 @output_options
 def compare(what: tuple[str, ...], as_json: bool, everything: bool, **options: Any) -> None:
-    r"""Hold the best plan of MODEL against strategies by hand and other searches.
+    r"""Hold the best plan of MODEL against baselines and other searches.
 
     With two saved plans of one model instead, show the operators that they split differently.
     MODEL is as in shardfold plan.
@@ -107,13 +107,13 @@ def _methods(model: str, as_json: bool, options: Any) -> None:
     if chart is not None:
         from shardfold.report.chart import chart as drawn
 
-        Path(chart).write_text(drawn(found.results, found.speedups, title))
+        Path(chart).write_text(drawn(found, title))
     if as_json:
         click.echo(json.dumps({"model": model, **found.as_plain()}, indent=2))
         return
     from shardfold.report.comparison import comparison_view
 
-    _print(comparison_view(found.results, found.speedups, title, found.limit_bytes))
+    _print(comparison_view(found, title))
     if chart is not None:
         click.echo(f"Drawn to {chart}")
 

@@ -124,12 +124,12 @@ def report(
         check_writable(target)
     plan = load(file)
     found = None if model is None else _explained(plan, model, sizes, explained)
-    is_simulated = plan.simulation is not None
-    rivals = [] if comparison is None else _rivals(comparison, is_simulated)
+    rivals = [] if comparison is None else _rivals(comparison)
     if as_json:
+        from shardfold.report.html import titled
         from shardfold.report.page_data import facts
 
-        name = title or f"{model or 'A plan'} on {plan.cluster}"
+        name = title or titled(plan, model)
         click.echo(json.dumps(facts(plan, name, explanation=found, rivals=rivals, model=model)))
         return
     page = to_html(plan, title=title, explanation=found, rivals=rivals, model=model)
@@ -160,21 +160,26 @@ def _explained(
             )
 
 
-def _rivals(path: str, is_simulated: bool) -> list[dict[str, Any]]:
-    """The methods of a comparison that have the figure by which the plan was chosen."""
+def _rivals(path: str) -> list[dict[str, Any]]:
+    """The methods of a comparison that came to something."""
     from shardfold.errors import PlanError
 
     try:
         results = json.loads(Path(path).read_text(encoding="utf-8"))["results"]
-        figure = "simulated_seconds" if is_simulated else "step_seconds"
+        if any("simulated_seconds" in entry for entry in results):
+            raise PlanError(
+                f"{path} is of an older shardfold, whose step_seconds is now additive_seconds. "
+                "Compare again."
+            )
         return [
             {
-                "name": entry["method"].replace("-", " "),
-                "seconds": entry[figure],
+                "name": entry["method"],
+                "seconds": entry["step_seconds"],
                 "bytes": entry["peak_bytes"],
+                "recomputes": False,
             }
             for entry in results
-            if entry[figure] is not None and entry["method"] not in OWN
+            if entry["step_seconds"] is not None and entry["method"] not in OWN
         ]
     except OSError as error:
         raise PlanError(f"Cannot read the comparison {path}: {error.strerror}.") from error

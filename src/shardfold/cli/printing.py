@@ -24,7 +24,6 @@ import click
 import msgspec
 
 from shardfold.plans import Plan
-from shardfold.plans.plan import Pinned
 
 
 @contextmanager
@@ -65,11 +64,12 @@ def emit(
         return
     from rich.console import Console
 
-    from shardfold.report import plan_view
+    from shardfold.report import plan_view, view
 
     console = Console(highlight=False)
     width = min(console.width, WIDEST)
-    console.print(plan_view(plan, model=model, everything=everything, width=width), width=width)
+    shown = view(plan, model=model, everything=everything)
+    console.print(plan_view(shown, width), width=width)
     if saved is not None:
         console.print(f"Saved to {saved}", markup=False)
 
@@ -78,44 +78,18 @@ def summary(plan: Plan, model: str | None, saved: str | None = None) -> dict[str
     """A plan's figures; the plan itself, with every operator, is what `--save` writes."""
     e, made = plan.estimate, plan.provenance
     return {
-        "model": model,
+        "model": model or made.model or None,
         "cluster": plan.cluster,
         "mesh": "x".join(str(axis.size) for axis in plan.mesh) or "1",
         "mesh_axes": [{"name": a.name, "size": a.size, "level": a.level} for a in plan.mesh],
-        "step_seconds": e.step_seconds,
-        "compute_seconds": e.compute_seconds,
-        "communication_seconds": e.communication_seconds,
-        "update_seconds": e.update_seconds,
-        "data_parallel_seconds": e.data_parallel_seconds,
-        "fully_sharded_seconds": e.fully_sharded_seconds,
-        "lower_bound_seconds": e.lower_bound_seconds,
-        "optimal": e.optimal,
-        "peak_bytes": e.peak_bytes,
-        "data_parallel_bytes": e.data_parallel_bytes,
-        "fully_sharded_bytes": e.fully_sharded_bytes,
-        "device_bytes": e.device_bytes,
-        "limit_bytes": e.limit_bytes,
-        "min_feasible_bytes": e.min_feasible_bytes,
+        **msgspec.to_builtins(e),
+        "simulated": plan.simulation is not None,
+        "mfu": None if plan.simulation is None else plan.simulation.mfu,
         "fits": plan.fits,
-        "unsplit_ops": [
-            {
-                "kind": u.kind,
-                "count": u.count,
-                "seconds": u.seconds,
-                "share": u.share,
-                "reason": u.reason,
-            }
-            for u in plan.unsplit
-        ],
-        "meshes": [
-            {
-                "mesh": tried.mesh,
-                "step_seconds": tried.step_seconds,
-                "lower_bound_seconds": tried.lower_bound_seconds,
-            }
-            for tried in plan.meshes
-        ],
-        "pins": [] if plan.pinned is None else _pins(plan.pinned),
+        "unsplit_ops": [msgspec.to_builtins(entry) for entry in plan.unsplit],
+        "baselines": [msgspec.to_builtins(each) for each in plan.finalists if each.is_baseline],
+        "meshes": [msgspec.to_builtins(tried) for tried in plan.meshes],
+        "pins": [] if plan.pinned is None else [msgspec.to_builtins(p) for p in plan.pinned.pins],
         "free_step_seconds": None if plan.pinned is None else plan.pinned.free_seconds,
         "micro_batches": plan.micro_batches,
         "operators": made.operators,
@@ -131,13 +105,6 @@ def summary(plan: Plan, model: str | None, saved: str | None = None) -> dict[str
         "versions": made.versions,
         "saved": saved,
     }
-
-
-def _pins(pinned: Pinned) -> list[dict[str, Any]]:
-    return [
-        {"pattern": pin.pattern, "split": pin.split, "operators": pin.operators}
-        for pin in pinned.pins
-    ]
 
 
 def progress() -> AbstractContextManager[Callable[[Any], None]]:

@@ -144,7 +144,7 @@ def _by_distance(assembly: Assembly, v: int) -> list[int]:
 ROUNDING = 1e-9  # of the step: differences below are rounding
 
 
-def holding(assembly: Assembly, v: int, step_seconds: float) -> Holding | None:
+def holding(assembly: Assembly, v: int, additive_seconds: float) -> Holding | None:
     """What operator v would choose by itself, and who holds it back; None if it has its choice."""
     tables, problem = assembly.tabulated, assembly.tabulated.problem
     own, mine = problem.costs[v], assembly.choice[v]
@@ -152,7 +152,7 @@ def holding(assembly: Assembly, v: int, step_seconds: float) -> Holding | None:
     saved = float(own[mine] - own[alone])
     space = tables.vertices[v].space
     assert space is not None
-    if saved <= ROUNDING * step_seconds:
+    if saved <= ROUNDING * additive_seconds:
         return None
     held: dict[str, float] = defaultdict(float)
     for edge, table in zip(tables.edges, problem.edge_costs, strict=True):
@@ -161,7 +161,7 @@ def holding(assembly: Assembly, v: int, step_seconds: float) -> Holding | None:
         ends = (assembly.choice[edge.source], assembly.choice[edge.target])
         other = (alone, ends[1]) if edge.source == v else (ends[0], alone)
         held[moves(assembly.graph, edge.tensor)] += float(table[other] - table[ends])
-    terms = [Term(what, more) for what, more in held.items() if more > ROUNDING * step_seconds]
+    terms = [Term(what, more) for what, more in held.items() if more > ROUNDING * additive_seconds]
     return Holding(
         split=assembly.splits.of(tables.vertices[v].index, space, space.configs[alone].tolist()),
         saved_seconds=saved,
@@ -184,6 +184,7 @@ class Case:
     assembly: Assembly
     left: Restricted
     limit_bytes: float | None  # None: no plan fits
+    scheduler: Scheduler | None = None  # None: the costs know no overlap
 
     @cached_property
     def limit(self) -> Limit:
@@ -196,9 +197,16 @@ class Case:
         return self.assembly.tabulated.problem
 
     @cached_property
-    def step_seconds(self) -> float:
+    def additive_seconds(self) -> float:
         """What the plan's choice costs."""
         return self.problem.total(self.assembly.choice)
+
+    @cached_property
+    def step_seconds(self) -> float:
+        """The plan's step: simulated, or the additive cost where the costs know no overlap."""
+        if self.scheduler is None:
+            return self.additive_seconds
+        return simulate(self.scheduler.alone(self.assembly)).step_seconds
 
     @cached_property
     def entries(self) -> tuple[OperatorEntry, ...]:
@@ -219,9 +227,10 @@ def case_of(
     limit = plan.estimate.limit_bytes
     setting = Setting(plan, graph, subdims, cluster, pricing, limit)
     assembly = replace(setting.tables, choice=recalled(plan, setting.tables))
+    scheduler = Scheduler(graph, subdims, cluster) if pricing.overlaps else None
     if assembly.tabulated.problem.total_bytes(assembly.choice) <= limit:
-        return Case(assembly, setting.left, limit), setting
-    return Case(assembly, setting.left, None), replace(setting, limit_bytes=None)
+        return Case(assembly, setting.left, limit, scheduler), setting
+    return Case(assembly, setting.left, None, scheduler), replace(setting, limit_bytes=None)
 
 
 def price_elsewhere(
@@ -239,11 +248,11 @@ def price_elsewhere(
         assembly = restated(plan, graph, subdims, mesh, model, optimizer)
     except (ClusterError, PlanError) as error:
         return Priced(None, None, str(error))
-    problem = assembly.tabulated.problem
-    peak = problem.total_bytes(assembly.choice)
     if pricing.overlaps:
-        peak = simulate(Scheduler(graph, subdims, cluster).alone(assembly)).peak_bytes
-    return Priced(problem.total(assembly.choice), peak)
+        found = simulate(Scheduler(graph, subdims, cluster).alone(assembly))
+        return Priced(found.step_seconds, found.peak_bytes)
+    problem = assembly.tabulated.problem
+    return Priced(problem.total(assembly.choice), problem.total_bytes(assembly.choice))
 
 
 def explain(
@@ -274,12 +283,13 @@ def explain(
             found = turning(asker, settings, case.vertex_of[index], split)
             reason = msgspec.structs.replace(reason, turning=found)
         reasons.append(reason)
-    stated = plan.estimate.step_seconds * (1 + ROUNDING)
+    stated = plan.estimate.additive_seconds * (1 + ROUNDING)
     return Explanation(
         cluster=plan.cluster,
         mesh=plan.mesh,
         step_seconds=case.step_seconds,
-        optimal=plan.estimate.optimal and case.step_seconds <= stated,
+        additive_seconds=case.additive_seconds,
+        optimal=plan.estimate.optimal and case.additive_seconds <= stated,
         limit_bytes=case.limit_bytes,
         limit_binds=case.limit.binds,
         reasons=tuple(reasons),
@@ -326,11 +336,11 @@ def _reason(case: Case, index: int, alike: int, everything: bool) -> Reason:
         operator=entry,
         alike=alike,
         is_pinned=v in case.left.kept,
-        step_seconds=case.step_seconds,
+        additive_seconds=case.additive_seconds,
         alternatives=tuple(map(_alternative, found)),
         terms=terms(case.assembly, v, other),
         changes=changes(case.assembly, v, other),
-        holding=holding(case.assembly, v, case.step_seconds),
+        holding=holding(case.assembly, v, case.additive_seconds),
     )
 
 
@@ -347,7 +357,7 @@ def _nearest(case: Case, kept: Kept) -> tuple[int, ...]:
 
     Choices other than the plan's cost a trifle more, too little to change what is best.
     """
-    problem, trifle = case.problem, TIE * case.step_seconds
+    problem, trifle = case.problem, TIE * case.additive_seconds
     known: dict[tuple[int, int], Values] = {}
     costs = []
     for table, at in zip(problem.costs, case.assembly.choice, strict=True):

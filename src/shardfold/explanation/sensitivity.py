@@ -97,7 +97,7 @@ class Winner:
     """The best choice of a setting."""
 
     assembly: Assembly
-    step_seconds: float
+    additive_seconds: float
 
     def split(self, v: int) -> dict[str, int]:
         """How operator vertex v is split."""
@@ -195,7 +195,7 @@ def _turn(asker: Asker, knob: Knob, v: int, chosen: Key) -> Turn | None:
         if _key(split) == chosen:
             holds = factor
             continue
-        turn = Turn(knob.what, factor, holds, split, winner.step_seconds)
+        turn = Turn(knob.what, factor, holds, split, winner.additive_seconds)
         return _nearer(asker, knob, v, chosen, turn) if knob.is_continuous else turn
     return None if holds == 1.0 else Turn(knob.what, holds, holds, dict(chosen), 0.0)
 
@@ -207,9 +207,9 @@ def _nearer(asker: Asker, knob: Knob, v: int, chosen: Key, turn: Turn) -> Turn:
         winner = asker.ask(knob.what, knob.scale, middle)
         split = winner.split(v)
         if _key(split) == chosen:
-            turn = Turn(turn.what, turn.factor, middle, turn.split, turn.step_seconds)
+            turn = Turn(turn.what, turn.factor, middle, turn.split, turn.additive_seconds)
         else:
-            turn = Turn(turn.what, middle, turn.holds, split, winner.step_seconds)
+            turn = Turn(turn.what, middle, turn.holds, split, winner.additive_seconds)
     return turn
 
 

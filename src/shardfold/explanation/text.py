@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from shardfold.explanation.types import Alternative, Change, Explanation, Reason, Term
 from shardfold.graph.names import without
 from shardfold.plans.plan import AxisEntry, OperatorEntry
-from shardfold.report.plan_table import PHASES, SHORT, axes_words
+from shardfold.report.plan_table import axes_words, collective_words
 from shardfold.report.units import seconds, size
 from shardfold.strategies.split_names import in_words
 
@@ -19,22 +19,21 @@ MOST_TERMS = 6
 MOST_HOLDERS = 3
 SMALL_TERM = 0.01  # of the largest term: those below are taken together
 NOTHING = Term("", 0.0)
-SIMULATED = (
-    "Costs here are sums, without overlap; the plan was chosen by its simulated step, so that "
-    "other splits may have a lower sum."
-)
+SIMULATED = "The plan was chosen by its simulated step, so other splits may cost less."
 
 
 def as_text(found: Explanation, everything: bool = False) -> str:
     """The whole explanation; without `everything`, the best alternatives and largest terms."""
     axes = " x ".join(f"{axis.name}={axis.size}" for axis in found.mesh) or "one device"
-    best = "the best there is" if found.optimal else "the best found"
-    step = seconds(found.step_seconds)
+    best = "the least there is" if found.optimal else "not proven to be the least"
+    step, cost = seconds(found.step_seconds), seconds(found.additive_seconds)
     if found.micro_batches > 1:
         step += f" for {found.micro_batches} micro-batches"
-    lines = [*_filled(f"On {found.cluster}, mesh {axes}: a step takes {step}, {best}.", "")]
+    how = " (simulated)" if found.is_simulated else ""
+    lines = [*_filled(f"On {found.cluster}, mesh {axes}: a step takes {step}{how}.", "")]
+    lines.extend(_filled(f"Its additive cost, without overlap, is {cost}, {best}.", ""))
     lines.extend(_filled(f"Alternatives are the best plans on this mesh {_limit(found)}.", ""))
-    if found.is_simulated:
+    if found.is_simulated and not found.optimal:
         lines.extend(_filled(SIMULATED, ""))
     for reason in found.reasons:
         lines.extend(["", *_reason(reason, found, everything)])
@@ -82,15 +81,15 @@ def called(entry: OperatorEntry | Change, prefix: int) -> str:
 def _chosen(reason: Reason, mesh: Sequence[AxisEntry]) -> str:
     entry = reason.operator
     pinned = ", pinned" if reason.is_pinned else ""
-    share = entry.seconds / reason.step_seconds
+    share = entry.seconds / reason.additive_seconds
     traffic = "; ".join(
-        f"{PHASES[c.phase]} {SHORT.get(c.kind, c.kind)} {axes_words(c.axes, mesh)} {size(c.bytes)}"
+        f"{collective_words(c.phase, c.kind)} {axes_words(c.axes, mesh)} {size(c.bytes)}"
         f"{f' x{c.count}' * (c.count > 1)} {seconds(c.seconds)}"
         for c in entry.collectives
     )
     return (
         f"split {in_words(entry.split)}{pinned}: {seconds(entry.seconds)}, {share:.1%} of the "
-        f"step; {'collectives: ' + traffic if traffic else 'no collectives'}."
+        f"cost; {'collectives: ' + traffic if traffic else 'no collectives'}."
     )
 
 
@@ -99,7 +98,7 @@ def _alternatives(reason: Reason, everything: bool) -> list[str]:
         return ["  No other split is possible."]
     shown = reason.alternatives if everything else reason.alternatives[:MOST_ALTERNATIVES]
     width = max(len("instead"), *(len(in_words(a.split)) for a in shown))
-    lines = [f"  {'instead':{width}} {'step':>9} {'more':>9}"]
+    lines = [f"  {'instead':{width}} {'cost':>9} {'more':>9}"]
     lines.extend(f"  {in_words(a.split):{width}} {_figures(a, reason)}" for a in shown)
     if len(shown) < len(reason.alternatives):
         lines.append(f"  and {len(reason.alternatives) - len(shown)} more")
@@ -107,15 +106,15 @@ def _alternatives(reason: Reason, everything: bool) -> list[str]:
 
 
 def _figures(alternative: Alternative, reason: Reason) -> str:
-    bound, step = alternative.lower_bound_seconds, alternative.step_seconds
+    bound, cost = alternative.additive_lower_bound_seconds, alternative.additive_seconds
     if bound is None:
         return f"{'does not fit':>9}"
-    shown = bound if step is None else step
-    more = shown - reason.step_seconds
-    note = "  at least" if step is None else ""
-    if step is not None and bound < step * (1 - 1e-9):
+    shown = bound if cost is None else cost
+    more = shown - reason.additive_seconds
+    note = "  at least" if cost is None else ""
+    if cost is not None and bound < cost * (1 - 1e-9):
         note = f"  (bound {seconds(bound)})"
-    return f"{seconds(shown):>9} {signed(more):>9} {more / reason.step_seconds:>+8.2%}{note}"
+    return f"{seconds(shown):>9} {signed(more):>9} {more / reason.additive_seconds:>+8.2%}{note}"
 
 
 def signed(value: float) -> str:
@@ -130,7 +129,7 @@ def _why(reason: Reason, prefix: int, everything: bool) -> list[str]:
         return []
     words = in_words(second.split)
     return [
-        *_filled(f"With {words} the step changes by {_terms(reason, everything)}.", "  "),
+        *_filled(f"With {words} the cost changes by {_terms(reason, everything)}.", "  "),
         *_filled(f"With {words} {_changes(reason.changes, prefix, everything)}.", "  "),
     ]
 

@@ -14,13 +14,13 @@ from shardfold.report.units import seconds, size
 class Alternative(Value, frozen=True):
     """Another split of one operator, with everything else chosen anew around it.
 
-    A lower bound below the step says how far the search was from proving it. Without a step, only
-    the bound is known, as memory binds and others are better; without either, nothing fits.
+    A bound below the additive cost says how far the search was from proving it. Without a cost,
+    only the bound is known, as memory binds and others are better; without either, nothing fits.
     """
 
     split: dict[str, int]
-    step_seconds: float | None
-    lower_bound_seconds: float | None
+    additive_seconds: float | None
+    additive_lower_bound_seconds: float | None
     peak_bytes: float | None
 
 
@@ -59,7 +59,7 @@ class Turn(Value, frozen=True):
     factor: float
     holds: float
     split: dict[str, int]
-    step_seconds: float
+    additive_seconds: float
 
 
 class Skipped(Value, frozen=True):
@@ -88,7 +88,7 @@ class Reason(Value, frozen=True):
     operator: OperatorEntry
     alike: int  # operators at the same place of other blocks with the same split, itself included
     is_pinned: bool
-    step_seconds: float
+    additive_seconds: float
     alternatives: tuple[Alternative, ...]
     terms: tuple[Term, ...]
     changes: tuple[Change, ...]
@@ -99,15 +99,20 @@ class Reason(Value, frozen=True):
     def runner_up(self) -> Alternative | None:
         """The best alternative, if any fits."""
         first = next(iter(self.alternatives), None)
-        return None if first is None or first.step_seconds is None else first
+        return None if first is None or first.additive_seconds is None else first
 
 
 class Explanation(Value, frozen=True):
-    """Reasons for some operators of a plan, all on the plan's mesh."""
+    """Reasons for some operators of a plan, all on the plan's mesh.
+
+    Reasons are in parts of the additive cost, in which nothing overlaps; `step_seconds` is the
+    plan's step. `optimal` says that no choice has a lower additive cost.
+    """
 
     cluster: str
     mesh: tuple[AxisEntry, ...]
     step_seconds: float
+    additive_seconds: float
     optimal: bool
     limit_bytes: float | None  # None: nothing fits, so that the limit is left aside
     limit_binds: bool  # whether a faster plan exists that does not fit

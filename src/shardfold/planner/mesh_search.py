@@ -2,8 +2,7 @@
 
 Each mesh is first solved without the limit: that is fast, proven, and a lower bound for whatever
 the limit allows. Only meshes that could still win are then solved within the limit, first with all
-activations kept, then with repeated blocks recomputed. Pins are held against the best without
-them, found first.
+activations kept, then with repeated blocks recomputed.
 """
 
 from __future__ import annotations
@@ -61,7 +60,6 @@ class Chosen:
     limit_bytes: float
     smallest_bytes: float | None = None  # only where nothing fits
     pins: tuple[Pin, ...] = ()
-    free: Chosen | None = None  # only with pins: the winner without them
     floor_seconds: float | None = None  # where more ways exist than were tried: a bound on them
 
     @property
@@ -133,11 +131,9 @@ def choose(
     pairs = zip(meshes, models, strict=True)
     priced = [(model, EdgePrices(mesh, model, passes)) for mesh, model in pairs]
     kept = candidates(block_regions(graph, subdims) if recompute == "always" else KEEP_ALL)
-    free = best(lambda found: found)
     if not pins:
-        return free
-    pinned = best(lambda found: _pinned(found, pins, graph, subdims))
-    return replace(pinned, pins=tuple(pins), free=free)
+        return best(lambda found: found)
+    return replace(best(lambda found: _pinned(found, pins, graph, subdims)), pins=tuple(pins))
 
 
 def _solved(every: Restricted, cutoff: float) -> Solution:

@@ -1,10 +1,10 @@
-"""The plan, strategies by hand and other searches beside one another, on the same tables.
+"""The plan, baselines and other searches beside one another, on the same tables.
 
-Each has two prices: the sum that the searches minimise, and the simulated step, in which
-communication runs beside work and which judges. A strategy by hand is tried on every mesh in
-every degree and keeps its best, one that fits in memory before one that does not. The other
-searches get the mesh on which the exact one won, random moves that of the best strategy by hand,
-from which they start. Under a cost model without overlap, the sum judges.
+Each has two prices: the simulated step, in which communication runs beside work and which judges,
+and the additive cost, which the searches minimise. A baseline is tried on every mesh in every
+degree and keeps its best, one that fits in memory before one that does not. The other searches get
+the mesh on which the exact one won, random moves that of the best baseline, from which they start.
+Under a cost model without overlap, the additive cost is the step.
 """
 
 from __future__ import annotations
@@ -23,17 +23,18 @@ from shardfold.errors import InputError, nearest
 from shardfold.graph import Graph
 from shardfold.planner.mesh_search import Candidate, Chosen
 from shardfold.planner.planner import Decision
-from shardfold.planner.proposals import Field, proposed
-from shardfold.planner.select import Judge
+from shardfold.planner.proposals import Field, Finalist, proposed
+from shardfold.planner.select import Judge, Judged, Verdict
 from shardfold.search import Problem, unproven
 from shardfold.search.baselines import draws, greedy, mcmc
 from shardfold.search.ilp import ilp
 from shardfold.sharding import Subdims
 from shardfold.simulate import Simulation
 from shardfold.simulate.decoded import Assembly
-from shardfold.strategies.named import STRATEGIES, Choice, Setting, Unfit, every
+from shardfold.strategies.named import STRATEGIES, Choice, Setting, Unfit, check_renamed, every
 
 PLAN = "plan"
+DATA_PARALLEL = "data-parallel"
 EXACT = "exact"
 SEARCHES = ("greedy", "random", "mcmc", "ilp")
 METHODS = (PLAN, EXACT, *STRATEGIES, *SEARCHES)
@@ -53,33 +54,28 @@ class Effort:
 class Result:
     """What one method came to. Where it gave nothing, `note` says why and the figures are None.
 
-    `step_seconds` is the sum, `simulated_seconds` the step with overlap. `communication_bytes` is
-    what the busiest device sends in a step; `search_seconds` leaves out the making of tables,
-    which all methods share.
+    `step_seconds` is the simulated step, or the sum where the costs know no overlap;
+    `additive_seconds` the sum. `communication_bytes` is what the busiest device sends in a step;
+    `search_seconds` leaves out the making of tables, which all methods share.
     """
 
     method: str
     mesh: str | None = None
     step_seconds: float | None = None
+    additive_seconds: float | None = None
     peak_bytes: float | None = None
     fits: bool | None = None
     communication_bytes: float | None = None
     search_seconds: float | None = None
     proven: bool = False
     note: str = ""
-    simulated_seconds: float | None = None
     exposed_seconds: float | None = None
     mfu: float | None = None
-
-    @property
-    def judged_seconds(self) -> float | None:
-        """What methods are held against one another by."""
-        return self.step_seconds if self.simulated_seconds is None else self.simulated_seconds
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What each method came to on one model and cluster: its sum, and its simulated step."""
+    """What each method came to on one model and cluster: its step, and its additive cost."""
 
     cluster: str
     cost: str
@@ -91,16 +87,29 @@ class Comparison:
     results: tuple[Result, ...]
 
     @property
+    def baseline(self) -> str | None:
+        """What speed-ups are over: data parallel if it fits, else the fastest baseline."""
+        fitting = {
+            r.method: r.step_seconds
+            for r in self.results
+            if r.method in STRATEGIES and r.step_seconds is not None and r.fits
+        }
+        if DATA_PARALLEL in fitting:
+            return DATA_PARALLEL
+        return min(fitting, key=lambda name: fitting[name], default=None)
+
+    @property
     def speedups(self) -> Mapping[str, float]:
-        """How many times faster than data parallel each method's step is."""
-        return speedups(self.results)
+        """How many times faster than the baseline each method's step is."""
+        steps = {r.method: r.step_seconds for r in self.results if r.step_seconds}
+        base = self.baseline
+        return {} if base is None else {name: steps[base] / step for name, step in steps.items()}
 
     def as_plain(self) -> dict[str, Any]:
         """Plain values, ready for JSON."""
-        plain = asdict(self)
         over = self.speedups
-        plain["results"] = [{**asdict(r), "speedup": over.get(r.method)} for r in self.results]
-        return plain
+        results = [{**asdict(r), "speedup": over.get(r.method)} for r in self.results]
+        return {**asdict(self), "baseline": self.baseline, "results": results}
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,21 +254,21 @@ class Contest:
     ) -> Result:
         self._priced_choices[name] = (candidate, choice)
         problem = candidate.tabulated.problem
-        step, peak = problem.total(choice), problem.total_bytes(choice)
+        total, peak = problem.total(choice), problem.total_bytes(choice)
         simulation = None if self.judge is None else self._simulated(candidate, choice)
         peak = peak if simulation is None else simulation.peak_bytes
         fits = peak <= self.chosen.limit_bytes
         return Result(
             method=name,
             mesh=str(candidate.mesh),
-            step_seconds=step,
+            step_seconds=total if simulation is None else simulation.step_seconds,
+            additive_seconds=total,
             peak_bytes=peak,
             fits=fits,
             communication_bytes=self.sent_bytes(candidate, choice),
             search_seconds=seconds,
             proven=proven,
-            note=_note(name, step / self.chosen.best.solution.cost, fits),
-            simulated_seconds=None if simulation is None else simulation.step_seconds,
+            note=_note(name, total / self.chosen.best.solution.cost, fits),
             exposed_seconds=None if simulation is None else simulation.exposed_seconds,
             mfu=None if simulation is None else simulation.mfu,
         )
@@ -278,6 +287,17 @@ class Contest:
         problem = candidate.tabulated.problem
         solution = unproven(problem, choice, name, self.chosen.lower_bound)
         return replace(self.chosen, best=replace(candidate, solution=solution))
+
+    def verdict_on(self, name: str) -> Verdict | None:
+        """What the simulator says of a method's choice, held against the plan's own finalists."""
+        if self.judge is None or self.decision is None or self.decision.verdict is None:
+            return None
+        if name == PLAN:
+            return self.decision.verdict
+        candidate, choice = self._priced_choices[name]
+        field = Field(self.graph, self.subdims, (candidate,))
+        winner = Judged(Finalist(name, candidate, field), self._simulated(candidate, choice))
+        return replace(self.decision.verdict, chosen=self.chosen_by(name), winner=winner)
 
     def sent_bytes(self, candidate: Candidate, choice: Choice) -> float:
         """Bytes that one device sends in a step."""
@@ -299,22 +319,16 @@ class Contest:
 def check_methods(methods: Sequence[str]) -> None:
     """Refuse a method that does not exist."""
     for name in methods:
+        check_renamed(name)
         if name not in METHODS:
             raise InputError(f"Unknown method {name!r}. {nearest(name, METHODS)}")
-
-
-def speedups(results: Sequence[Result]) -> Mapping[str, float]:
-    """How many times faster than data parallel each method's step is, where both are known."""
-    steps = {r.method: r.judged_seconds for r in results if r.judged_seconds}
-    base = steps.get("data-parallel")
-    return {} if base is None else {name: base / step for name, step in steps.items() if step}
 
 
 def _note(name: str, ratio: float, fits: bool) -> str:
     if name in (PLAN, EXACT):
         return ""
     if abs(ratio - 1) <= TIE:
-        return "ties with exact in the sum"
+        return "has the additive cost of exact"
     return "does not fit" if ratio < 1 and not fits else ""
 
 

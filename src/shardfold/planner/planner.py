@@ -32,10 +32,31 @@ class Decision:
     chosen: Chosen
     verdict: Verdict | None = None
     searched: Chosen | None = None  # what the sum alone chooses
+    free: Decision | None = None  # only with pins: the decision without them
+
+    @property
+    def step_seconds(self) -> float:
+        """The simulated step, or the sum where the costs know no overlap."""
+        return self.chosen.best.solution.cost if self.verdict is None else self.verdict.winner.rank
 
 
 def decide(graph: Graph, request: Request, watch: Callable[[int, int], None]) -> Decision:
-    """The fastest simulated step that fits; by the sum alone where the costs know no overlap."""
+    """The fastest simulated step that fits; by the sum alone where the costs know no overlap.
+
+    Pins are held against the decision without them, and against its baselines.
+    """
+    decision = _decided(graph, request, watch)
+    if not request.pins:
+        return decision
+    free = _decided(graph, replace(request, pins=()), watch)
+    verdict = decision.verdict
+    if verdict is not None and free.verdict is not None:
+        hands = tuple(j for j in free.verdict.finalists if j.finalist.is_by_hand)
+        verdict = replace(verdict, held_against=hands)
+    return replace(decision, verdict=verdict, free=free)
+
+
+def _decided(graph: Graph, request: Request, watch: Callable[[int, int], None]) -> Decision:
     if not request.pricing.overlaps:
         settled = settle(graph, request, watch)
         return Decision(settled.graph, settled.subdims, settled.chosen)

@@ -38,7 +38,7 @@ from shardfold.simulate.decoded import Assembly
 from shardfold.simulate.tasks import Scheduler
 from shardfold.simulate.unrolled import Whole
 
-KNOWN = ("data-parallel", "zero-3")  # every plan is held against these
+KNOWN = ("data-parallel", "fsdp")  # every plan is held against these
 ROUNDS = 3  # of searches with another limit
 LITTLE = 0.05  # of the limit: so little below it, the choices that were met on the way will do
 SHY = 0.997  # of the limit that a peak just above it asks for, or the next is above it, too
@@ -65,6 +65,7 @@ class Verdict:
     chosen: Chosen
     winner: Judged
     finalists: tuple[Judged, ...]
+    held_against: tuple[Judged, ...] = ()  # with pins: the baselines, which do not follow them
 
     @property
     def best_by_hand(self) -> Judged | None:
@@ -77,13 +78,9 @@ class Verdict:
     def by_name(self) -> dict[str, Judged]:
         """Of each name the fastest that fits, or else the fastest."""
         found: dict[str, Judged] = {self.winner.finalist.name: self.winner}
-        for judged in sorted(self.finalists, key=self.order):
+        for judged in sorted((*self.finalists, *self.held_against), key=self.order):
             found.setdefault(judged.finalist.name, judged)
         return found
-
-    def peaks(self) -> dict[str, float]:
-        """The peak of each name."""
-        return {name: judged.simulation.peak_bytes for name, judged in self.by_name().items()}
 
     def best_on(self, mesh: str) -> float | None:
         """The fastest simulated step on a mesh that fits."""

@@ -101,7 +101,8 @@ def inputs_of(
         is_batch = _has_samples(assembly, index) and subdims.classes[index][0] == leading
         layout = tuple(SAMPLES if vote and is_batch else WHOLE for vote in votes)
         place, dim = cuts.get(tensor.name, ("", None))
-        entries.append(InputEntry(tensor.name, tensor.type.shape, layout, dim, place))
+        kind = tensor.type
+        entries.append(InputEntry(tensor.name, kind.shape, layout, dim, place, kind.dtype))
     return tuple(entries)
 
 

@@ -37,6 +37,7 @@ class Difference:
     meshes: Pair
     clusters: Pair
     step_seconds: tuple[float, float]
+    additive_seconds: tuple[float, float]
     peak_bytes: tuple[float, float]
     operators: int
     lines: tuple[Line, ...]
@@ -64,6 +65,7 @@ def difference(first: Plan, second: Plan) -> Difference:
         meshes=(_mesh(first.mesh), _mesh(second.mesh)),
         clusters=(first.cluster, second.cluster),
         step_seconds=(e.step_seconds, f.step_seconds),
+        additive_seconds=(e.additive_seconds, f.additive_seconds),
         peak_bytes=(e.peak_bytes, f.peak_bytes),
         operators=len(first.operators),
         lines=tuple(sorted(lines, key=lambda at: -abs(at.seconds[0] - at.seconds[1]))),
@@ -115,13 +117,13 @@ def _split(entry: OperatorEntry) -> str:
 
 
 def _sent(entry: OperatorEntry, mesh: Sequence[AxisEntry]) -> tuple[str, ...]:
-    """`forward all_reduce gpu/8`: by level and devices, as axes of two meshes differ in name."""
+    """`forward all-reduce gpu/8`: by level and devices, as axes of two meshes differ in name."""
     found = []
     for c in entry.collectives:
         devices: dict[str, int] = {}
         for axis in (axis for axis in mesh if axis.name in c.axes):
             devices[axis.level] = devices.get(axis.level, 1) * axis.size
-        found.append(f"{c.phase} {c.kind} {_parts(devices)}")
+        found.append(f"{c.phase} {c.kind.replace('_', '-')} {_parts(devices)}")
     return tuple(dict.fromkeys(found))
 
 

@@ -221,7 +221,7 @@ def _joined(name: Name, paths: Sequence[str]) -> str:
     return name[1] if name[0] < 0 else paths[name[0]] + name[1]
 
 
-def unsplit_entries(model: Whole, step_seconds: float) -> tuple[UnsplitEntry, ...]:
+def unsplit_entries(model: Whole, additive_seconds: float) -> tuple[UnsplitEntry, ...]:
     """Operators that every device computes in full because nothing else was on offer."""
     groups: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0.0, 0.0])
     for at, vertices, count in model.weighted():
@@ -234,7 +234,7 @@ def unsplit_entries(model: Whole, step_seconds: float) -> tuple[UnsplitEntry, ..
             group[0] += count
             group[1] += count * sum(at.total(step) for step in work)
     entries = [
-        UnsplitEntry(kind, int(count), seconds, seconds / step_seconds, reason)
+        UnsplitEntry(kind, int(count), seconds, seconds / additive_seconds, reason)
         for (kind, reason), (count, seconds) in groups.items()
     ]
     return tuple(sorted(entries, key=lambda entry: (-entry.seconds, entry.kind)))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sized
-from importlib import import_module
 from typing import TYPE_CHECKING, Annotated, NoReturn, TypeVar
 
 import msgspec
@@ -99,6 +98,7 @@ class InputEntry(Value, frozen=True, omit_defaults=True):
     layout: tuple[str, ...]
     cut: Dim | None = None
     place: str = ""
+    dtype: str = ""
 
     def whole(self, passes: int) -> tuple[int, ...]:
         """The shape that the whole batch has."""
@@ -116,44 +116,54 @@ class UnsplitEntry(Value, frozen=True):
 
 
 class MeshEntry(Value, frozen=True):
-    """A mesh that was tried, and the best plan's time on it."""
+    """A mesh that was tried: the fastest step that fits on it, and the best sum of costs."""
 
     mesh: str
-    step_seconds: float
-    lower_bound_seconds: float
+    step_seconds: float | None  # None: nothing that was simulated on it fits
+    additive_seconds: float
+    additive_lower_bound_seconds: float
     recomputes: bool = False
-    simulated_seconds: float | None = None  # the fastest simulated step that fits
 
 
 class FinalistEntry(Value, frozen=True):
-    """A choice that was simulated: who proposed it, its sum, its step with overlap, its peak."""
+    """A choice that was simulated: who proposed it, its step, its sum of costs, its peak."""
 
     name: str
     mesh: str
     step_seconds: float
-    simulated_seconds: float
+    additive_seconds: float
     exposed_seconds: float
     peak_bytes: float
     mfu: float
     recomputes: bool = False
+    is_baseline: bool = False  # proposed by a strategy that has a name, not by a search
 
 
 class Estimate(Value, frozen=True):
-    """What the cost model says of a step, and how sure the search is that nothing is better."""
+    """How long a step takes, what it needs, and how sure the search is that nothing is better.
+
+    Steps are simulated: communication of parameters runs beside work. Where the cost model knows
+    no overlap, a step is the additive cost. That is what the search minimises: compute,
+    communication and update one after the other, nothing hidden; the bound and `optimal` are about
+    it. A baseline's seconds and bytes are those of one simulation.
+    """
 
     step_seconds: float
+    additive_seconds: float
+    additive_lower_bound_seconds: float
+    optimal: bool
     compute_seconds: float
     communication_seconds: float
     update_seconds: float
     data_parallel_seconds: float
-    fully_sharded_seconds: float
-    lower_bound_seconds: float
-    optimal: bool
-    peak_bytes: float
     data_parallel_bytes: float
+    fully_sharded_seconds: float
     fully_sharded_bytes: float
+    peak_bytes: float
     device_bytes: int
     limit_bytes: float
+    data_parallel_recomputes: bool = False
+    fully_sharded_recomputes: bool = False
     min_feasible_bytes: float | None = None  # what the smallest plan needs, where none fits
 
 
@@ -166,10 +176,11 @@ class PinEntry(Value, frozen=True):
 
 
 class Pinned(Value, frozen=True):
-    """The pins of a plan, and the best step without them."""
+    """The pins of a plan, and the best without them: its step, and the best sum of costs."""
 
     pins: tuple[PinEntry, ...]
     free_seconds: float
+    free_additive_seconds: float
 
 
 class Side(Value, frozen=True):
@@ -234,6 +245,7 @@ class Provenance(Value, frozen=True):
     capture_seconds: float
     search_seconds: float
     notes: tuple[str, ...] = ()
+    model: str = ""  # as the user calls it: a name of the zoo, a class
 
 
 class Plan(Value, frozen=True, omit_defaults=True):
@@ -302,13 +314,14 @@ class Plan(Value, frozen=True, omit_defaults=True):
 
     def to_html(self, title: str | None = None) -> str:
         """A report of the plan as the text of one HTML file that needs nothing else."""
-        # Reports read plans: by name, so that a plan does not depend on them.
-        page: str = import_module("shardfold.report.html").to_html(self, title=title)
-        return page
+        from shardfold.report import to_html
+
+        return to_html(self, title=title)
 
     def _repr_html_(self) -> str:
-        summary: str = import_module("shardfold.report.notebook").summary(self)
-        return summary
+        from shardfold.report import notebook_html
+
+        return notebook_html(self)
 
     def local_batch(self, batch: Batch, *, rank: int | None = None) -> Batch:
         """The part of a batch that is this process's: of every tensor, the samples that it reads.
@@ -336,6 +349,6 @@ class Plan(Value, frozen=True, omit_defaults=True):
         return Sampler(self, count, shuffle=shuffle, seed=seed, rank=rank)
 
     def __str__(self) -> str:
-        from shardfold.report.text import as_text
+        from shardfold.report import as_text
 
         return as_text(self)

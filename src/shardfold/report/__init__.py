@@ -1,6 +1,9 @@
-"""Plans and progress drawn for the terminal."""
+"""A plan shown: on a terminal, as text, in a notebook, as an HTML page; and progress drawn."""
 
+from shardfold.report.html import to_html
+from shardfold.report.notebook import notebook_html
 from shardfold.report.progress import drawn
-from shardfold.report.terminal import plan_view
+from shardfold.report.terminal import as_text, plan_view
+from shardfold.report.view import PlanView, view
 
-__all__ = ["drawn", "plan_view"]
+__all__ = ["PlanView", "as_text", "drawn", "notebook_html", "plan_view", "to_html", "view"]

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from xml.sax.saxutils import escape
 
-from shardfold.planner.method_comparison import Result
+from shardfold.planner.method_comparison import Comparison, Result
 from shardfold.report.units import seconds
 
 LEFT, TOP, ROW, WIDTH, RIGHT = 150, 64, 28, 460, 190
@@ -27,18 +26,20 @@ SVG = """<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" 
 """
 
 
-def chart(results: Sequence[Result], speedups: Mapping[str, float], title: str) -> str:
+def chart(found: Comparison, title: str) -> str:
     """Speeds (one over the step) as bars, the fastest first; methods without one are left out."""
-    shown = sorted(
-        (r for r in results if r.step_seconds is not None), key=lambda r: r.judged_seconds or 0.0
-    )
-    fastest = min((r.judged_seconds or 0.0 for r in shown), default=0.0)
+    shown = [r for r in found.results if r.step_seconds is not None]
+    shown.sort(key=lambda r: r.step_seconds or 0.0)
+    fastest = min((r.step_seconds or 0.0 for r in shown), default=0.0)
+    how = "simulated with overlap" if any(r.mfu is not None for r in shown) else "additive cost"
     body = [
         _text(16, 26, title, "title"),
-        _text(16, 46, "Predicted speed, additive cost model; pale bars do not fit in memory"),
+        _text(16, 46, f"Predicted speed, {how}; pale bars do not fit in memory"),
     ]
     for number, result in enumerate(shown):
-        body += _bar(result, speedups.get(result.method), TOP + ROW * number, fastest)
+        ratio = found.speedups.get(result.method)
+        words = "" if ratio is None else f" ({ratio:.2f}x {found.baseline})"
+        body += _bar(result, words, TOP + ROW * number, fastest)
     return SVG.format(
         width=LEFT + WIDTH + RIGHT,
         height=TOP + ROW * len(shown) + 16,
@@ -47,15 +48,14 @@ def chart(results: Sequence[Result], speedups: Mapping[str, float], title: str) 
     )
 
 
-def _bar(result: Result, ratio: float | None, y: float, fastest: float) -> list[str]:
-    step = result.judged_seconds or 0.0
+def _bar(result: Result, ratio: str, y: float, fastest: float) -> list[str]:
+    step = result.step_seconds or 0.0
     width = WIDTH * fastest / step if step else WIDTH
     style = "large" if not result.fits else "exact" if result.method == "plan" else "other"
-    words = seconds(step) + ("" if ratio is None else f" ({ratio:.2f}x data parallel)")
     return [
         _text(LEFT - 10, y + 14.5, result.method, "name", "end"),
         f'<rect x="{LEFT}" y="{y:.1f}" width="{width:.1f}" height="20" class="{style}"/>',
-        _text(LEFT + width + 6, y + 14.5, words, "value"),
+        _text(LEFT + width + 6, y + 14.5, seconds(step) + ratio, "value"),
     ]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from shardfold.planner.method_comparison import Result
+from shardfold.planner.method_comparison import DATA_PARALLEL, Comparison, Result
 from shardfold.plans.diff import Difference, Line
 from shardfold.report.units import seconds, size
 
@@ -14,30 +14,42 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 PRICES = (
-    "Step: simulated, communication of parameters beside work. Sum: what the search minimises, "
-    "without overlap. Speed-up: of the step over data parallel. Sent: bytes that one device sends."
+    "step: simulated with overlap{paper}. additive: the cost without overlap, which searches "
+    "minimise. {over}sent: bytes that one device sends."
 )
-SMALL_LINE = 0.005  # of the step: lines that are left out
+SMALL_LINE = 0.005  # of the additive cost: lines that are left out
 
 
-def comparison_view(
-    results: Sequence[Result], speedups: Mapping[str, float], title: str, limit_bytes: float
-) -> Group:
+def comparison_view(found: Comparison, title: str) -> Group:
     """One row a method; what there is to say of one stands below the table."""
     from rich.console import Group
     from rich.text import Text
 
+    results = found.results
     notes = [(r.method, _remark(r)) for r in results if _remark(r)]
     return Group(
         Text(title, style="bold"),
         "",
-        _methods([r for r in results if r.step_seconds is not None], speedups),
+        _methods([r for r in results if r.step_seconds is not None], found.speedups),
         "",
-        Text(f"Memory limit {size(limit_bytes)} per device."),
+        Text(f"Memory limit {size(found.limit_bytes)} per device."),
         "",
         *(Text(f"{method}: {remark}.") for method, remark in notes),
-        Text(PRICES, style="dim"),
+        Text(_prices(found), style="dim"),
     )
+
+
+def _prices(found: Comparison) -> str:
+    is_paper = all(r.mfu is None for r in found.results)
+    paper = " where the costs know overlap; here it is the additive cost" if is_paper else ""
+    return PRICES.format(paper=paper, over=f"speed-up: over {over(found)}. " if over(found) else "")
+
+
+def over(found: Comparison) -> str:
+    """What speed-ups are over, and why."""
+    if found.baseline in (None, DATA_PARALLEL):
+        return found.baseline or ""
+    return f"{found.baseline}, the fastest baseline that fits"
 
 
 def _remark(result: Result) -> str:
@@ -50,7 +62,7 @@ def _methods(results: Sequence[Result], speedups: Mapping[str, float]) -> Table:
 
     table = Table(box=box.SIMPLE_HEAD, padding=0, pad_edge=False, show_edge=False)
     table.add_column("method", no_wrap=True)
-    for heading in ("mesh", "step", "speed-up", "sum", "memory", "fits", "sent", "search"):
+    for heading in ("mesh", "step", "speed-up", "additive", "memory", "fits", "sent", "search"):
         table.add_column(heading, justify="right", no_wrap=True)
     for result in results:
         table.add_row(*_row(result, speedups), style="bold" if result.method == "plan" else "")
@@ -62,9 +74,9 @@ def _row(result: Result, speedups: Mapping[str, float]) -> tuple[str, ...]:
     return (
         result.method,
         result.mesh or "",
-        seconds(result.judged_seconds or 0.0),
-        "" if ratio is None else f"{ratio:.2f}x",
         seconds(result.step_seconds or 0.0),
+        "" if ratio is None else f"{ratio:.2f}x",
+        seconds(result.additive_seconds or 0.0),
         size(result.peak_bytes or 0.0),
         "yes" if result.fits else "NO",
         size(result.communication_bytes or 0.0),
@@ -93,9 +105,9 @@ def difference_view(found: Difference, names: tuple[str, str], everything: bool 
 
 
 def _matters(line: Line, found: Difference) -> bool:
-    """Whether under either plan the operators take a noticeable share of the step."""
-    pairs = zip(line.seconds, found.step_seconds, strict=True)
-    return any(own >= SMALL_LINE * step for own, step in pairs)
+    """Whether under either plan the operators take a noticeable share of the additive cost."""
+    pairs = zip(line.seconds, found.additive_seconds, strict=True)
+    return any(own >= SMALL_LINE * total for own, total in pairs)
 
 
 def _totals(found: Difference, names: tuple[str, str]) -> Table:
@@ -125,7 +137,7 @@ def _lines(lines: Sequence[Line], names: tuple[str, str]) -> Table:
         cells = [f"{line.place} {line.kind}{often}".strip()]
         for k in range(2):
             # Where the splits agree, the collectives are what differs.
-            told = line.traffic[k] or "nothing sent"
+            told = line.traffic[k] or "no collectives"
             alike = line.splits[0] == line.splits[1]
             words = f"{line.splits[k]}\n{told}" if alike else line.splits[k]
             cells += [words, seconds(line.seconds[k])]

@@ -6,11 +6,13 @@ import json
 from collections.abc import Mapping, Sequence
 from html import escape
 from importlib.resources import files
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from shardfold.explanation.types import Explanation
 from shardfold.plans import Plan
 from shardfold.report.page_data import facts
+
+if TYPE_CHECKING:
+    from shardfold.explanation.types import Explanation
 
 SCRIPTS = ("words", "layout", "graph", "grid", "inspector", "panels", "timeline", "main")
 UNSAFE = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"}  # these could end the data's element
@@ -25,7 +27,7 @@ def to_html(
     model: str | None = None,
 ) -> str:
     """The report of a plan as the text of one HTML file."""
-    name = title or f"{model or 'A plan'} on {plan.cluster}"
+    name = title or titled(plan, model)
     data = facts(
         plan,
         name,
@@ -42,6 +44,11 @@ def to_html(
     }
     head, *rest = page.split("{{")
     return head + "".join(parts[key] + text for key, _, text in (r.partition("}}") for r in rest))
+
+
+def titled(plan: Plan, model: str | None) -> str:
+    """The model, as far as it has a name, and the cluster."""
+    return f"{model or plan.provenance.model or 'A plan'} on {plan.cluster}"
 
 
 def embedded(data: Any) -> str:

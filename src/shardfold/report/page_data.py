@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from shardfold.explanation.types import Explanation, Reason
 from shardfold.plans import Plan
 from shardfold.plans.drawing_data import expanded
 from shardfold.plans.plan import CollectiveEntry, Face, OperatorEntry, Side
 from shardfold.plans.plan import Row as Drawn
-from shardfold.report import summary_text
+from shardfold.report import summary_text as summary
 from shardfold.report.module_tree import Branch, Leaf, Link, Outline, leaves, outline
 from shardfold.report.timeline import Track, additive, simulated
+from shardfold.report.view import HEADS, PlanView, view
 from shardfold.simulate import timeline
+
+if TYPE_CHECKING:
+    from shardfold.explanation.types import Explanation, Reason
 
 Plain = dict[str, Any]
 
@@ -27,7 +30,7 @@ def facts(
     model: str | None = None,
 ) -> Plain:
     """Everything that the page draws. What is not known is empty, and the page says so."""
-    found = outline(plan)
+    found, words = outline(plan), view(plan, model=model)
     shown = list(leaves(found.root))
     number = {id(leaf): k for k, leaf in enumerate(shown)}
     drawn = list(expanded(plan.sketch)) if plan.sketch is not None else []
@@ -35,18 +38,14 @@ def facts(
     return {
         "title": title,
         "model": model,
-        "heading": summary_text.heading(plan)[1],
+        "view": _view(words),
         "cluster": plan.cluster,
         "mesh": [{"name": a.name, "size": a.size, "level": a.level} for a in plan.mesh],
         "levels": plan.provenance.cluster.get("levels", []),
         "device": plan.provenance.cluster.get("device", {}),
         "estimate": _estimate(plan),
-        "rivals": _rivals(plan, rivals),
-        "meshes": [
-            [m.mesh, m.step_seconds if plan.simulation is None else m.simulated_seconds]
-            for m in plan.meshes
-        ],
-        "says": _sentences(plan),
+        "rivals": _rivals(plan, words, rivals),
+        "meshes": [[m.mesh, m.step_seconds] for m in plan.meshes],
         "made": _made(plan),
         "faces": [] if plan.sketch is None else [_face(face) for face in plan.sketch.faces],
         "ops": [_operator(leaf, plan.operators, drawn) for leaf in shown],
@@ -63,18 +62,32 @@ def _track(plan: Plan, drawn: Sequence[Drawn]) -> Track:
     return simulated(*timeline(plan.schedule))
 
 
-def _estimate(plan: Plan) -> Plain:
-    e, found = plan.estimate, plan.simulation
+def _view(shown: PlanView) -> Plain:
+    """The words that a terminal shows, for the page to set."""
     return {
-        "shown": e.step_seconds if found is None else found.step_seconds,
-        "simulated": found is not None,
+        "facts": shown.facts,
+        "heads": HEADS,
+        "rows": [[row.depth, row.is_heading, *row.cells] for row in shown.rows],
+        "legend": shown.legend,
+        "limit": shown.limit,
+        "contenders": [each.words for each in shown.contenders],
+        "sentences": [[each.text, each.tone] for each in shown.sentences],
+    }
+
+
+def _estimate(plan: Plan) -> Plain:
+    e = plan.estimate
+    return {
         "step": e.step_seconds,
+        "is_simulated": plan.simulation is not None,
+        "rate": ", ".join(summary.throughput(plan)),
+        "additive": e.additive_seconds,
         "compute": e.compute_seconds,
         "communication": e.communication_seconds,
         "update": e.update_seconds,
-        "bound": e.lower_bound_seconds,
+        "bound": e.additive_lower_bound_seconds,
         "optimal": e.optimal,
-        "proof": summary_text.proof(plan),
+        "proof": summary.proof(plan),
         "peak": e.peak_bytes,
         "limit": e.limit_bytes,
         "device": e.device_bytes,
@@ -84,43 +97,25 @@ def _estimate(plan: Plan) -> Plain:
     }
 
 
-def _rivals(plan: Plan, others: Sequence[Plain]) -> list[Plain]:
-    """The plan, the strategies by hand that it knows, and whatever a comparison found."""
-    e = plan.estimate
-    own = e.step_seconds if plan.simulation is None else plan.simulation.step_seconds
-    known = [{"name": "this plan", "seconds": own, "bytes": e.peak_bytes}]
-    if plan.simulation is None:
-        known += [
-            _rival("data parallel", e.data_parallel_seconds, e.data_parallel_bytes),
-            _rival("fully sharded", e.fully_sharded_seconds, e.fully_sharded_bytes),
-        ]
-    known += [
-        _rival(KNOWN.get(f.name, f.name.replace("-", " ")), f.simulated_seconds, f.peak_bytes)
-        for f in plan.finalists
-        if not f.name.startswith("search")
+def _rivals(plan: Plan, shown: PlanView, others: Sequence[Plain]) -> list[Plain]:
+    """The plan, the baselines that it knows, and whatever a comparison found."""
+    found = [
+        *(_rival(c.name, c.step_seconds, c.peak_bytes, c.recomputes) for c in shown.contenders),
+        *(
+            _rival(f.name, f.step_seconds, f.peak_bytes, f.recomputes)
+            for f in plan.finalists
+            if f.is_baseline
+        ),
+        *others,
     ]
-    names = {entry["name"] for entry in known}
-    return known + [entry for entry in others if entry["name"] not in names]
+    once: dict[str, Plain] = {}
+    for entry in found:
+        once.setdefault(entry["name"], entry)
+    return list(once.values())
 
 
-KNOWN = {"zero-3": "fully sharded", "data-parallel": "data parallel"}
-
-
-def _rival(name: str, seconds: float, bytes_: float) -> Plain:
-    return {"name": name, "seconds": seconds, "bytes": bytes_}
-
-
-def _sentences(plan: Plan) -> list[str]:
-    return [
-        *summary_text.simulated(plan),
-        *summary_text.accumulated(plan),
-        *summary_text.too_large(plan),
-        *summary_text.pinned(plan),
-        summary_text.meshes(plan),
-        *summary_text.unsplit(plan),
-        *plan.provenance.notes,
-        summary_text.effort(plan),
-    ]
+def _rival(name: str, seconds: float, bytes_: float, recomputes: bool) -> Plain:
+    return {"name": name, "seconds": seconds, "bytes": bytes_, "recomputes": recomputes}
 
 
 def _made(plan: Plan) -> list[tuple[str, str]]:
@@ -218,9 +213,12 @@ def _reasons(found: Explanation, plan: Plan, shown: Sequence[Leaf]) -> dict[str,
 
 def _reason(reason: Reason) -> Plain:
     return {
-        "step": reason.step_seconds,
+        "additive": reason.additive_seconds,
         "pinned": reason.is_pinned,
-        "others": [[a.split, a.step_seconds, a.lower_bound_seconds] for a in reason.alternatives],
+        "others": [
+            [a.split, a.additive_seconds, a.additive_lower_bound_seconds]
+            for a in reason.alternatives
+        ],
         "terms": [[term.what, term.seconds] for term in reason.terms],
         "changes": [[c.module or c.name, c.before, c.after] for c in reason.changes],
     }

@@ -24,6 +24,8 @@ from shardfold.plans.plan import AxisEntry, OperatorEntry, Plan
 from shardfold.report.units import size
 from shardfold.strategies.split_names import in_words
 
+PHASES = {"forward": "fwd", "recompute": "recompute", "backward": "bwd", "update": "update"}
+
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
@@ -41,13 +43,15 @@ class Traffic:
 class Row:
     """Operators that are split alike, at `places` of a block (empty: in the block itself).
 
-    A mixed row holds several kinds, of which `kinds` names those that matter.
+    A mixed row holds several kinds, of which `kinds` names those that matter. `repeats` are the
+    block's repeats in which the row occurs, by number.
     """
 
     places: tuple[str, ...]
     kinds: tuple[str, ...]
     split: str
     count: int
+    repeats: tuple[str, ...]
     seconds: float
     traffic: tuple[Traffic, ...]
     is_mixed: bool = False
@@ -55,10 +59,10 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Rows of a block that occurs `repeats` times; without a name, rows that stand alone."""
+    """Rows of a block that occurs several times; without a name, rows that stand alone."""
 
     name: str
-    repeats: int
+    repeats: tuple[str, ...]
     rows: tuple[Row, ...]
 
     @property
@@ -79,19 +83,45 @@ def kind_words(row: Row) -> str:
     return "" if row.places[0].rpartition(".")[2].lower() == kinds else kinds
 
 
-def times(row: Row, repeats: int) -> str:
-    """How often a row occurs in its block: nothing for once, `x2`, or `5 in all`."""
-    if row.is_mixed:
-        return ""
-    each, rest = divmod(row.count // len(row.places), repeats)
-    return f"{row.count} in all" if rest else f"x{each}" if each > 1 else ""
+def times(row: Row, block: Block, is_alone: bool = False) -> str:
+    """How often a row occurs: nothing for once in every repeat, `x2`, `in 1-10, 12`.
+
+    A row that stands alone, without its block's heading, counts all repeats.
+    """
+    per = len(row.places) * (1 if is_alone else len(row.repeats))
+    each, rest = divmod(row.count, per)
+    often = f"x{each}" if each > 1 and not row.is_mixed else ""
+    if rest and not row.is_mixed:
+        often = str(row.count)
+    where = "" if len(row.repeats) == len(block.repeats) else f"in {ranges(row.repeats)}"
+    return " ".join(filter(None, (often, where)))
+
+
+def ranges(numbers: Sequence[str]) -> str:
+    """Numbers in order, those in a row by the first and the last.
+
+    >>> ranges(("1", "2", "3", "7"))
+    '1-3, 7'
+    """
+    found: list[list[int]] = []
+    for each in sorted(map(int, numbers)):
+        if found and each == found[-1][-1] + 1:
+            found[-1][1:] = [each]
+        else:
+            found.append([each])
+    return ", ".join("-".join(map(str, each)) for each in found)
 
 
 def traffic_words(traffic: Traffic, mesh: Sequence[AxisEntry]) -> str:
-    """`bwd reduce node+gpu0 2.0 MiB`; `~` marks a mean of operators that differ."""
+    """`bwd all-reduce node+gpu0 2.0 MiB`; `~` marks a mean of operators that differ."""
     about = "~" if traffic.is_mean else ""
-    where = axes_words(traffic.axes, mesh)
-    return f"{traffic.phase} {traffic.kind} {where} {about}{size(traffic.bytes)}"
+    what = collective_words(traffic.phase, traffic.kind)
+    return f"{what} {axes_words(traffic.axes, mesh)} {about}{size(traffic.bytes)}"
+
+
+def collective_words(phase: str, kind: str) -> str:
+    """`bwd reduce-scatter`."""
+    return f"{PHASES[phase]} {kind.replace('_', '-')}"
 
 
 def axes_words(axes: Sequence[str], mesh: Sequence[AxisEntry]) -> str:
@@ -107,7 +137,7 @@ def axes_words(axes: Sequence[str], mesh: Sequence[AxisEntry]) -> str:
 
 
 UNNAMED = 0.05  # of a mixed row: kinds that go unnamed
-PHASE_ORDER = ("fwd", "again", "bwd", "upd")
+PHASE_ORDER = ("forward", "recompute", "backward", "update")
 
 
 def merged(rows: Iterable[Row]) -> list[Row]:
@@ -140,7 +170,7 @@ def _is_alike(a: Row, b: Row) -> bool:
     if not all(a.places) or not all(b.places):
         return False
     parents = {place.rpartition(".")[0] for place in (*a.places, *b.places)}
-    facts = [(row.kinds, row.split, row.count / len(row.places)) for row in (a, b)]
+    facts = [(r.kinds, r.split, r.count / len(r.places), r.repeats) for r in (a, b)]
     moved = [[(t.phase, t.kind, t.axes, t.bytes) for t in row.traffic] for row in (a, b)]
     return len(parents) == 1 and facts[0] == facts[1] and moved[0] == moved[1]
 
@@ -149,10 +179,10 @@ def gathered(rows: Iterable[Row], small: float) -> list[Row]:
     """Join small neighbours at the same places into one row of several kinds (to, pow, mul)."""
     found: list[Row] = []
 
-    def key(row: Row) -> tuple[tuple[str, ...], str, bool]:
-        return row.places, row.split, row.seconds < small and all(row.places)
+    def key(row: Row) -> tuple[tuple[str, ...], tuple[str, ...], str, bool]:
+        return row.places, row.repeats, row.split, row.seconds < small and all(row.places)
 
-    for (_, _, is_small), group in groupby(rows, key):
+    for (*_, is_small), group in groupby(rows, key):
         members = list(group)
         is_many = is_small and len(members) > 1
         found.extend([_of_kinds(members)] if is_many else members)
@@ -174,7 +204,7 @@ def _of_kinds(rows: Sequence[Row]) -> Row:
 
 
 def chained(found: Sequence[Traffic], mesh: Mapping[str, int]) -> list[Traffic]:
-    """Join scatters that go on axis by axis, each with the part that the last one left."""
+    """Join reduce-scatters that go on axis by axis, each with the part that the last one left."""
     joined: list[Traffic] = []
     for traffic in sorted(found, key=lambda each: -each.bytes):
         at = next((i for i, other in enumerate(joined) if _goes_on(other, traffic, mesh)), None)
@@ -192,7 +222,7 @@ def _goes_on(first: Traffic, then: Traffic, mesh: Mapping[str, int]) -> bool:
     left = first.bytes / prod(mesh[name] for name in first.axes)
     overlap = set(first.axes) & set(then.axes)
     return (
-        kinds == {(first.phase, "scatter")}
+        kinds == {(first.phase, "reduce_scatter")}
         and not overlap
         and isclose(left, then.bytes, rel_tol=0.02)
     )
@@ -204,15 +234,8 @@ def in_order(found: Iterable[Traffic]) -> tuple[Traffic, ...]:
 
 
 KINDS = {"scaled_dot_product_attention": "attention", "cross_entropy_loss": "cross_entropy"}
-PHASES = {"forward": "fwd", "recompute": "again", "backward": "bwd", "update": "upd"}
-SHORT = {
-    "all_reduce": "reduce",
-    "all_gather": "gather",
-    "reduce_scatter": "scatter",
-    "all_to_all": "swap",
-}
-SMALL_ROW = 0.005  # of the step: rows that are left out
-SMALL_KIND = 0.03  # of the step: rows that may be joined with their neighbours
+SMALL_ROW = 0.005  # of the additive cost: rows that are left out
+SMALL_KIND = 0.03  # of the additive cost: rows that may be joined with their neighbours
 SMALL_TRAFFIC = 0.05  # of the row: collectives that are left out
 
 
@@ -223,26 +246,29 @@ class _Members:
     block: str
     place: str
     entries: list[OperatorEntry] = field(default_factory=list)
+    repeats: dict[str, None] = field(default_factory=dict)
 
 
 def blocks_of(plan: Plan) -> list[Block]:
     """The plan's rows in order of first appearance, gathered into blocks."""
     skip = shared_prefix([entry.module for entry in plan.operators])
     rows: dict[object, _Members] = {}
-    repeats: dict[str, set[str]] = {}
+    repeats: dict[str, dict[str, None]] = {}
     for entry in plan.operators:
         block, index, place = _located(entry.module, skip)
-        repeats.setdefault(block, set()).add(index)
+        repeats.setdefault(block, {})[index] = None
         traffic = frozenset((c.phase, c.kind, c.axes) for c in entry.collectives)
         key = (block, place, entry.kind, tuple(entry.split.items()), traffic)
-        rows.setdefault(key, _Members(block, place)).entries.append(entry)
+        members = rows.setdefault(key, _Members(block, place))
+        members.entries.append(entry)
+        members.repeats[index] = None
     mesh = {axis.name: axis.size for axis in plan.mesh}
     blocks: list[tuple[str, list[Row]]] = []
     for members in rows.values():
         _rows_for(blocks, members.block).append(_row(members, mesh))
-    small = SMALL_KIND * plan.estimate.step_seconds
+    small = SMALL_KIND * plan.estimate.additive_seconds
     return [
-        Block(name, len(repeats[name]), tuple(gathered(merged(found), small)))
+        Block(name, tuple(repeats[name]), tuple(gathered(merged(found), small)))
         for name, found in blocks
     ]
 
@@ -277,6 +303,7 @@ def _row(members: _Members, mesh: Mapping[str, int]) -> Row:
         kinds=(KINDS.get(kind, kind),),
         split=split_words(first),
         count=len(members.entries),
+        repeats=tuple(members.repeats),
         seconds=sum(entry.seconds for entry in members.entries),
         traffic=in_order(traffic),
     )
@@ -293,8 +320,8 @@ def _traffic(entries: Sequence[OperatorEntry], key: tuple[str, str, tuple[str, .
     sizes = [sum(c.bytes * c.count for c in found) for found in mine]
     phase, kind, axes = key
     return Traffic(
-        PHASES[phase],
-        SHORT.get(kind, kind),
+        phase,
+        kind,
         axes,
         sum(sizes) / len(sizes),
         sum(c.seconds for found in mine for c in found),
@@ -312,8 +339,8 @@ class Shown:
 
 
 def shown(plan: Plan, everything: bool = False) -> Shown:
-    """The blocks of a plan without rows of less than half a percent of the step."""
-    least = 0.0 if everything else SMALL_ROW * plan.estimate.step_seconds
+    """The blocks of a plan without rows of less than half a percent of the additive cost."""
+    least = 0.0 if everything else SMALL_ROW * plan.estimate.additive_seconds
     blocks: list[Block] = []
     left_out: list[Row] = []
     for block in blocks_of(plan):

@@ -1,210 +1,272 @@
-"""A plan's totals in sentences: proof, memory, meshes, and what stayed unsplit."""
+"""A plan in sentences: its step, how sure it is, what it is held against, how it was made."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from math import prod
+from typing import Literal
 
-from shardfold.plans.plan import MeshEntry, Plan
+from shardfold.plans.plan import FinalistEntry, MeshEntry, Plan
 from shardfold.report.units import number, seconds, size
 
 MOST_MESHES = 6
 MOST_KINDS = 4
 
+Tone = Literal["plain", "alarm", "warning", "aside"]
 
-def heading(plan: Plan, model: str | None = None) -> list[str]:
+
+@dataclass(frozen=True, slots=True)
+class Sentence:
+    """What is said of a plan, and how loud."""
+
+    text: str
+    tone: Tone = "plain"
+
+
+def heading(plan: Plan, model: str | None = None) -> tuple[str, str]:
     """What was planned, on what, and under which assumptions."""
     made = plan.provenance
     axes = " x ".join(f"{axis.name}={axis.size}" for axis in plan.mesh) or "one device"
     dtype = "" if made.request.dtype is None else f", {made.request.dtype}"
     parts = f", {plan.micro_batches} micro-batches" if plan.micro_batches > 1 else ""
-    return [
-        f"{model or 'Plan'} on {plan.cluster}, mesh {axes}",
+    return (
+        f"{model or made.model or 'A plan'} on {plan.cluster}, mesh {axes}",
         f"{number(made.parameters)} parameters, {made.operators:,} operators, "
         f"{made.request.optimizer}{dtype}, {made.request.cost} costs{parts}",
-    ]
+    )
 
 
-def proof(plan: Plan) -> str:
-    """How sure the search is that nothing is better."""
-    e = plan.estimate
-    if e.optimal:
-        best = "optimal" if plan.fits else "the fastest if memory did not count,"
-        return f"proven {best} under this cost model"
-    gap = 1 - e.lower_bound_seconds / e.step_seconds
-    return f"at most {gap:.2%} above the best (lower bound {seconds(e.lower_bound_seconds)})"
+def sentences(plan: Plan) -> tuple[Sentence, ...]:
+    """All that is said of a plan: what is wrong with it first, how it was made last."""
+    return (
+        *(Sentence(text, "alarm") for text in _too_large(plan)),
+        *(Sentence(text, "warning") for text in _without_rule(plan)),
+        *map(Sentence, _step(plan)),
+        Sentence(f"Additive cost, without overlap: {parts(plan)}; {proof(plan)}."),
+        *map(Sentence, _against_baselines(plan)),
+        *map(Sentence, _recomputed(plan)),
+        *map(Sentence, _accumulated(plan)),
+        *map(Sentence, _pinned(plan)),
+        Sentence(meshes(plan)),
+        Sentence(_unsplit(plan)),
+        *(Sentence(note, "aside") for note in plan.provenance.notes),
+        Sentence(_effort(plan), "aside"),
+    )
+
+
+def _step(plan: Plan) -> Iterator[str]:
+    """How long a step takes, and how well it uses the devices."""
+    found, step = plan.simulation, seconds(plan.estimate.step_seconds)
+    rate = "".join(f", {each}" for each in throughput(plan))
+    if found is None:
+        cost = plan.provenance.request.cost
+        yield f"Step: {step}{rate}: the additive cost, as {cost} costs know no overlap."
+        return
+    sent = found.communication_seconds
+    hidden = max(0.0, 1 - found.exposed_seconds / sent) if sent else 0.0
+    share = f", {hidden:.0%} of communication hidden" if sent else ""
+    yield (
+        f"Step: {step}, simulated with overlap{rate}, MFU {found.mfu:.1%}{share}; "
+        f"the peak of {size(found.peak_bytes)} is reached at {found.peak_at}."
+    )
+
+
+def throughput(plan: Plan) -> Iterator[str]:
+    """Tokens or samples in a second, where the plan knows its batch.
+
+    A batch whose first tensor holds whole numbers, in rows, is one of tokens.
+    """
+    shapes = [(entry.dtype, entry.whole(plan.micro_batches)) for entry in plan.inputs]
+    dtype, shape = next(((dtype, shape) for dtype, shape in shapes if shape), ("", ()))
+    if not shape or not plan.estimate.step_seconds:
+        return
+    is_text = len(shape) > 1 and dtype.startswith(("int", "uint"))
+    count, unit = (prod(shape), "tokens/s") if is_text else (shape[0], "samples/s")
+    yield f"{count / plan.estimate.step_seconds:,.0f} {unit}"
 
 
 def parts(plan: Plan) -> str:
-    """Where the step's time goes."""
+    """What the additive cost is made of."""
     e = plan.estimate
     named = {
         "compute": e.compute_seconds,
         "communication": e.communication_seconds,
         "update": e.update_seconds,
     }
-    return ", ".join(f"{name} {seconds(value)}" for name, value in named.items())
+    listed = ", ".join(f"{name} {seconds(value)}" for name, value in named.items())
+    return f"{seconds(e.additive_seconds)} ({listed})"
+
+
+def proof(plan: Plan) -> str:
+    """How sure the search is that no choice has a lower additive cost."""
+    e = plan.estimate
+    if e.optimal:
+        return "proven optimal" if plan.fits else "proven the least if memory did not count"
+    gap = 1 - e.additive_lower_bound_seconds / e.additive_seconds
+    return (
+        f"at most {gap:.2%} above the least (lower bound {seconds(e.additive_lower_bound_seconds)})"
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """A way to split, as words: its step, how many times the plan's that is, its memory."""
+    """A way to split, in figures: its step, its memory, and whether that is within the limit."""
 
     name: str
-    step: str
-    ratio: str
-    memory: str
+    step_seconds: float
+    peak_bytes: float
     fits: bool
+    recomputes: bool = False
+    ratio: float | None = None  # how many times the plan's step; None: it is the plan
+
+    @property
+    def words(self) -> tuple[str, str, str, str, str]:
+        """The cells of its row."""
+        how = " with recomputation" if self.recomputes else " without recomputation"
+        fits = "fits" if self.fits else "DOES NOT FIT"
+        told = fits if self.ratio is None or self.fits else fits + how
+        ratio = "" if self.ratio is None else f"{self.ratio:.2f}x"
+        return self.name, seconds(self.step_seconds), ratio, size(self.peak_bytes), told
 
 
-def comparison(plan: Plan) -> list[Contender]:
-    """The plan itself, then the strategies that it is held against."""
+def contenders(plan: Plan) -> tuple[Contender, ...]:
+    """The plan itself, then the baselines that everybody knows."""
     e = plan.estimate
-    known = {entry.name: entry.simulated_seconds for entry in plan.finalists}
-    own = e.step_seconds if plan.simulation is None else plan.simulation.step_seconds
-    rivals = [
+    own = Contender("this plan", e.step_seconds, e.peak_bytes, plan.fits, bool(plan.recompute))
+    known = (
         (
-            "data parallel",
-            known.get("data-parallel", e.data_parallel_seconds),
+            "data-parallel",
+            e.data_parallel_seconds,
             e.data_parallel_bytes,
+            e.data_parallel_recomputes,
         ),
-        ("fully sharded", known.get("zero-3", e.fully_sharded_seconds), e.fully_sharded_bytes),
-    ]
-    this = Contender("this plan", seconds(own), "", size(e.peak_bytes), plan.fits)
-    return [this] + [
-        Contender(
-            name,
-            seconds(time),
-            f"{time / own:.2f}x",
-            size(peak),
-            peak <= e.limit_bytes,
-        )
-        for name, time, peak in rivals
-    ]
+        ("fsdp", e.fully_sharded_seconds, e.fully_sharded_bytes, e.fully_sharded_recomputes),
+    )
+    return own, *(
+        Contender(name, step, peak, peak <= e.limit_bytes, again, step / e.step_seconds)
+        for name, step, peak, again in known
+    )
 
 
-def memory(plan: Plan) -> str:
+def limit(plan: Plan) -> str:
     """The limit that memory is held against."""
     return f"limit {size(plan.estimate.limit_bytes)}"
 
 
-def simulated(plan: Plan) -> list[str]:
-    """The step with overlap, and by how much it wins over the best strategy by hand that fits."""
-    found = plan.simulation
-    if found is None:
-        return []
-    sent = found.communication_seconds
-    hidden = (sent - found.exposed_seconds) / sent if sent else 0.0
-    share = f", {hidden:.0%} of communication hidden"
-    lines = [
-        f"Simulated with overlap: {seconds(found.step_seconds)} a step, MFU {found.mfu:.1%}"
-        f"{share if sent else ''}; the peak of {size(found.peak_bytes)} "
-        f"is reached at {found.peak_at}."
-    ]
-    hands = [f for f in plan.finalists if not f.name.startswith("search")]
-    fitting = [f for f in hands if f.peak_bytes <= plan.estimate.limit_bytes]
-    if fitting:
-        best = min(fitting, key=lambda f: f.simulated_seconds)
-        wins = best.simulated_seconds / found.step_seconds - 1
-        won = f"{wins:.1%} faster than" if wins >= 5e-4 else "as fast as"
-        lines.append(
-            f"It is {won} {best.name}, the best of {len(hands)} strategies by hand that fits."
-        )
+def best_baseline(plan: Plan) -> FinalistEntry | None:
+    """The fastest baseline that fits in memory."""
+    limit_bytes = plan.estimate.limit_bytes
+    fitting = [f for f in plan.finalists if f.is_baseline and f.peak_bytes <= limit_bytes]
+    return min(fitting, key=lambda f: f.step_seconds, default=None)
+
+
+def _against_baselines(plan: Plan) -> Iterator[str]:
+    """By how much the step wins over the best baseline that fits."""
+    hands, best = [f for f in plan.finalists if f.is_baseline], best_baseline(plan)
+    if best is not None:
+        wins = best.step_seconds / plan.estimate.step_seconds - 1
+        won = "as fast as" if abs(wins) < 5e-4 else f"{abs(wins):.1%} faster than"
+        if wins <= -5e-4:  # with pins, which baselines need not follow
+            won = f"{abs(wins):.1%} slower than"
+        tried = f" (of {len(hands)} tried)" if len(hands) > 1 else ""
+        yield f"It is {won} {best.name}, the fastest baseline that fits in memory{tried}."
     elif hands:
-        lines.append(f"None of {len(hands)} strategies by hand fits.")
-    return lines
+        count = f"None of the {len(hands)} baselines fits" if len(hands) > 1 else "No baseline fits"
+        yield f"{count} in memory."
 
 
-def recomputed(plan: Plan) -> list[str]:
+def _recomputed(plan: Plan) -> Iterator[str]:
     """Which activations are dropped and made again."""
-    if not plan.recompute:
-        return []
-    blocks = len(plan.recompute)
-    return [f"Recomputed in backward to save memory: {blocks} blocks."]
+    if plan.recompute:
+        yield (
+            f"Activation checkpointing: {len(plan.recompute)} blocks are recomputed in backward "
+            "to save memory."
+        )
 
 
-def accumulated(plan: Plan) -> list[str]:
-    """In how many passes a step takes its batch."""
-    if plan.micro_batches == 1:
-        return []
-    return [
-        f"A step takes its batch in {plan.micro_batches} micro-batches to save memory, and adds "
-        "their gradients up. Operators are as in one of them; times are of all, and the bound is "
-        "for that many."
-    ]
+def _accumulated(plan: Plan) -> Iterator[str]:
+    """In how many micro-batches a step takes its batch."""
+    if plan.micro_batches > 1:
+        yield (
+            f"Gradient accumulation: a step takes its batch in {plan.micro_batches} micro-batches "
+            "to save memory. Operators are as in one of them; times and the bound are for all."
+        )
 
 
-def too_large(plan: Plan) -> list[str]:
+def _too_large(plan: Plan) -> Iterator[str]:
     """What to try where no plan fits."""
-    if plan.fits:
-        return []
-    smallest = plan.estimate.min_feasible_bytes
-    needs = "" if smallest is None else f"; the smallest plan needs {size(smallest)}"
-    return [f"No plan fits in memory{needs}. Try more devices, a smaller batch or bf16."]
+    if not plan.fits:
+        smallest = plan.estimate.min_feasible_bytes
+        needs = "" if smallest is None else f"; the smallest plan needs {size(smallest)}"
+        yield f"No plan fits in memory{needs}. Try more devices, a smaller batch or bf16."
 
 
 def meshes(plan: Plan) -> str:
     """Which meshes were tried, and by how much the winner won."""
     shape = "x".join(str(axis.size) for axis in plan.mesh) or "1"
-    found = plan.simulation
     others = [entry for entry in plan.meshes if entry.mesh != shape]
     if not others:
         return f"One mesh was tried: {shape}."
-    won = plan.estimate.step_seconds if found is None else found.step_seconds
-    steps = {
-        entry.mesh: entry.step_seconds if found is None else entry.simulated_seconds or 0.0
-        for entry in others
-    }
-    others.sort(key=lambda entry: (not steps[entry.mesh], steps[entry.mesh]))
-    listed = ", ".join(_behind(entry, steps[entry.mesh], won) for entry in others[:MOST_MESHES])
+    others.sort(key=lambda entry: (entry.step_seconds is None, entry.step_seconds or 0.0))
+    won = plan.estimate.step_seconds
+    listed = ", ".join(_behind(entry, won) for entry in others[:MOST_MESHES])
     more = f" and {len(others) - MOST_MESHES} more" if len(others) > MOST_MESHES else ""
     return f"Meshes tried: {shape} is best; {listed}{more}."
 
 
-def _behind(entry: MeshEntry, step: float, won: float) -> str:
-    behind = step / won - 1
+def _behind(entry: MeshEntry, won: float) -> str:
+    behind = -1.0 if entry.step_seconds is None else entry.step_seconds / won - 1
     if abs(behind) < 5e-4:
         return f"{entry.mesh} is as good"
     return f"{entry.mesh} +{behind:.1%}" if behind > 0 else f"{entry.mesh} does not fit"
 
 
-def pinned(plan: Plan) -> list[str]:
+def _pinned(plan: Plan) -> Iterator[str]:
     """What the user fixed, and what that costs against the best without it."""
     if plan.pinned is None:
-        return []
+        return
     listed = ", ".join(
         f"{pin.pattern}={pin.split} ({pin.operators} operator{'s' * (pin.operators != 1)})"
         for pin in plan.pinned.pins
     )
+    yield f"Pinned: {listed}."
     free, step = plan.pinned.free_seconds, plan.estimate.step_seconds
-    price = f"The pins cost {seconds(step - free)} ({step / free - 1:.2%})."
-    if not plan.fits:
-        price = f"Without the pins the best step is {seconds(free)}."
-    return [f"Pinned: {listed}.", price]
+    if plan.fits:
+        yield f"The pins cost {seconds(step - free)} of the step ({step / free - 1:.2%})."
+    else:
+        yield f"Without the pins the best step is {seconds(free)}."
 
 
-def unsplit(plan: Plan) -> list[str]:
-    """The operators that every device computes in full, and why."""
-    lines = [
-        f"No rule for {entry.kind} ({entry.count} of them): planned unsplit, at least "
-        f"{entry.share:.2%} of the step, as its arithmetic is unknown. "
-        "See docs/how-to/add-a-rule.md."
-        for entry in plan.unsplit
-        if entry.reason == "no rule"
-    ]
+def _without_rule(plan: Plan) -> Iterator[str]:
+    """The operators that nothing is known of."""
+    for entry in plan.unsplit:
+        if entry.reason == "no rule":
+            yield (
+                f"No rule for {entry.kind} ({entry.count} of them): planned unsplit, at least "
+                f"{entry.share:.2%} of the cost, as its arithmetic is unknown. "
+                "See docs/how-to/add-a-rule.md."
+            )
+
+
+def _unsplit(plan: Plan) -> str:
+    """The other operators that every device computes in full."""
     rest = [entry for entry in plan.unsplit if entry.reason != "no rule"]
-    if rest:
-        count, share = sum(u.count for u in rest), sum(u.share for u in rest)
-        names = list(dict.fromkeys(u.kind.rpartition(".")[2] for u in rest))
-        kinds = ", ".join(names[:MOST_KINDS]) + (", ..." if len(names) > MOST_KINDS else "")
-        what = "operator has" if count == 1 else "operators have"
-        lines.append(
-            f"{count} {what} nothing to split ({kinds}): computed on every device, "
-            f"{share:.2%} of the step."
+    if not rest:
+        return (
+            "Every operator could be split." if not plan.unsplit else "All others could be split."
         )
-    return lines or ["Every operator could be split."]
+    count, share = sum(u.count for u in rest), sum(u.share for u in rest)
+    names = list(dict.fromkeys(u.kind.rpartition(".")[2] for u in rest))
+    kinds = ", ".join(names[:MOST_KINDS]) + (", ..." if len(names) > MOST_KINDS else "")
+    what = "operator has" if count == 1 else "operators have"
+    return (
+        f"{count} {what} nothing to split ({kinds}): computed on every device, "
+        f"{share:.2%} of the cost."
+    )
 
 
-def effort(plan: Plan) -> str:
+def _effort(plan: Plan) -> str:
     """How long the planning took."""
     made = plan.provenance
     return (

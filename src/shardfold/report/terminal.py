@@ -1,102 +1,88 @@
-"""A plan as a table for the terminal: colours, and columns that fit its width.
+"""A plan's view for the terminal, and as the plain text of `print(plan)`.
 
 A simulated step as a table for the terminal: time per stream, collectives, memory.
 """
 
 from __future__ import annotations
 
+import io
+import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from shardfold.plans import Plan
-from shardfold.report import summary_text
-from shardfold.report.plan_table import (
-    Block,
-    Row,
-    kind_words,
-    label,
-    main_traffic,
-    shown,
-    times,
-    traffic_words,
-)
 from shardfold.report.units import seconds, size
+from shardfold.report.view import HEADS, PlanView, TableRow, view
 from shardfold.simulate import Simulation
 
 if TYPE_CHECKING:
+    from rich.box import Box
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
 
 WIDTH = 80
 NAME, SPLIT, SHARE = 18, 17, 6  # the narrowest names, the widest split, the share
-HOT = 0.1  # rows of at least this share of the step stand out
-LEGEND = (
-    "fwd, bwd: in the forward or backward pass, with bytes per operator and device. "
-    "reduce: all-reduce; gather: all-gather; scatter: reduce-scatter; swap: all-to-all."
-)
-LEFT_OUT = " Collectives of under 5% of their row are left out (--all shows them)."
+HOT = 0.1  # rows of at least this share stand out
+STYLES = {"plain": "", "alarm": "red", "warning": "yellow", "aside": "dim"}
 
 
-def plan_view(
-    plan: Plan, *, model: str | None = None, everything: bool = False, width: int = WIDTH
-) -> Group:
-    """The whole plan, ready to print on a terminal of that width."""
+def as_text(plan: Plan) -> str:
+    """What `print(plan)` shows: the view as plain text of 80 columns."""
+    from rich.console import Console
+
+    stream = io.StringIO()
+    Console(file=stream, width=WIDTH, no_color=True, force_terminal=False, highlight=False).print(
+        plan_view(view(plan))
+    )
+    return "\n".join(line.rstrip() for line in stream.getvalue().splitlines())
+
+
+def plan_view(shown: PlanView, width: int = WIDTH) -> Group:
+    """A plan's view, ready to print on a terminal of that width."""
     from rich.console import Group
     from rich.text import Text
 
-    title, facts = summary_text.heading(plan, model)
-    legend = "" if everything else LEFT_OUT
     return Group(
-        Text(title, style="bold"),
-        Text(facts),
+        Text(shown.title, style="bold"),
+        Text(shown.facts),
         "",
-        _operators(plan, everything, width),
-        Text(LEGEND + legend, style="dim"),
+        _operators(shown, width),
+        Text(shown.legend, style="dim"),
         "",
-        _rivals(plan),
+        _contenders(shown),
         "",
-        Text(f"Step: {summary_text.parts(plan)}; {summary_text.proof(plan)}."),
-        *(Text(line) for line in summary_text.simulated(plan)),
-        *(Text(line) for line in summary_text.recomputed(plan)),
-        *(Text(line) for line in summary_text.accumulated(plan)),
-        *(Text(line, style="red") for line in summary_text.too_large(plan)),
-        *(Text(line) for line in summary_text.pinned(plan)),
-        Text(summary_text.meshes(plan)),
-        *(Text(line, style=_alarm(line)) for line in summary_text.unsplit(plan)),
-        *(Text(note, style="dim") for note in plan.provenance.notes),
-        Text(summary_text.effort(plan), style="dim"),
+        *(_sentence(each.text, STYLES[each.tone], width) for each in shown.sentences),
     )
 
 
-def _alarm(line: str) -> str:
-    return "yellow" if line.startswith("No rule") else ""
+def _sentence(text: str, style: str, width: int) -> Text:
+    """A sentence whose further lines are set in."""
+    from rich.text import Text
+
+    return _broken(Text(text, style=style), width, "  ")
 
 
-def _operators(plan: Plan, everything: bool, width: int) -> Table:
-    from rich import box
+def _operators(shown: PlanView, width: int) -> Table:
     from rich.table import Table
 
-    view = shown(plan, everything)
-    rows = [row for block in view.blocks for row in block.rows]
-    traffic = _widest(
-        line for row in rows for line in _traffic(row, plan, everything).plain.split("\n")
-    )
-    split = min(_widest(row.split for row in rows), SPLIT)
-    table = Table(box=box.SIMPLE_HEAD, padding=0, show_edge=False)
-    table.add_column(
-        "operator", width=max(width - traffic - split - SHARE - 3, NAME), overflow="fold"
-    )
-    table.add_column("split", width=split)
-    table.add_column("collectives", width=traffic)
-    table.add_column("step", justify="right", width=SHARE)
-    for block in view.blocks:
-        _add_block(table, block, plan, everything)
-    if view.left_out:
-        table.add_row(
-            f"{view.left_out} small operators", "", "", _share(view.left_out_seconds, plan)
-        )
+    cells = [row.cells for row in shown.rows]
+    traffic = _widest(line for _, _, lines, _ in cells for line in lines.split("\n"))
+    split = min(_widest(words for _, words, _, _ in cells), SPLIT)
+    name = max(width - traffic - split - SHARE - 3, NAME)
+    table = Table(box=_box(), padding=0, show_edge=False)
+    for head, wide in zip(HEADS, (name, split, traffic, SHARE), strict=True):
+        table.add_column(head, width=wide, justify="right" if head == HEADS[-1] else "left")
+    for row in shown.rows:
+        table.add_row(_name(row, name), row.split, row.cells[2], _share(row.share))
     return table
+
+
+def _box() -> Box:
+    """A line under the heads, in characters that every terminal has."""
+    from rich.box import Box
+
+    return Box("    \n    \n -- \n    \n    \n    \n    \n    \n", ascii=True)
 
 
 def _widest(cells: Iterable[str]) -> int:
@@ -104,63 +90,64 @@ def _widest(cells: Iterable[str]) -> int:
     return max([len("collectives"), *map(len, cells)])
 
 
-def _add_block(table: Table, block: Block, plan: Plan, everything: bool) -> None:
-    """A block's heading and rows; a block with one row needs no heading."""
-    from rich.padding import Padding
+def _name(row: TableRow, width: int) -> Text:
     from rich.text import Text
 
-    is_alone = block.repeats == 1 or len(block.rows) == 1
-    if not is_alone:
-        title = Text.assemble((block.name, "bold"), f" ({block.repeats} times)")
-        table.add_row(title, "", "", _share(block.seconds, plan))
-    prefix = f"{block.name}." if is_alone and block.name else ""
-    for row in block.rows:
-        often = times(row, 1 if is_alone else block.repeats)
-        name = _name(row, prefix, often)
-        cells = (row.split, _traffic(row, plan, everything), _share(row.seconds, plan))
-        table.add_row(name if is_alone else Padding(name, (0, 0, 0, 2)), *cells)
+    pieces = ((row.name, "bold" if row.is_heading else ""), (row.kind, "cyan"), (row.often, "dim"))
+    name = Text(" ").join(Text(text, style=style) for text, style in pieces if text)
+    indent = "  " * row.depth
+    return _broken(Text(indent).append(name), width, indent + "  ")
 
 
-def _name(row: Row, prefix: str, often: str) -> Text:
+def _broken(text: Text, width: int, indent: str) -> Text:
+    """Lines of that width, broken between words, or after a dot or underscore of a long name."""
     from rich.text import Text
 
-    place = label(row)
-    pieces = [(f"{prefix}{place}" if place else prefix.rstrip("."), ""), (kind_words(row), "cyan")]
-    pieces.append((often, "dim"))
-    return Text(" ").join(Text(text, style=style) for text, style in pieces if text)
+    lines = text.divide(breaks(text.plain, width, len(indent)))
+    for line in lines:
+        line.rstrip()
+    return Text("\n" + indent).join(lines)
 
 
-def _traffic(row: Row, plan: Plan, everything: bool) -> Text:
+def breaks(text: str, width: int, indent: int = 0) -> list[int]:
+    """Where lines begin, the first aside; all others are set in.
+
+    >>> breaks("encoder.0.pre_feedforward_layernorm mul", 20)
+    [14, 36]
+    """
+    found: list[int] = []
+    start, room = 0, width
+    for word in re.finditer(r"\S+", text):
+        if word.end() - start <= room:
+            continue
+        if word.start() > start and text[start : word.start()].strip():
+            start, room = word.start(), width - indent
+            found.append(start)
+        for piece in re.finditer(r"[^._]*[._]*", word.group()):
+            at, end = word.start() + piece.start(), word.start() + piece.end()
+            if end - start > room and at > start and text[start:at].strip():
+                start, room = at, width - indent
+                found.append(start)
+    return found
+
+
+def _share(share: float) -> Text:
     from rich.text import Text
 
-    found, small = main_traffic(row, everything)
-    lines = [Text(traffic_words(each, plan.mesh)) for each in found]
-    if small and not found:
-        lines.append(Text(f"({small} small)", style="dim"))
-    return Text("\n").join(lines)
-
-
-def _share(seconds: float, plan: Plan) -> Text:
-    from rich.text import Text
-
-    share = seconds / plan.estimate.step_seconds
     return Text(f"{share:.1%}", style="bold" if share >= HOT else "")
 
 
-def _rivals(plan: Plan) -> Table:
-    from rich import box
+def _contenders(shown: PlanView) -> Table:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    table.add_column("")
-    table.add_column("step", justify="right")
-    table.add_column("", justify="right")
-    table.add_column("memory", justify="right")
-    table.add_column(summary_text.memory(plan))
-    for rival in summary_text.comparison(plan):
-        fits = Text("fits", style="green") if rival.fits else Text("DOES NOT FIT", style="red")
-        table.add_row(rival.name, rival.step, rival.ratio, rival.memory, fits)
+    table = Table(box=_box(), pad_edge=False, show_edge=False)
+    for head in ("", "step", "", "memory", shown.limit):
+        table.add_column(head, justify="left" if head in ("", shown.limit) else "right")
+    table.columns[2].justify = "right"
+    for each in shown.contenders:
+        *words, fits = each.words
+        table.add_row(*words, Text(fits, style="green" if each.fits else "red"))
     return table
 
 
@@ -181,9 +168,9 @@ def simulation_view(found: Simulation, title: str, limit_bytes: float | None = N
         "",
         Text(f"Step {seconds(found.step_seconds)}, MFU {found.mfu:.1%}"),
         Text(
-            f"Work {seconds(found.compute_seconds)}, communication "
-            f"{seconds(found.communication_seconds)} of which work waits for "
-            f"{seconds(found.exposed_seconds)}"
+            f"Compute {seconds(found.compute_seconds)}, communication "
+            f"{seconds(found.communication_seconds)}, of which {seconds(found.exposed_seconds)} "
+            "is exposed: compute waits for it"
         ),
         Text("Busy: " + ", ".join(f"{k} {v:.1%}" for k, v in found.utilisation.items())),
         "",
@@ -203,7 +190,7 @@ def _collectives(found: Simulation) -> Table:
         table.add_column(heading, justify="right")
     ordered = sorted(found.collectives, key=lambda each: -each.seconds)
     for each in ordered[:MOST_COLLECTIVES]:
-        name = f"{each.phase} {each.kind}"
+        name = f"{each.phase} {each.kind.replace('_', '-')}"
         figures = (seconds(each.seconds), seconds(each.exposed_seconds))
         table.add_row(name, each.stream, f"{each.count:,}", *figures)
     return table

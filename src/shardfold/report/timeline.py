@@ -74,7 +74,7 @@ def additive(plan: Plan, drawn: Sequence[Drawn]) -> Track:
         (COMPUTE, COMMUNICATION),
         joined(pieces, clock),
         (),
-        "As the cost model adds it up: nothing overlaps, so all communication is exposed.",
+        "The additive cost: nothing overlaps, so all communication is exposed.",
         {},
     )
 
@@ -102,7 +102,8 @@ def simulated(found: Simulation, timeline: Timeline) -> Track:
         timeline.streams,
         joined(pieces, found.step_seconds),
         tuple((s.seconds, s.bytes) for s in _fewer(timeline.memory, found.step_seconds)),
-        "Simulated: gathers run ahead and reductions behind the work, one stream a level of links.",
+        "Simulated: all-gathers of parameters run ahead of the work, reductions of gradients "
+        "behind it; each level of links has one stream.",
         {name: text for name, text in figures.items() if text},
     )
 

@@ -12,8 +12,9 @@ from shardfold.simulate.streams import Place
 from shardfold.simulate.timeline import Exposed, Sample, Span
 
 Total = list[float]  # count, seconds, exposed seconds
+Key = tuple[str, str, str]  # stream, phase and kind of a collective
 Held = dict[tuple[str, str], float]  # bytes by segment and class
-Sums = tuple[dict[tuple[str, str, str], Total], dict[str, float], Held]
+Sums = tuple[dict[Key, Total], dict[str, float], Held]
 
 
 @dataclass(slots=True)
@@ -27,20 +28,30 @@ class Event:
 
 
 @dataclass(slots=True)
+class _Run:
+    """A collective that ran from start to end on some levels."""
+
+    key: Key
+    levels: tuple[int, ...]
+    start: float
+    end: float
+    span: int | None  # its number, where spans are kept
+
+
+@dataclass(slots=True)
 class Record:
     """The notes of one simulated step."""
 
     levels: tuple[str, ...]
     detailed: bool = False
-    totals: dict[tuple[str, str, str], Total] = field(
-        default_factory=lambda: defaultdict(lambda: [0.0, 0.0, 0.0])
-    )
+    totals: dict[Key, Total] = field(default_factory=lambda: defaultdict(lambda: [0.0, 0.0, 0.0]))
     busy: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     net: Held = field(default_factory=lambda: defaultdict(float))
     events: list[Event] = field(default_factory=list)
     spans: dict[int, Span] = field(default_factory=dict)
+    recent: list[_Run] = field(default_factory=list)  # may still be waited for
 
-    def ran(self, task: Task, place: Place, start: float, end: float, waited: float = 0.0) -> None:
+    def ran(self, task: Task, place: Place, start: float, end: float) -> None:
         """Note a task that ran, the memory that it took and gave."""
         if task.takes:
             self._event(start, place, task.takes, 1.0)
@@ -49,12 +60,14 @@ class Record:
         streams = [self.levels[level] for level in task.levels] or [COMPUTE]
         for stream in streams:
             self.busy[stream] += task.seconds
+        has_span = self.detailed and end > start
         if task.mode != "work":
-            total = self.totals[streams[0], place.phase, task.kind]
-            total[0] += 1
-            total[1] += task.seconds
-            total[2] += waited
-        if self.detailed and end > start:
+            key = (streams[0], place.phase, task.kind)
+            self.totals[key][0] += 1
+            self.totals[key][1] += task.seconds
+            number = len(self.spans) if has_span else None
+            self.recent.append(_Run(key, task.levels, start, end, number))
+        if has_span:
             self.spans[len(self.spans)] = Span(
                 streams[0],
                 place.operator,
@@ -63,22 +76,32 @@ class Record:
                 place.phase,
                 start,
                 end,
-                waited,
-                task.bytes,
+                bytes=task.bytes,
             )
 
     def waited(self, task: Task, place: Place, end: float, seconds: float) -> None:
-        """Note that work stood still for a collective that was noted before."""
+        """Note that work stood still until `end` for a collective that was noted before.
+
+        What ran before it on its links, and held it up, is waited for as well: each collective
+        is exposed for the part of the time in which it ran.
+        """
+        begin, now = end - seconds, end
+        self.recent = [run for run in self.recent if run.end > begin]
         if seconds <= 0:
             return
-        stream = self.levels[task.levels[0]]
-        self.totals[stream, place.phase, task.kind][2] += seconds
-        if self.detailed:
-            for key in reversed(self.spans):
-                span = self.spans[key]
-                if (span.operator, span.kind, span.end_seconds) == (place.operator, task.kind, end):
-                    self.spans[key] = _exposed(span, seconds)
-                    break
+        on = [run for run in self.recent if not set(task.levels).isdisjoint(run.levels)]
+        for run in sorted(on, key=lambda run: -run.end):
+            part = min(now, run.end) - max(begin, run.start)
+            if part > 0:
+                self._expose(run.key, run.span, part)
+                now = max(begin, run.start)
+        if now > begin:  # of what is told no more: the collective itself stands for it
+            self._expose((self.levels[task.levels[0]], place.phase, task.kind), None, now - begin)
+
+    def _expose(self, key: Key, span: int | None, seconds: float) -> None:
+        self.totals[key][2] += seconds
+        if span is not None:
+            self.spans[span] = _exposed(self.spans[span], seconds)
 
     def _event(self, seconds: float, place: Place, sizes: dict[str, float], sign: float) -> None:
         self.events.append(Event(seconds, place, sizes, sign))
@@ -100,6 +123,8 @@ class Record:
         for event in self.events:
             if event.seconds > now:
                 event.seconds += shift
+        for run in self.recent:
+            run.start, run.end = run.start + shift, run.end + shift
         grown: dict[str, dict[str, float]] = defaultdict(dict)
         for (segment, kind), size in list(self.net.items()):
             more = times * (size - net.get((segment, kind), 0.0))

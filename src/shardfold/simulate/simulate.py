@@ -150,7 +150,8 @@ class _Simulator:
             elif task.mode == "wait":
                 start, waited = self.streams.wait(task)
                 self._served()
-                self.record.ran(task, place, start, self.streams.clock, waited)
+                self.record.ran(task, place, start, self.streams.clock)
+                self.record.waited(task, place, self.streams.clock, waited)
             elif task.mode == "behind":
                 pending = Pending(task, place, self.streams.clock, (at, number))
                 self.streams.enqueue(pending)

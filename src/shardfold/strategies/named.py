@@ -1,4 +1,4 @@
-"""Strategies by hand, by name: each turns a model's tables on one mesh into a choice.
+"""Baselines: strategies that people know by name, each from a model's tables to a choice.
 
 A strategy fixes how the operators that it speaks of are split; what it leaves open (layouts of
 shared tensors, which of several axes a factor takes) is chosen by solving what is left, so that
@@ -85,19 +85,19 @@ def zero_2(setting: Setting) -> Choice:
     return baselines.sharded_state(setting.tabulated, setting.batch)
 
 
-def zero_3(setting: Setting) -> Choice:
+def fsdp(setting: Setting) -> Choice:
     """Data parallel with parameters split over all devices, gathered where they are used."""
     return baselines.fully_sharded(setting.tabulated, setting.batch)
 
 
-def hybrid_sharded(setting: Setting) -> Choice | Unfit:
+def hsdp(setting: Setting) -> Choice | Unfit:
     """Parameters split within a node, copied between nodes."""
     if setting.inner == setting.axes:
-        return Unfit("the cluster has one level of links, so it is the same as zero-3")
+        return Unfit("the cluster has one level of links, so it is the same as fsdp")
     return baselines.hybrid_sharded(setting.tabulated, setting.batch)
 
 
-def one_weird_trick(setting: Setting) -> Choice | Unfit:
+def krizhevsky_2014(setting: Setting) -> Choice | Unfit:
     """Krizhevsky 2014: convolutions by batch, linear layers by out features.
 
     What stands between two linear layers is split by the features of the first.
@@ -121,24 +121,24 @@ def megatron(setting: Setting) -> Choice | Unfit:
     return _tensor_parallel(setting, setting.inner, sequence=False)
 
 
-def megatron_sequence(setting: Setting) -> Choice | Unfit:
+def megatron_sp(setting: Setting) -> Choice | Unfit:
     """Megatron-LM with sequence parallelism: what is between the products is split by sequence."""
     if not setting.roles.seq:
         return Unfit("the model has no sequence of tokens")
     return _tensor_parallel(setting, setting.inner, sequence=True)
 
 
-def sharded_megatron(setting: Setting) -> Choice | Unfit:
+def fsdp_tp_sp(setting: Setting) -> Choice | Unfit:
     """Megatron-LM with sequence parallelism, and parameters split over the other devices too."""
     if not setting.roles.seq:
         return Unfit("the model has no sequence of tokens")
     if len(setting.axes) == 1:
-        return Unfit("the mesh has one axis, so it is the same as megatron-sequence")
+        return Unfit("the mesh has one axis, so it is the same as megatron+sp")
     return _best(setting, list(_sharded(setting)))
 
 
 def sharded_by_node(setting: Setting) -> Choice | Unfit:
-    """As `sharded_megatron` with tensors split over a whole node, the way of torchtitan."""
+    """As `fsdp_tp_sp` with tensors split over a whole node, the way of torchtitan."""
     found = next(iter(_degrees(setting, setting.inner, sequence=True)), None)
     if found is None or not parts_over_all(setting, found):
         return Unfit("its heads or feed-forward features do not divide over a node")
@@ -227,14 +227,23 @@ def _is_split(setting: Setting, choice: Choice, tensor: Axes) -> bool:
 STRATEGIES: Mapping[str, Strategy] = {
     "data-parallel": data_parallel,
     "zero-2": zero_2,
-    "zero-3": zero_3,
-    "hybrid-sharded": hybrid_sharded,
-    "one-weird-trick": one_weird_trick,
+    "fsdp": fsdp,
+    "hsdp": hsdp,
+    "krizhevsky-2014": krizhevsky_2014,
     "megatron": megatron,
-    "megatron-sequence": megatron_sequence,
-    "sharded-megatron": sharded_megatron,
+    "megatron+sp": megatron_sp,
+    "fsdp+tp+sp": fsdp_tp_sp,
     "mesh-tensorflow": mesh_tensorflow,
     "expert-parallel": expert_parallel,
+}
+
+
+RENAMED = {
+    "zero-3": "fsdp",
+    "hybrid-sharded": "hsdp",
+    "one-weird-trick": "krizhevsky-2014",
+    "megatron-sequence": "megatron+sp",
+    "sharded-megatron": "fsdp+tp+sp",
 }
 
 
@@ -243,23 +252,30 @@ def every(name: str, setting: Setting) -> list[Choice]:
     first = STRATEGIES[name](setting)
     if isinstance(first, Unfit):
         return []
-    if name == "sharded-megatron":
+    if name == "fsdp+tp+sp":
         return list(_sharded(setting))
     if name not in TENSOR_PARALLEL:
         return [first]
     within = setting.axes if name == "mesh-tensorflow" else setting.inner
-    found = list(_degrees(setting, within, sequence=name == "megatron-sequence"))
+    found = list(_degrees(setting, within, sequence=name == "megatron+sp"))
     if name == "mesh-tensorflow":  # within a node it is Megatron-LM's
         known = set(_degrees(setting, setting.inner, sequence=False))
         found = [choice for choice in found if choice not in known]
     return found
 
 
-TENSOR_PARALLEL = ("megatron", "megatron-sequence", "mesh-tensorflow")
+TENSOR_PARALLEL = ("megatron", "megatron+sp", "mesh-tensorflow")
+
+
+def check_renamed(name: str) -> None:
+    """Refuse an old name of a strategy, and say the new one."""
+    if name in RENAMED:
+        raise InputError(f"{name!r} is now called {RENAMED[name]!r}.")
 
 
 def strategy_named(name: str) -> Strategy:
     """The strategy of that name."""
+    check_renamed(name)
     if name not in STRATEGIES:
         raise InputError(f"Unknown strategy {name!r}. {nearest(name, STRATEGIES)}")
     return STRATEGIES[name]

@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-QUICK = ("--moves", 1_000, "--methods", "exact,data-parallel,zero-3,megatron,greedy,mcmc")
+QUICK = ("--moves", 1_000, "--methods", "exact,data-parallel,fsdp,megatron,greedy,mcmc")
 
 
 def test_the_table_fits_80_columns_and_says_how_it_is_priced(run, model_file) -> None:
@@ -14,7 +14,7 @@ def test_the_table_fits_80_columns_and_says_how_it_is_priced(run, model_file) ->
     assert result.exit_code == 0, result.output
     assert max(map(len, result.stdout.splitlines())) <= 80
     assert "…" not in result.stdout
-    for method in ("exact", "data-parallel", "zero-3", "greedy", "mcmc"):
+    for method in ("exact", "data-parallel", "fsdp", "greedy", "mcmc"):
         assert f"\n{method} " in result.stdout
     assert "megatron: does not apply: the model has no attention." in result.stdout
     assert "without overlap" in result.stdout
@@ -24,9 +24,10 @@ def test_the_table_fits_80_columns_and_says_how_it_is_priced(run, model_file) ->
 def test_json_is_one_object_with_every_method(run, model_file) -> None:
     result = run("compare", f"{model_file}:make", "--cluster", "2x2xh100", "--json", *QUICK)
     found = json.loads(result.stdout)
-    steps = {r["method"]: r["step_seconds"] for r in found["results"]}
-    assert steps["exact"] == min(step for step in steps.values() if step is not None)
-    assert steps["megatron"] is None
+    costs = {r["method"]: r["additive_seconds"] for r in found["results"]}
+    assert costs["exact"] == min(cost for cost in costs.values() if cost is not None)
+    assert costs["megatron"] is None
+    assert found["baseline"] == "data-parallel"
     assert found["cluster"] == "2x2xh100"
 
 

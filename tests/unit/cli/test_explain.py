@@ -34,7 +34,7 @@ def test_a_model_is_planned_and_explained(run, model_file) -> None:
     assert result.exit_code == 0, result.output
     assert max(map(len, result.stdout.splitlines())) <= 80
     assert "fc linear (linear)" in result.stdout
-    assert "the step changes by" in words(result.stdout)
+    assert "the cost changes by" in words(result.stdout)
     assert "chatter" not in result.stdout
 
 

@@ -55,7 +55,7 @@ def told(name: str) -> Told:
 def test_every_operator_is_explained_and_the_step_is_the_plans(name: str) -> None:
     it = told(name)
     assert {r.operator.name for r in it.found.reasons} == {op.name for op in it.graph.ops}
-    assert it.found.step_seconds == pytest.approx(it.plan.estimate.step_seconds, rel=1e-12)
+    assert it.found.additive_seconds == pytest.approx(it.plan.estimate.additive_seconds, rel=1e-12)
     assert it.found.optimal
     assert not it.found.limit_binds
 
@@ -73,7 +73,7 @@ def test_every_alternative_costs_its_min_marginal(name: str) -> None:
         assert len(offered) == len(reason.alternatives) + 1
         for alternative in reason.alternatives:
             _, rows = offered[frozenset(alternative.split.items())]
-            assert alternative.step_seconds == pytest.approx(best[v][rows].min(), rel=1e-9)
+            assert alternative.additive_seconds == pytest.approx(best[v][rows].min(), rel=1e-9)
             compared += 1
     assert compared > 2 * len(it.found.reasons)
 
@@ -95,7 +95,7 @@ def test_the_runner_up_costs_what_a_plan_with_that_pin_costs(name: str) -> None:
             lambda done, total: None,
             [pin],
         )
-        assert second.step_seconds == pytest.approx(chosen.best.solution.cost, rel=1e-9)
+        assert second.additive_seconds == pytest.approx(chosen.best.solution.cost, rel=1e-9)
         checked += 1
     assert checked >= len(it.found.reasons) / 2
 
@@ -106,13 +106,13 @@ def test_the_terms_add_up_to_the_difference(name: str) -> None:
         if reason.runner_up is None:
             assert reason.terms == ()
             continue
-        assert reason.runner_up.step_seconds is not None
-        difference = reason.runner_up.step_seconds - reason.step_seconds
+        assert reason.runner_up.additive_seconds is not None
+        difference = reason.runner_up.additive_seconds - reason.additive_seconds
         total = sum(term.seconds for term in reason.terms)
-        assert total == pytest.approx(difference, abs=1e-8 * reason.step_seconds)
-        ordered = [a.step_seconds or float("inf") for a in reason.alternatives]
+        assert total == pytest.approx(difference, abs=1e-8 * reason.additive_seconds)
+        ordered = [a.additive_seconds or float("inf") for a in reason.alternatives]
         assert ordered == sorted(ordered)
-        assert ordered[0] >= reason.step_seconds * (1 - 1e-9)
+        assert ordered[0] >= reason.additive_seconds * (1 - 1e-9)
 
 
 def test_the_text_fits_80_columns_and_names_the_runner_up() -> None:
@@ -121,7 +121,7 @@ def test_the_text_fits_80_columns_and_names_the_runner_up() -> None:
     assert max(map(len, text.splitlines())) <= 80
     reason = next(r for r in it.found.reasons if r.operator.module == "fc6")
     assert reason.runner_up is not None
-    assert f"With {in_words(reason.runner_up.split)} the step changes by" in text
+    assert f"With {in_words(reason.runner_up.split)} the cost changes by" in text
 
 
 def test_a_binding_limit_holds_for_the_alternatives() -> None:
@@ -134,27 +134,29 @@ def test_a_binding_limit_holds_for_the_alternatives() -> None:
     assert found.limit_binds
     assert "the limit binds: faster plans do not fit" in " ".join(str(found).split())
     (reason,) = found.reasons
-    steps = [a for a in reason.alternatives if a.step_seconds is not None]
+    steps = [a for a in reason.alternatives if a.additive_seconds is not None]
     assert steps
     assert all((a.peak_bytes or 0.0) <= limit for a in steps)
-    assert steps[0].step_seconds >= plan.estimate.step_seconds * (1 - 1e-9)
+    assert steps[0].additive_seconds >= plan.estimate.additive_seconds * (1 - 1e-9)
     (full,) = sf.explain(
         *(module, args, kwargs), plan=plan, op="projection", everything=True
     ).reasons
     exact = {frozenset(a.split.items()): a for a in full.alternatives}
     assert len(exact) == len(reason.alternatives)
     assert reason.runner_up is not None
-    assert reason.runner_up.step_seconds == pytest.approx(full.alternatives[0].step_seconds)
+    assert reason.runner_up.additive_seconds == pytest.approx(full.alternatives[0].additive_seconds)
     for alternative in reason.alternatives:
-        known = exact[frozenset(alternative.split.items())].step_seconds or float("inf")
-        assert (alternative.lower_bound_seconds or 0.0) <= known * (1 + 1e-9)
+        known = exact[frozenset(alternative.split.items())].additive_seconds or float("inf")
+        assert (alternative.additive_lower_bound_seconds or 0.0) <= known * (1 + 1e-9)
     pinned = sf.plan(
         *(module, args, kwargs),
         **asked,
         memory_limit=limit,
         pins={"projection": in_words(reason.runner_up.split)},
     )
-    assert pinned.estimate.step_seconds == pytest.approx(reason.runner_up.step_seconds, rel=1e-9)
+    assert pinned.estimate.additive_seconds == pytest.approx(
+        reason.runner_up.additive_seconds, rel=1e-9
+    )
 
 
 def test_a_pinned_operator_is_said_to_be_and_its_pin_shows_its_price() -> None:
@@ -166,7 +168,9 @@ def test_a_pinned_operator_is_said_to_be_and_its_pin_shows_its_price() -> None:
     assert "split hidden/2, pinned" in str(found)
     assert plan.pinned is not None
     assert reason.runner_up is not None
-    assert reason.runner_up.step_seconds == pytest.approx(plan.pinned.free_seconds, rel=1e-9)
+    assert reason.runner_up.additive_seconds == pytest.approx(
+        plan.pinned.free_additive_seconds, rel=1e-9
+    )
 
 
 def test_a_plan_for_another_model_is_refused() -> None:
@@ -190,10 +194,13 @@ def test_a_plan_edited_by_hand_is_priced_as_it_stands() -> None:
     found = sf.explain(module, args, kwargs, plan=other, op="projection")
     (reason,) = found.reasons
     assert reason.operator.split == {"batch": 2}
+    assert found.additive_seconds > plan.estimate.additive_seconds
     assert found.step_seconds > plan.estimate.step_seconds
     assert not found.optimal
     assert reason.runner_up is not None
-    assert reason.runner_up.step_seconds == pytest.approx(plan.estimate.step_seconds, rel=1e-9)
+    assert reason.runner_up.additive_seconds == pytest.approx(
+        plan.estimate.additive_seconds, rel=1e-9
+    )
     assert sum(t.seconds for t in reason.terms) < 0
     with pytest.raises(PlanError, match=r"Operator linear .* has no factor 'nonsense'\. Known"):
         sf.explain(*(module, args, kwargs), plan=edited(plan, "projection", ("nonsense", "-")))

@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from shardfold.plans import Estimate, MeshEntry, Plan, Provenance
 from shardfold.plans.files import FORMAT
-from shardfold.plans.plan import VERSION, AxisEntry, CollectiveEntry, OperatorEntry, UnsplitEntry
+from shardfold.plans.plan import (
+    VERSION,
+    AxisEntry,
+    CollectiveEntry,
+    FinalistEntry,
+    InputEntry,
+    OperatorEntry,
+    PinEntry,
+    Pinned,
+    UnsplitEntry,
+)
 from shardfold.plans.request import Request
+from shardfold.simulate import Simulation
 
 MIB = 2**20
 
@@ -50,6 +63,50 @@ HEAD = operator(
 )
 
 
+SIMULATION = Simulation(
+    step_seconds=0.8,
+    compute_seconds=0.7,
+    communication_seconds=0.3,
+    exposed_seconds=0.1,
+    peak_bytes=60 * 2**30,
+    peak_by_class={},
+    peak_at="head backward",
+    mfu=0.5,
+    utilisation={},
+)
+FINALISTS = (
+    FinalistEntry("search", "4x2x4", 0.8, 1.0, 0.1, 60 * 2**30, 0.5),
+    FinalistEntry("fsdp", "4x2x4", 1.2, 1.5, 0.5, 20 * 2**30, 0.3, True, is_baseline=True),
+    FinalistEntry("data-parallel", "4x2x4", 2.0, 2.5, 1.2, 90 * 2**30, 0.2, is_baseline=True),
+)
+
+
+def full() -> Plan:
+    """With all that can be said of a plan."""
+    plan = made(optimal=False)
+    provenance = msgspec.structs.replace(
+        plan.provenance, model="Language", notes=("The profile is an old one.",)
+    )
+    estimate = msgspec.structs.replace(
+        plan.estimate,
+        step_seconds=0.8,
+        data_parallel_seconds=2.0,
+        fully_sharded_seconds=1.2,
+        fully_sharded_recomputes=True,
+    )
+    return msgspec.structs.replace(
+        plan,
+        estimate=estimate,
+        simulation=SIMULATION,
+        finalists=FINALISTS,
+        inputs=(InputEntry("ids", (8, 1024), ("dim 0",), 0, "0", "int64"),),
+        micro_batches=2,
+        recompute=((0, 6), (6, 12)),
+        pinned=Pinned((PinEntry("head", "batch/4 vocab/8", 1),), 0.6, 0.9),
+        provenance=provenance,
+    )
+
+
 def made(*, fits: bool = True, optimal: bool = True) -> Plan:
     operators = (*layer(0), *layer(1), HEAD, operator("", "sum", 0.0016, {}))
     return Plan(
@@ -63,21 +120,22 @@ def made(*, fits: bool = True, optimal: bool = True) -> Plan:
         ),
         estimate=Estimate(
             step_seconds=1.0,
+            additive_seconds=1.0,
+            additive_lower_bound_seconds=1.0 if optimal else 0.98,
+            optimal=optimal,
             compute_seconds=0.6,
             communication_seconds=0.3,
             update_seconds=0.1,
             data_parallel_seconds=2.5,
-            fully_sharded_seconds=1.5,
-            lower_bound_seconds=1.0 if optimal else 0.98,
-            optimal=optimal,
-            peak_bytes=60 * 2**30,
             data_parallel_bytes=90 * 2**30,
+            fully_sharded_seconds=1.5,
+            peak_bytes=60 * 2**30,
             fully_sharded_bytes=20 * 2**30,
             device_bytes=80 * 2**30,
             limit_bytes=(72 if fits else 50) * 2**30,
             min_feasible_bytes=None if fits else 55.0 * 2**30,
         ),
-        meshes=(MeshEntry("4x2x4", 1.0, 1.0), MeshEntry("2x2x8", 1.25, 1.25)),
+        meshes=(MeshEntry("4x2x4", 1.0, 1.0, 1.0), MeshEntry("2x2x8", 1.25, 1.25, 1.25)),
         unsplit=(
             UnsplitEntry("mine.op", 2, 0.02, 0.02, "no rule"),
             UnsplitEntry("aten.arange", 1, 0.0, 0.0, "depends on no parameter"),

@@ -47,7 +47,7 @@ def test_collectives_that_differ_count_too() -> None:
     gather = collective("backward", "all_gather", "gpu0", "gpu1", mib=4, seconds=0.02)
     (line,) = difference(made(), changed(made(), "attention.key", collectives=(gather,))).lines
     assert line.splits[0] == line.splits[1]
-    assert line.traffic == ("backward all_reduce node/4", "backward all_gather gpu/8")
+    assert line.traffic == ("backward all-reduce node/4", "backward all-gather gpu/8")
 
 
 def test_collectives_over_other_numbers_of_devices_differ() -> None:

@@ -39,7 +39,7 @@ NAMES = st.text(max_size=20)
 
 @given(
     st.builds(
-        Estimate, *[NUMBERS] * 7, st.booleans(), *[NUMBERS] * 3, st.integers(0, 2**50), NUMBERS
+        Estimate, *[NUMBERS] * 3, st.booleans(), *[NUMBERS] * 8, st.integers(0, 2**50), NUMBERS
     ),
     st.lists(
         st.builds(

@@ -42,6 +42,7 @@ def data_of(page: str) -> dict:
 def test_the_data_come_back(plan: sf.Plan) -> None:
     found = data_of(to_html(plan, model="language"))
     assert found["estimate"]["step"] == plan.estimate.step_seconds
+    assert found["estimate"]["additive"] == plan.estimate.additive_seconds
     assert found["title"] == "language on 2x2xa100-80g"
 
 
@@ -78,7 +79,7 @@ def test_the_page_asks_for_nothing(plan: sf.Plan) -> None:
 def test_times_add_up_to_the_step(plan: sf.Plan) -> None:
     found = facts(msgspec.structs.replace(plan, schedule=None), "t")
     total = math.fsum(op["total"] for op in found["ops"])
-    assert total == pytest.approx(plan.estimate.step_seconds, rel=1e-9)
+    assert total == pytest.approx(plan.estimate.additive_seconds, rel=1e-9)
     assert found["step"]["pieces"][-1][3] == pytest.approx(total, rel=1e-9)
     exposed = math.fsum(piece[4] for piece in found["step"]["pieces"])
     assert exposed == pytest.approx(plan.estimate.communication_seconds, rel=1e-9)
@@ -103,11 +104,11 @@ def test_a_plan_with_a_schedule_is_drawn_as_simulated(plan: sf.Plan) -> None:
 def test_a_comparison_adds_rivals_once(plan: sf.Plan) -> None:
     more = [
         {"name": "megatron", "seconds": 1.0, "bytes": 1.0},
-        {"name": "data parallel", "seconds": 9.0, "bytes": 9.0},
+        {"name": "data-parallel", "seconds": 9.0, "bytes": 9.0},
     ]
     bare = msgspec.structs.replace(plan, simulation=None, finalists=())
     names = [rival["name"] for rival in data_of(to_html(bare, rivals=more))["rivals"]]
-    assert names == ["this plan", "data parallel", "fully sharded", "megatron"]
+    assert names == ["this plan", "data-parallel", "fsdp", "megatron"]
 
 
 def test_pieces_too_short_to_be_seen_are_joined() -> None:

@@ -172,6 +172,21 @@ def test_blocks_counted_are_blocks_walked_through(segments):
     assert counted.utilisation == pytest.approx(walked.utilisation, rel=1e-6)
 
 
+@given(st.lists(st.tuples(operators, st.integers(1, 9)), min_size=1, max_size=3))
+def test_nothing_is_exposed_for_longer_than_it_lasts(segments):
+    step = schedule(
+        *(Segment(str(k), ops, count) for k, (ops, count) in enumerate(segments)), ahead=2, behind=3
+    )
+    found, over_time = timeline(step)
+    for each in (*found.collectives, *simulate(step).collectives):
+        assert each.exposed_seconds <= each.seconds * (1 + 1e-9) + 1e-9
+    for span in over_time.spans:
+        assert span.exposed_seconds <= span.end_seconds - span.start_seconds + 1e-9
+    waited = found.step_seconds - found.compute_seconds
+    assert found.exposed_seconds == pytest.approx(waited, abs=1e-9 * (1 + found.step_seconds))
+    assert found.exposed_seconds <= found.communication_seconds * (1 + 1e-9) + 1e-9
+
+
 def test_a_thousand_layers_cost_what_ten_cost():
     ops = tuple(
         Operator(
@@ -188,3 +203,13 @@ def test_a_thousand_layers_cost_what_ten_cost():
         calls[count] = sum(entry.callcount for entry in profile.getstats())
         assert found.step_seconds > 120 * count
     assert calls[1000] < 5 * calls[20]
+
+
+def test_what_holds_a_collective_up_has_its_part_of_the_wait():
+    # Work waits for its all-to-all of 1 second; before, for what is left of a reduction of 3.
+    behind, then = sent("all_reduce", "behind", 3), sent("all_to_all", "wait", 1)
+    found, over_time = timeline(schedule(layer((), (back(1), behind, back(0.5), then))))
+    exposed = {each.kind: (each.seconds, each.exposed_seconds) for each in found.collectives}
+    assert exposed == {"all_reduce": (3.0, 2.5), "all_to_all": (1.0, 1.0)}
+    spans = {span.kind: span.exposed_seconds for span in over_time.spans}
+    assert spans == {"backward": 0.0, "all_reduce": 2.5, "all_to_all": 1.0}

@@ -169,7 +169,7 @@ def test_megatron_reduces_twice_a_layer_in_each_direction() -> None:
 
 def test_sequence_parallelism_gathers_and_scatters_instead() -> None:
     """Korthikanti et al. 2022: each all-reduce becomes an all-gather and a reduce-scatter."""
-    found = collectives(made("megatron-sequence", "llama3-8b-tiny", "2xh100", "2").assembly)
+    found = collectives(made("megatron+sp", "llama3-8b-tiny", "2xh100", "2").assembly)
     stream = Counter((phase, kind) for phase, kind, _, size in found if size == STREAM)
     assert not any(kind == "all_reduce" for _, kind in stream)
     assert stream["forward", "reduce_scatter"] == 2 * LAYERS + 1
@@ -199,7 +199,7 @@ def test_mesh_tensorflow_may_leave_the_node() -> None:
 
 
 def test_one_weird_trick_splits_alexnet_as_the_paper_says() -> None:
-    found = made("one-weird-trick", "alexnet", "4x8x1080ti", "4x8")
+    found = made("krizhevsky-2014", "alexnet", "4x8x1080ti", "4x8")
     assert found.splits("aten.conv2d") == {(("batch", 32),): 5}
     linear = found.splits("aten.linear")
     assert linear == {(("out", 32),): 2, (("classes", 32),): 1}
@@ -218,7 +218,7 @@ def test_experts_are_split_within_a_node() -> None:
 
 def test_zero_2_gathers_once_and_zero_3_twice() -> None:
     weights = 7  # backward needs these again, and no bias; conv1's is too small to be sharded
-    for strategy, again in (("zero-2", 0), ("zero-3", weights)):
+    for strategy, again in (("zero-2", 0), ("fsdp", weights)):
         found = made(strategy, "alexnet-tiny", "8xa100", "8")
         moved = [(phase, kind) for phase, kind, _, size in collectives(found.assembly) if size > 64]
         counts = Counter(moved)
@@ -227,7 +227,7 @@ def test_zero_2_gathers_once_and_zero_3_twice() -> None:
 
 
 def test_hybrid_sharding_gathers_within_a_node_only() -> None:
-    found = collectives(made("hybrid-sharded", "alexnet-tiny", "2x4xh100", "2x4").assembly)
+    found = collectives(made("hsdp", "alexnet-tiny", "2x4xh100", "2x4").assembly)
     assert {axes for _, kind, axes, _ in found if kind == "all_gather"} == {(1,)}
     assert (0,) in {axes for _, kind, axes, _ in found if kind == "all_reduce"}
 
@@ -235,10 +235,10 @@ def test_hybrid_sharding_gathers_within_a_node_only() -> None:
 @pytest.mark.parametrize(
     ("strategy", "name", "why"),
     [
-        ("one-weird-trick", "vit-large-tiny", "convolutional networks"),
-        ("one-weird-trick", "rnnlm-tiny", "convolutional networks"),
+        ("krizhevsky-2014", "vit-large-tiny", "convolutional networks"),
+        ("krizhevsky-2014", "rnnlm-tiny", "convolutional networks"),
         ("megatron", "resnet50-tiny", "no attention"),
-        ("megatron-sequence", "alexnet-tiny", "no sequence of tokens"),
+        ("megatron+sp", "alexnet-tiny", "no sequence of tokens"),
         ("expert-parallel", "gpt2-tiny", "no experts"),
     ],
 )
@@ -247,7 +247,7 @@ def test_a_strategy_that_does_not_apply_says_why(strategy: str, name: str, why: 
 
 
 def test_one_level_makes_hybrids_the_same_as_the_plain_ones() -> None:
-    assert "same as zero-3" in reason("hybrid-sharded", "alexnet-tiny", "8xa100", "2x4")
+    assert "same as fsdp" in reason("hsdp", "alexnet-tiny", "8xa100", "2x4")
     assert "same as megatron" in reason("mesh-tensorflow", "gpt2-tiny", "8xa100", "2x4")
 
 

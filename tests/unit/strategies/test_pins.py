@@ -13,6 +13,7 @@ from shardfold.errors import InputError
 from shardfold.graph import Graph
 from shardfold.graph.names import shared_prefix, without
 from shardfold.plans import dumps
+from shardfold.report.units import seconds
 from shardfold.strategies.pins import Pin, matching, parse_pins
 from virtual.models import Language, tokens
 
@@ -87,10 +88,27 @@ def test_a_pinned_split_is_honoured_and_costs_what_the_plan_says(plan: sf.Plan) 
         assert splits(found, target.module) == [split]
         assert found.pinned is not None
         assert found.pinned.free_seconds == pytest.approx(plan.estimate.step_seconds, rel=1e-9)
+        assert found.pinned.free_additive_seconds == pytest.approx(
+            plan.estimate.additive_seconds, rel=1e-9
+        )
         assert found.estimate.step_seconds >= found.pinned.free_seconds
+        assert found.estimate.additive_seconds >= found.pinned.free_additive_seconds
         assert found.estimate.optimal
         assert "The pins cost" in str(found)
         assert f"{target.module}={words} (" in " ".join(str(found).split())
+
+
+def test_pins_are_held_against_the_baselines_of_the_plan_without_them(plan: sf.Plan) -> None:
+    target = next(e for e in plan.operators if e.kind == "aten.linear")
+    found = pinned({target.module: "unsplit"})
+    for figure in ("seconds", "bytes", "recomputes"):
+        for name in ("data_parallel", "fully_sharded"):
+            field = f"{name}_{figure}"
+            assert getattr(found.estimate, field) == getattr(plan.estimate, field)
+    baselines = [f for f in plan.finalists if f.is_baseline]
+    assert [f for f in found.finalists if f.is_baseline] == baselines
+    more = found.estimate.step_seconds - plan.estimate.step_seconds
+    assert f"The pins cost {seconds(more)} of the step" in str(found)
 
 
 def test_pinning_what_is_best_costs_nothing(plan: sf.Plan) -> None:
@@ -101,7 +119,7 @@ def test_pinning_what_is_best_costs_nothing(plan: sf.Plan) -> None:
     found = pinned(pins, mesh="x".join(str(axis.size) for axis in plan.mesh))
     assert [e.split for e in found.operators] == [e.split for e in plan.operators]
     assert found.estimate.step_seconds == pytest.approx(plan.estimate.step_seconds, rel=1e-9)
-    assert "The pins cost 0 s (0.00%)." in str(found)
+    assert "The pins cost 0 s of the step (0.00%)." in str(found)
 
 
 def test_a_pin_that_no_configuration_satisfies_names_what_is_possible(plan: sf.Plan) -> None:

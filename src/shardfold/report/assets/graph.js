@@ -8,7 +8,7 @@ function prepare(node, parent) {
   if (node.op !== undefined) data.ops[node.op].node = node;
   else node.children.forEach((child) => prepare(child, node));
 }
-const isTiny = (node) => { const sum = tally(node); return sum.total < TINY * STEP && !sum.moves && !graph.hits.has(node) && graph.chosen !== node && !holds(node, graph.chosen); };
+const isTiny = (node) => { const sum = tally(node); return sum.total < TINY * COST && !sum.moves && !graph.hits.has(node) && graph.chosen !== node && !holds(node, graph.chosen); };
 function holds(node, inner) {
   for (let at = inner; at; at = parentOf.get(at)) if (at === node) return true;
   return false;
@@ -84,7 +84,7 @@ function card(box, x, y) {
   if (times > 1) for (const shift of [6, 3]) group.append(svg("rect", { x: shift, y: shift, width, height, rx: 8, class: "under" }));
   group.append(svg("rect", { width, height, rx: 8, class: "card" }));
   group.append(rail(node, 9, 9, height - 18));
-  const part = sum.total / STEP;
+  const part = sum.total / COST;
   const words = isLeaf ? splitWords(data.ops[node.op].split) : `${times > 1 ? "× " + times + " · " : ""}${sum.ops} operators`;
   group.append(svg("text", { x: 24, y: isLeaf ? 19 : 22, class: "label" }, clip(title(node), width - 24 - (part >= 0.0005 ? 46 : 10), BOLD)));
   group.append(svg("text", { x: 24, y: isLeaf ? 34 : 38, class: "sub" }, clip(words, width - 34, PLAIN)));
@@ -103,7 +103,7 @@ function frame(box, x, y) {
     if (node.times > 1) for (const shift of [6, 3]) group.append(svg("rect", { x: shift, y: shift, width: box.width, height: box.height, rx: 10, class: "under" }));
     group.append(svg("rect", { width: box.width, height: box.height, rx: 10, class: "card" }));
     group.append(svg("text", { x: 14, y: 22, class: "label" }, "▾ " + clip(title(node), box.width - 120, BOLD) + (node.times > 1 ? `  × ${node.times}` : "")));
-    group.append(svg("text", { x: box.width - 12, y: 22, class: "share" }, share(tally(node).total / STEP)));
+    group.append(svg("text", { x: box.width - 12, y: 22, class: "share" }, share(tally(node).total / COST)));
     finish(group, node);
   }
   const dx = box.pad + (box.width - 2 * box.pad - box.inner.width) / 2, dy = box.head + box.pad;
@@ -210,7 +210,7 @@ function firstView() {
   let shown = visible(data.tree).shown;
   for (;;) {
     const next = shown.filter((n) => n.op === undefined && !graph.open.has(n)).sort((a, b) => tally(b).total - tally(a).total)[0];
-    if (!next || tally(next).total < 0.3 * STEP) break;
+    if (!next || tally(next).total < 0.3 * COST) break;
     const inner = visible(next).shown;
     if (shown.length + inner.length > 26) break;
     graph.open.add(next); shown = [...shown.filter((n) => n !== next), ...inner];

@@ -1,5 +1,5 @@
 // What is known of the operator, block or edge that was chosen.
-const PHASE = { forward: "forward", recompute: "again", backward: "backward", update: "update" };
+const PHASE = { forward: "forward", recompute: "recompute", backward: "backward", update: "update" };
 const show = (...children) => { const body = $("panel-inspector").querySelector(".body"); body.replaceChildren(...children.flat(3).filter((c) => c instanceof Node)); body.scrollTop = 0; };
 const table = (heads, rows, numbers = []) => el("table", {},
   el("thead", {}, el("tr", {}, heads.map((head, k) => el("th", { class: numbers.includes(k) ? "num" : null }, head)))),
@@ -27,10 +27,10 @@ function inspectOperator(op, number) {
   const many = op.count > 1 ? ` · one of ${op.count} alike` : "";
   const sent = op.collectives.reduce((sum, c) => sum + c[5], 0);
   show(
-    heading(op.label, `${share(op.total / STEP)} of the step`, op.path),
+    heading(op.label, `${share(op.total / COST)} of the cost`, op.path),
     el("div", { class: "quiet", style: "margin:2px 0 8px" }, `${op.kind}${many}`, op.source ? el("span", {}, " · ", el("code", {}, op.source)) : null),
     el("div", {}, splitChips(op.split)),
-    el("h3", {}, `Cost, ${op.count > 1 ? "each " : ""}${seconds(op.seconds)}${op.count > 1 ? `, all ${seconds(op.total)}` : ""}`),
+    el("h3", {}, `Additive cost, ${op.count > 1 ? "each " : ""}${seconds(op.seconds)}${op.count > 1 ? `, all ${seconds(op.total)}` : ""}`),
     costBar(op.work || {}, sent, op.seconds),
     runnerUp(op, number),
     face ? [el("h3", {}, "Factors"), el("div", { class: "mono quiet", style: "margin-bottom:4px" }, face.rule), factors(op, face)] : el("p", { class: "quiet" }, "This plan was saved without a sketch: plan again to see factors and layouts."),
@@ -53,7 +53,7 @@ function factors(op, face) {
   const passing = op.config.map((factor, k) => (factor === "+" ? data.mesh[k].name : null)).filter(Boolean);
   const idle = op.config.map((factor, k) => (factor === "-" ? data.mesh[k].name : null)).filter(Boolean);
   return [table(["factor", "size", "split by axes", "parts"], rows, [1, 3]),
-    passing.length ? el("p", { class: "quiet" }, `A pending sum passes on ${passing.join(", ")}.`) : null,
+    passing.length ? el("p", { class: "quiet" }, `A partial sum passes on ${passing.join(", ")}.`) : null,
     idle.length ? el("p", { class: "quiet" }, `Repeated along ${idle.join(", ")}: every device there does the same.`) : null];
 }
 
@@ -84,12 +84,12 @@ function runnerUp(op, number) {
   }
   const best = found.others.find((o) => o[1] !== null);
   if (!best) return [head, el("p", { class: "quiet" }, "No other split is possible, or none fits.")];
-  const rows = found.others.slice(0, 6).map(([split, step, bound]) => {
-    const shown = step === null ? bound : step;
-    return [splitWords(split), shown === null ? "does not fit" : `${step === null ? "≥ " : ""}${seconds(shown)}`, shown === null ? "" : `+${((shown / found.step - 1) * 100).toFixed(2)}%`];
+  const rows = found.others.slice(0, 6).map(([split, cost, bound]) => {
+    const shown = cost === null ? bound : cost;
+    return [splitWords(split), shown === null ? "does not fit" : `${cost === null ? "≥ " : ""}${seconds(shown)}`, shown === null ? "" : `${shown < found.additive ? "" : "+"}${((shown / found.additive - 1) * 100).toFixed(2)}%`];
   });
   const terms = found.terms.slice(0, 4).map(([what, value]) => `${value < 0 ? "−" : "+"}${seconds(Math.abs(value))} ${what}`).join("; ");
-  return [head, table(["instead", "best step", "more"], rows, [1, 2]), terms ? el("p", { class: "quiet", style: "font-size:12.5px;margin-top:4px" }, `With ${splitWords(best[0])}: ${terms}.`) : null,
+  return [head, table(["instead", "least cost", "more"], rows, [1, 2]), terms ? el("p", { class: "quiet", style: "font-size:12.5px;margin-top:4px" }, `With ${splitWords(best[0])}: ${terms}.`) : null,
     found.changes.length ? el("p", { class: "quiet", style: "font-size:12.5px" }, `${found.changes.length} other operators would be split otherwise.`) : null];
 }
 
@@ -100,12 +100,12 @@ function inspectBlock(node) {
   const by = Object.entries(sum.by).sort((a, b) => b[1] - a[1]).map(([name, value]) => [name || "unsplit", value, name ? hue(name) : UNSPLIT]);
   const isRoot = node === data.tree;
   show(
-    heading(isRoot ? "The whole model" : node.name || "together", `${share(sum.total / STEP)} of the step`, node.times > 1 ? `${node.times} alike, ${seconds(sum.total / node.times)} each` : null),
+    heading(isRoot ? "The whole model" : node.name || "together", `${share(sum.total / COST)} of the cost`, node.times > 1 ? `${node.times} alike, ${seconds(sum.total / node.times)} each` : null),
     isRoot ? el("p", { class: "quiet", style: "margin:2px 0 0" }, "Choose an operator in the graph, in the table below, or by searching.") : null,
-    el("h3", {}, `Cost, ${seconds(sum.total)}`), costBar({ update: sum.update }, sum.sent, sum.total || 1),
+    el("h3", {}, `Additive cost, ${seconds(sum.total)}`), costBar({ update: sum.update }, sum.sent, sum.total || 1),
     el("h3", {}, "Split by"), stacked(by, sum.total || 1), el("div", { class: "keys" }, by.map(([name, value, colour]) => el("span", {}, swatch(colour), `${name} `, el("b", {}, share(value / (sum.total || 1)))))),
     el("h3", {}, "Slowest operators"),
-    table(["operator", "split", "step"], inner.slice(0, 12).map((op) => [el("button", { class: "link", type: "button", onclick: () => pick(op.node) }, op.label + (op.count > 1 ? ` × ${op.count}` : "")), splitWords(op.split), share(op.total / STEP)]), [2]),
+    table(["operator", "split", "share"], inner.slice(0, 12).map((op) => [el("button", { class: "link", type: "button", onclick: () => pick(op.node) }, op.label + (op.count > 1 ? ` × ${op.count}` : "")), splitWords(op.split), share(op.total / COST)]), [2]),
   );
 }
 

@@ -10,7 +10,7 @@ function search() {
     at = found.length ? 0 : -1;
     list.hidden = !words.length;
     list.replaceChildren(...(found.length ? found.slice(0, 30).map((op, k) => el("li", { role: "option", "aria-selected": String(k === at), onclick: () => go(k) },
-      el("span", { class: "path" }, op.path), el("span", { class: "quiet num" }, share(op.total / STEP)),
+      el("span", { class: "path" }, op.path), el("span", { class: "quiet num" }, share(op.total / COST)),
       el("span", { class: "quiet" }, `${shortKind(op.kind)} · ${splitWords(op.split)}${op.count > 1 ? ` · × ${op.count}` : ""}`))) : [el("li", { class: "none" }, "Nothing matches.")]));
     draw();
   };
@@ -44,7 +44,7 @@ function theme() {
 
 theme();
 $("title").textContent = data.title;
-$("heading").textContent = data.heading;
-figures(); rivals(); whereTimeGoes(); traffic(); startGraph(); timeline(); memory(); meshPanel(); operatorTable(); made(); search();
+$("heading").textContent = data.view.facts;
+figures(); says(); rivals(); planTable(); whereTimeGoes(); traffic(); startGraph(); timeline(); memory(); meshPanel(); operatorTable(); made(); search();
 inspect(data.tree);
 document.documentElement.dataset.ready = "yes";

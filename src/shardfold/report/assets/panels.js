@@ -3,16 +3,31 @@ const body = (id) => $(id).querySelector(".body");
 
 function figures() {
   const e = data.estimate, devices = data.mesh.reduce((n, axis) => n * axis.size, 1);
-  const best = Math.min(...data.rivals.slice(1).filter((r) => r.bytes <= e.limit).map((r) => r.seconds));
-  const usual = data.rivals.find((r) => r.name === "data parallel");
+  const fitting = data.rivals.slice(1).filter((r) => r.bytes <= e.limit).sort((a, b) => a.seconds - b.seconds);
+  const rival = fitting.find((r) => r.name === "data-parallel") || fitting[0], best = fitting[0];
+  const times = (r) => `${(r.seconds / e.step).toFixed(2)}×`;
   const meter = el("div", { class: e.fits ? "meter" : "meter over" }, el("i"));
   meter.firstChild.style.width = `${Math.min(100, 100 * e.peak / e.limit)}%`;
   const tile = (name, value, note, extra, bad) => $("figures").append(el("div", { class: bad ? "figure bad" : "figure" }, el("div", { class: "name" }, name), el("div", { class: "value" }, value), extra, el("div", { class: "note" }, note)));
-  tile("Step", seconds(e.shown), e.simulated ? `with overlap; without it ${seconds(e.step)}, ${e.proof}` : e.proof);
+  tile("Step", seconds(e.step), [e.is_simulated ? "simulated with overlap" : "the additive cost: no overlap is known", e.rate].filter(Boolean).join(", "));
   tile("Memory a device", bytes(e.peak), e.fits ? `of ${bytes(e.limit)} allowed` : `more than the ${bytes(e.limit)} allowed`, meter, !e.fits);
-  tile("Faster than data parallel", usual ? `${(usual.seconds / e.shown).toFixed(2)}×` : "—", usual && usual.bytes > e.limit ? "which does not fit" : isFinite(best) ? `best alternative that fits: ${(best / e.shown).toFixed(2)}×` : "");
+  if (rival) tile(`Against ${rival.name}`, times(rival), rival === best ? "the fastest baseline that fits" : `the fastest baseline that fits, ${best.name}: ${times(best)}`);
+  else tile("Against baselines", "—", "none of them fits in memory");
   tile("Devices", devices.toLocaleString("en"), `mesh ${data.mesh.map((axis) => `${axis.name} ${axis.size}`).join(" × ") || "of one"}`);
   tile("Parameters", count(e.parameters), `${e.operators.toLocaleString("en")} operators`);
+}
+
+// The words of the terminal: what is said of the plan, and its table.
+function says() {
+  $("says").append(...data.view.sentences.map(([text, tone]) => el("li", { class: tone }, text)));
+}
+function planTable() {
+  const { heads, rows, legend, contenders, limit } = data.view;
+  const cell = (text) => text.split("\n").flatMap((line, k) => (k ? [el("br"), line] : [line]));
+  body("panel-plan").append(
+    table(heads, rows.map(([depth, isHead, ...cells]) => cells.map((text, k) => (k ? cell(text) : el(isHead ? "b" : "span", { style: `padding-left:${depth}em` }, text)))), [3]),
+    el("p", { class: "quiet", style: "font-size:12px;margin:6px 0 14px" }, legend),
+    table(["", "step", "", "memory", limit], contenders, [1, 2, 3]));
 }
 
 function rivals() {
@@ -22,11 +37,11 @@ function rivals() {
     bar.style.width = `${Math.max(0.6, 100 * r.seconds / slowest)}%`;
     bar.style.background = mine ? "var(--accent)" : fits ? "var(--faint)" : "repeating-linear-gradient(45deg, var(--line) 0 4px, transparent 4px 8px)";
     return [el("span", { class: mine ? "it" : null }, r.name), el("div", { class: "track" }, bar),
-      el("span", { class: mine ? "it num" : "num" }, `${seconds(r.seconds)}${mine ? "" : `  ${(r.seconds / e.shown).toFixed(2)}×`}`),
-      el("span", { class: fits ? "quiet num" : "bad num" }, `${bytes(r.bytes)}${fits ? "" : " ✗"}`)];
+      el("span", { class: mine ? "it num" : "num" }, `${seconds(r.seconds)}${mine ? "" : `  ${(r.seconds / e.step).toFixed(2)}×`}`),
+      el("span", { class: fits ? "quiet num" : "bad num" }, `${bytes(r.bytes)}${fits ? "" : r.recomputes ? " ✗ recomputing" : " ✗"}`)];
   });
   body("panel-rivals").append(el("div", { class: "bars" }, rows),
-    el("p", { class: "quiet", style: "font-size:12px;margin-top:10px" }, `Step, and memory a device against ${bytes(e.limit)} (✗ does not fit), ${e.simulated ? "simulated with overlap" : "priced"} by the same cost model.`));
+    el("p", { class: "quiet", style: "font-size:12px;margin-top:10px" }, `Step, and memory a device against ${bytes(e.limit)} (✗ does not fit, even with recomputation where it says so), ${e.is_simulated ? "simulated with overlap" : "priced"} by the same cost model.`));
 }
 
 // What is sent in a step, by pass, kind and axes: the slowest first.
@@ -37,11 +52,12 @@ function traffic() {
     sum.size += each * times * op.count; sum.time += time * op.count; sum.times += times * op.count;
   }
   const rows = Object.values(found).sort((a, b) => b.time - a.time).slice(0, 5).map((t) => [PHASE[t.phase] || t.phase, `${kindWords(t.kind)} × ${t.times.toLocaleString("en")}`, axesWords(t.axes), bytes(t.size), seconds(t.time)]);
-  body("panel-time").append(el("h3", {}, "Slowest traffic"), rows.length ? table(["pass", "kind", "over", "bytes", "time"], rows, [3, 4]) : el("p", { class: "quiet" }, "Nothing is sent."));
+  body("panel-time").append(el("h3", {}, "Slowest collectives"), rows.length ? table(["pass", "kind", "over", "bytes", "time"], rows, [3, 4]) : el("p", { class: "quiet" }, "Nothing is sent."));
 }
 
 function whereTimeGoes() {
   const e = data.estimate;
+  body("panel-time").append(el("p", { class: "quiet", style: "font-size:12px;margin-bottom:6px" }, `Of the additive cost, ${seconds(e.additive)}, in which nothing overlaps: ${e.proof}.`));
   const parts = [["compute", e.compute, "var(--compute)"], ["communication", e.communication, "var(--talk)"], ["update", e.update, "var(--update)"]];
   const kinds = {};
   for (const op of data.ops) { const k = (kinds[shortKind(op.kind)] ||= [0, 0]); k[0] += op.total; k[1] += op.sent; }
@@ -53,10 +69,10 @@ function whereTimeGoes() {
     const work = el("i"), talk = el("i");
     work.style.width = `${100 * (total - sent) / most}%`; work.style.background = "var(--compute)";
     talk.style.width = `${100 * sent / most}%`; talk.style.background = "var(--talk)";
-    return [el("span", {}, name), hinted(el("div", { class: "track" }, work, talk), `work ${seconds(total - sent)}, communication ${seconds(sent)}`), el("span", { class: "num" }, seconds(total)), el("span", { class: "quiet num" }, share(total / STEP))];
+    return [el("span", {}, name), hinted(el("div", { class: "track" }, work, talk), `work ${seconds(total - sent)}, communication ${seconds(sent)}`), el("span", { class: "num" }, seconds(total)), el("span", { class: "quiet num" }, share(total / COST))];
   });
   body("panel-time").append(stacked(parts, e.compute + e.communication + e.update || 1),
-    el("div", { class: "keys", style: "margin-bottom:12px" }, parts.map(([name, value, colour]) => el("span", {}, swatch(colour), `${name} `, el("b", {}, seconds(value)), ` ${share(value / STEP)}`))),
+    el("div", { class: "keys", style: "margin-bottom:12px" }, parts.map(([name, value, colour]) => el("span", {}, swatch(colour), `${name} `, el("b", {}, seconds(value)), ` ${share(value / COST)}`))),
     el("div", { class: "bars" }, rows));
 }
 
@@ -85,7 +101,7 @@ function meshPanel() {
   right.append(el("h3", { style: "margin-top:8px" }, "What each axis does"), axisUse());
   if (data.meshes.length > 1) {
     const mine = data.mesh.map((axis) => axis.size).join("x");
-    const behind = (m) => (m[1] === null ? Infinity : m[1]), best = data.estimate.shown;
+    const behind = (m) => (m[1] === null ? Infinity : m[1]), best = data.estimate.step;
     const tried = [...data.meshes].sort((a, b) => behind(a) - behind(b)).slice(0, 10);
     right.append(el("h3", {}, "Meshes tried"), table(["mesh", "best step", "against this"], tried.map(([name, step]) => [name === mine ? el("b", {}, name) : name, step === null ? "" : seconds(step), name === mine ? "chosen" : step === null || step < best * (1 - 5e-4) ? "does not fit" : `+${((step / best - 1) * 100).toFixed(1)}%`]), [1, 2]));
   }
@@ -113,13 +129,13 @@ function axisUse() {
 
 const rowsOf = new Map();
 function operatorTable() {
-  const heads = [["operator", (op) => op.path], ["kind", (op) => shortKind(op.kind)], ["count", (op) => op.count, 1], ["split", (op) => splitWords(op.split)], ["each", (op) => op.seconds, 1], ["sent", (op) => op.sent / (op.total || 1), 1], ["of the step", (op) => op.total, 1]];
+  const heads = [["operator", (op) => op.path], ["kind", (op) => shortKind(op.kind)], ["count", (op) => op.count, 1], ["split", (op) => splitWords(op.split)], ["each", (op) => op.seconds, 1], ["sent", (op) => op.sent / (op.total || 1), 1], ["share", (op) => op.total, 1]];
   const most = Math.max(...data.ops.map((op) => op.total)) || 1;
   const rows = el("tbody");
   const row = (op) => {
     const bar = el("span", { class: "mini" }, el("i")); bar.firstChild.style.width = `${100 * op.total / most}%`; bar.firstChild.style.background = "var(--talk)";
     const line = el("tr", { onclick: () => { pick(op.node); $("model").scrollIntoView(); } },
-      el("td", { class: "path" }, op.path), el("td", {}, shortKind(op.kind)), el("td", { class: "num" }, op.count > 1 ? `× ${op.count}` : ""), el("td", {}, splitWords(op.split)), el("td", { class: "num" }, seconds(op.seconds)), el("td", { class: "num" }, op.sent ? share(op.sent / op.total) : "—"), el("td", { class: "num" }, bar, share(op.total / STEP)));
+      el("td", { class: "path" }, op.path), el("td", {}, shortKind(op.kind)), el("td", { class: "num" }, op.count > 1 ? `× ${op.count}` : ""), el("td", {}, splitWords(op.split)), el("td", { class: "num" }, seconds(op.seconds)), el("td", { class: "num" }, op.sent ? share(op.sent / op.total) : "—"), el("td", { class: "num" }, bar, share(op.total / COST)));
     rowsOf.set(op, line); return line;
   };
   const head = el("tr");
@@ -143,6 +159,5 @@ function markRow(node) {
 }
 
 function made() {
-  body("panel-made").append(el("ul", { class: "says" }, data.says.map((line) => el("li", {}, line))),
-    table(["", ""], data.made.map(([name, value]) => [name, el("code", { style: "overflow-wrap:anywhere" }, value)])));
+  body("panel-made").append(table(["", ""], data.made.map(([name, value]) => [name, el("code", { style: "overflow-wrap:anywhere" }, value)])));
 }

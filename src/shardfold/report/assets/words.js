@@ -36,7 +36,7 @@ const kindWords = (kind) => KINDS[kind] || kind.replace(/_/g, "-");
 const SHORT = { scaled_dot_product_attention: "attention", cross_entropy_loss: "cross_entropy" };
 const shortKind = (kind) => SHORT[kind.split(".").pop()] || kind.split(".").pop();
 
-const STEP = data.estimate.step || 1;
+const COST = data.estimate.additive || 1; // what shares are of
 const AXES = Object.fromEntries(data.mesh.map((axis) => [axis.name, axis]));
 const axesWords = (axes) => (axes.length === data.mesh.length && axes.length > 1 ? "all axes" : axes.join("+"));
 
