@@ -17,7 +17,7 @@ from shardfold.cluster import Cluster, from_plain, mesh_from_text, parse
 from shardfold.cluster.cluster import resized
 from shardfold.costs import Pricing, Profile, measured_by, optimizer_named, pricing_named
 from shardfold.costs.models.measured import check_profile
-from shardfold.errors import ClusterError, InputError, PlanError
+from shardfold.errors import ClusterError, InputError
 from shardfold.explanation.explain import case_of, price_elsewhere
 from shardfold.explanation.explain import explain as explain_case
 from shardfold.explanation.types import Explanation, Kept, WhatIf
@@ -37,7 +37,7 @@ from shardfold.planner.planner import Decision, decide
 from shardfold.planner.request import Request as Search
 from shardfold.planner.select import Judge
 from shardfold.plans import Plan, check
-from shardfold.plans.batch import example_for, mapped
+from shardfold.plans.batch import example_for, scaled
 from shardfold.plans.build import describe
 from shardfold.plans.plan import MOST_AXES
 from shardfold.plans.request import Options, Request
@@ -358,33 +358,12 @@ class Planner:
         key = (dtype, plan.micro_batches, tuple(plan.micro_batch_dims.items()), factor)
         if key not in self._graphs:
             self.watch(Stage("capture", 0, 1))
-            part = _scaled(example_for(plan, self.args, self.kwargs), factor)
+            part = scaled(example_for(plan, self.args, self.kwargs), factor)
             self._graphs[key] = capture(self.model, *part, dtype=dtype, loss=self.loss)
         return self._graphs[key]
 
     def _progress(self, stage: str) -> Callable[[int, int], None]:
         return lambda done, total: self.watch(Stage(stage, done, total))
-
-
-def _scaled(batch: Any, factor: float) -> Any:
-    """The example batch with its leading dim scaled; what does not have that dim stays."""
-    sizes = list[int]()
-    mapped(batch, lambda _, leaf: sizes.extend(_shape(leaf)[:1]))
-    if factor == 1.0 or not sizes:
-        return batch
-    size, scaled = sizes[0], sizes[0] * factor
-    if scaled != int(scaled):
-        raise PlanError(f"A batch of {size} cannot be scaled by {factor:g}.")
-
-    def resized_leaf(_: str, leaf: Any) -> Any:
-        shape = _shape(leaf)
-        return leaf.new_empty((int(scaled), *shape[1:])) if shape[:1] == (size,) else leaf
-
-    return mapped(batch, resized_leaf)
-
-
-def _shape(leaf: Any) -> tuple[int, ...]:
-    return tuple(leaf.shape) if hasattr(leaf, "new_empty") else ()
 
 
 def plan(

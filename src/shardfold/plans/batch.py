@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shardfold.errors import InputError, RunError
+from shardfold.errors import InputError, PlanError, RunError
 from shardfold.plans.plan import InputEntry, Plan
 from shardfold.sharding.layouts import Bounds, chunk
 from shardfold.simulate.decoded import Assembly
@@ -70,6 +70,27 @@ def mapped(value: Any, change: Callable[[str, Any], Any], place: str = "") -> An
         items = [mapped(item, change, f"{before}{k}") for k, item in enumerate(value)]
         return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
     return change(place, value)
+
+
+def scaled(batch: Any, factor: float) -> Any:
+    """An example batch with the leading dim of its first tensor scaled, in all that have it."""
+    sizes = list[int]()
+    mapped(batch, lambda _, leaf: sizes.extend(_shape(leaf)[:1]))
+    if factor == 1.0 or not sizes:
+        return batch
+    size, wanted = sizes[0], sizes[0] * factor
+    if wanted != int(wanted):
+        raise PlanError(f"A batch of {size} cannot be scaled by {factor:g}.")
+
+    def resized(_: str, leaf: Any) -> Any:
+        shape = _shape(leaf)
+        return leaf.new_empty((int(wanted), *shape[1:])) if shape[:1] == (size,) else leaf
+
+    return mapped(batch, resized)
+
+
+def _shape(leaf: Any) -> tuple[int, ...]:
+    return tuple(leaf.shape) if hasattr(leaf, "new_empty") else ()
 
 
 def _slice(place: str, value: Any, dim: int, parts: int, number: int) -> Any:
