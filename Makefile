@@ -15,7 +15,10 @@ PYTEST := $(BIN)/pytest -n 2 --dist worksteal
 demo: $(READY)
 	$(BIN)/python examples/demo.py
 
-test: lint types imports docs unit
+# First what reads the code, on both cores; then what runs it, on both.
+test: $(READY)
+	$(MAKE) --jobs=2 --output-sync=target lint types imports docs
+	$(MAKE) unit
 
 lint: $(READY)
 	$(BIN)/ruff check src tests benchmarks examples
@@ -33,7 +36,7 @@ docs: $(READY)
 unit: $(READY)
 	$(PYTEST)
 
-# Nothing that starts processes, exports large models or draws much.
+# A test is skipped where it would export a model or start a process; properties draw little.
 quick: lint
 	$(PYTEST) -m "not slow" --hypothesis-profile=quick
 

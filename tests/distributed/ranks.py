@@ -26,6 +26,7 @@ from shardfold.runtime.launch import WAIT, keep_freed_memory
 
 Launch = Callable[..., list[Any]]  # job, number of processes, arguments
 Told = tuple[Literal["returned", "refused", "raised"], Any]
+PATIENCE = 60.0  # seconds in which what one rank refuses, the others refuse too
 # They are imported once, and every process is forked from there.
 PRELOADED = ["torch", "transformers", "shardfold.capture", "shardfold.runtime.parallelize"]
 
@@ -67,20 +68,25 @@ class Ranks:
             self.processes.append(process)
 
     def _collected(self, lines: list[Connection]) -> list[Any]:
-        """What all returned. After an error the others may wait for each other: they are ended."""
-        found: dict[int, Any] = {}
-        while len(found) < len(lines):
-            for line in wait([line for rank, line in enumerate(lines) if rank not in found]):
-                rank = lines.index(line)  # type: ignore[arg-type]
-                how, what = _received(lines[rank])
-                if how == "returned":
-                    found[rank] = what
-                    continue
+        """What all returned. What one raises ends them all: the others may wait for it."""
+        told: dict[int, Told] = {}
+        while len(told) < len(lines):
+            silent = [line for rank, line in enumerate(lines) if rank not in told]
+            refused = any(how == "refused" for how, _ in told.values())
+            ready = wait(silent, PATIENCE if refused else None)
+            for rank in (lines.index(line) for line in ready):  # type: ignore[arg-type]
+                told[rank] = _received(lines[rank])
+            raised = [rank for rank, (how, _) in sorted(told.items()) if how == "raised"]
+            if raised or not ready:
                 self.stop()
-                if how == "refused":
-                    raise RunError(what)
-                raise AssertionError(f"On rank {rank} of {len(lines)}:\n{what}")
-        return [found[rank] for rank in range(len(lines))]
+            if raised:
+                raise AssertionError(f"On rank {raised[0]} of {len(lines)}:\n{told[raised[0]][1]}")
+            if not ready:
+                break
+        for how, what in (told[rank] for rank in sorted(told)):
+            if how == "refused":
+                raise RunError(what)
+        return [told[rank][1] for rank in range(len(lines))]
 
 
 def _received(line: Connection) -> Told:
@@ -113,6 +119,7 @@ def _told(
         found = job(rank, *args)
         dist.barrier()  # no rank leaves the group while another still needs it
     except ShardfoldError as error:
+        dist.destroy_process_group()
         return "refused", str(error)
     except Exception:
         return "raised", traceback.format_exc()
