@@ -36,7 +36,7 @@ def measure(name: str, cluster: str, moves: int, ilp_seconds: float) -> dict[str
     """Compare all methods on one model and cluster."""
     import shardfold as sf
     from shardfold import zoo
-    from shardfold.planner.method_comparison import Effort
+    from shardfold.planner.compare_methods import Effort
 
     module, args, kwargs = zoo.build(name)
     dtype = None if cluster.endswith(OLD) else "bf16"

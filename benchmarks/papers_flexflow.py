@@ -27,10 +27,8 @@ from shardfold.capture import capture
 from shardfold.cluster import parse
 from shardfold.costs import optimizer_named, pricing_named
 from shardfold.graph import Graph
-from shardfold.planner.planner import decide
-from shardfold.planner.proposals import Finalist
-from shardfold.planner.request import Request
-from shardfold.planner.select import Judge
+from shardfold.planner.case import Candidate, Request, Source, simulate
+from shardfold.planner.planner import select_for
 from shardfold.search import solve
 
 BETA = 200.0  # as in `mcmc`: a step 0.5% longer is accepted one time in e
@@ -53,23 +51,21 @@ def _row(graph: Graph, devices: int) -> dict[str, Any]:
     cluster, updates = parse(cluster_of(devices, "1080ti")), optimizer_named("adamw")
     request = Request(cluster, cluster.meshes(), pricing_named("roofline"), updates)
     begin = time.perf_counter()
-    decision = decide(graph, request, lambda done, total: None)
+    selection = select_for(graph, request, lambda done, total: None)
     decided = time.perf_counter() - begin
-    assert decision.verdict is not None
-    start = decision.verdict.best_by_hand
+    start = selection.best_baseline
     if start is None:  # none fits: the fastest of those
-        hands = [j for j in decision.verdict.finalists if j.finalist.is_by_hand]
-        start = min(hands, key=lambda j: j.rank)
-    problem = start.finalist.candidate.tabulated.problem
-    judge, plan = Judge(cluster, updates), decision.verdict.winner.rank
+        baselines = [c for c in selection.simulated if c.source is Source.BASELINE]
+        start = min(baselines, key=lambda c: c.seconds)
+    problem, plan = start.case.tables.problem, selection.winner.seconds
     solutions = [solve(problem) for _ in range(REPEATS)]
     exact = min(solution.statistics.seconds for solution in solutions)
     granted = min(TIMES * exact, LONGEST)
-    moved = _moved(start.finalist, judge, max(granted, SECONDS))
+    moved = _moved(start, max(granted, SECONDS))
     early = moved.within(granted)
     return {
-        "start": start.finalist.name,
-        "mesh": str(start.finalist.candidate.mesh),
+        "start": start.label,
+        "mesh": str(start.case.mesh),
         "vertices": len(problem),
         "moves": moved.count,
         "seconds": moved.seconds,
@@ -78,9 +74,9 @@ def _row(graph: Graph, devices: int) -> dict[str, Any]:
         "granted_over_exact": granted / exact,
         "granted_moves": early.count,
         "granted_over_plan": early.best_seconds / plan,
-        "start_over_plan": start.rank / plan,
+        "start_over_plan": start.seconds / plan,
         "found_over_plan": moved.best_seconds / plan,
-        "exact_over_plan": _simulated(judge, start.finalist, solutions[0].choice) / plan,
+        "exact_over_plan": _simulated(start, solutions[0].choice) / plan,
         "exact_seconds": exact,
         "decide_seconds": decided,
     }
@@ -128,17 +124,17 @@ class Moved:
         return Moved(self.ends[:count], self.shortest[:count])
 
 
-def _moved(start: Finalist, judge: Judge, seconds: float) -> Moved:
+def _moved(start: Candidate, seconds: float) -> Moved:
     """Random moves from a strategy, each simulated, for as long as is said."""
-    problem = start.candidate.tabulated.problem
-    current = list(start.candidate.solution.choice)
-    step = _simulated(judge, start, current)
+    problem = start.case.tables.problem
+    current = list(start.choice)
+    step = _simulated(start, current)
     random, beta = np.random.default_rng(0), BETA / step
     begin, ends, shortest = time.perf_counter(), [0.0], [step]
     while ends[-1] < seconds and len(ends) <= MOVES:
         vertex = int(random.integers(len(problem)))
         before, current[vertex] = current[vertex], int(random.integers(problem.sizes[vertex]))
-        new = _simulated(judge, start, current)
+        new = _simulated(start, current)
         if new <= step or random.random() < math.exp(beta * (step - new)):
             step = new
         else:
@@ -148,7 +144,6 @@ def _moved(start: Finalist, judge: Judge, seconds: float) -> Moved:
     return Moved(ends, shortest)
 
 
-def _simulated(judge: Judge, start: Finalist, choice: Sequence[int]) -> float:
-    solution = replace(start.candidate.solution, choice=tuple(choice))
-    candidate = replace(start.candidate, solution=solution)
-    return judge.judged([replace(start, candidate=candidate)])[0].rank
+def _simulated(start: Candidate, choice: Sequence[int]) -> float:
+    solution = replace(start.solution, choice=tuple(choice))
+    return simulate(replace(start, solution=solution, simulation=None)).seconds

@@ -28,9 +28,8 @@ from shardfold.capture import capture
 from shardfold.cluster import Cluster, parse
 from shardfold.costs import optimizer_named, pricing_named
 from shardfold.costs.steps import Collective
-from shardfold.planner.planner import decide
-from shardfold.planner.request import Request
-from shardfold.planner.select import Judge
+from shardfold.planner.case import Request
+from shardfold.planner.planner import select_for
 from shardfold.simulate import timeline
 
 GROUPS = 2
@@ -102,10 +101,9 @@ def _half(module: nn.Module, args: tuple[Tensor, ...], cluster: Cluster, optimiz
     """A data-parallel step on half of the cluster, cut where forward and backward end."""
     graph, updates = capture(module, args), optimizer_named(optimizer)
     request = Request(cluster, cluster.meshes(), pricing_named("roofline"), updates)
-    verdict = decide(graph, request, lambda done, total: None).verdict
-    assert verdict is not None
-    finalist = verdict.by_name()["data-parallel"].finalist
-    found, spans = timeline(Judge(cluster, updates).schedule(finalist))
+    selection = select_for(graph, request, lambda done, total: None)
+    candidate = selection.best_by_label()["data-parallel"]
+    found, spans = timeline(candidate.schedule())
     ends = {
         phase: max(s.end_seconds for s in spans.spans if s.phase == phase and s.stream == "compute")
         for phase in ("forward", "backward")

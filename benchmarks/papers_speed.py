@@ -9,7 +9,7 @@ import shardfold as sf
 from papers_placed import placed
 from papers_search import DEVICES, MODELS, cluster_of
 from shardfold import zoo
-from shardfold.planner.method_comparison import Effort
+from shardfold.planner.compare_methods import Effort
 
 GPUS = ("1080ti", "2080ti")
 EXPERT = {

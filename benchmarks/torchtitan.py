@@ -74,40 +74,31 @@ def _published(case: Case, model: Any, args: Any, kwargs: Any, limit: float) -> 
     """The published configuration: the fastest mesh that fits, recomputed only if it must be."""
     from shardfold.capture import capture_short
     from shardfold.cluster import parse
-    from shardfold.costs import optimizer_named, pricing_named, tabulate
+    from shardfold.costs import optimizer_named, pricing_named
     from shardfold.costs.recompute import KEEP_ALL, block_regions
-    from shardfold.costs.unroll import unfold
-    from shardfold.operators import rules_of
-    from shardfold.planner.mesh_search import Candidate
-    from shardfold.planner.proposals import Field, proposed
-    from shardfold.planner.select import Judge
-    from shardfold.search import Solution
-    from shardfold.search.solution import Statistics
-    from shardfold.search.subproblem import Restricted
-    from shardfold.sharding import find_subdims
+    from shardfold.costs.tables import EdgePrices
+    from shardfold.planner.case import Candidate, Request, Source, make_case, simulate
+    from shardfold.search import unproven
+    from shardfold.simulate.tasks import Scheduler
     from shardfold.strategies.named import Setting, Unfit, fsdp, sharded_by_node
 
-    cluster, optimizer = parse(case.cluster), optimizer_named("adamw")
+    cluster, pricing = parse(case.cluster), pricing_named("roofline")
+    request = Request(cluster, cluster.meshes()[:2], pricing, optimizer_named("adamw"))
     graph = capture_short(model, args, kwargs, dtype="bf16")
-    subdims = find_subdims(graph, rules_of(graph))
+    scheduler = Scheduler(graph, request.subdims_of(graph), cluster)
     strategy = fsdp if case.strategy == "fsdp" else sharded_by_node
-    judge = Judge(cluster, optimizer)
     found: list[dict[str, Any]] = []
-    for regions in (KEEP_ALL, block_regions(graph, subdims)):
-        for mesh in cluster.meshes()[:2]:
-            costs = pricing_named("roofline").model(cluster, mesh)
-            tables = tabulate(graph, subdims, mesh, costs, optimizer, regions)
-            unfolded = unfold(tables, graph)
-            choice = strategy(Setting(graph, subdims, tables, limit, unfolded))
+    for regions in (KEEP_ALL, block_regions(graph, scheduler.subdims)):
+        for mesh in request.meshes:
+            prices = EdgePrices(mesh, pricing.model(cluster, mesh))
+            on = make_case(request, scheduler, prices, regions)
+            choice = strategy(Setting(graph, on.subdims, on.tables, limit, on.unrolled))
             if isinstance(choice, Unfit):
                 continue
-            whole = tuple(unfolded.extended(choice).tolist())
-            solution = Solution(whole, 0.0, False, 0.0, None, Statistics("published"))
-            left = Restricted(unfolded.problem, {})
-            candidate = Candidate(mesh, costs, tables, solution, left, unfolded)
-            field = Field(graph, subdims, (candidate,))
-            judged = judge.judged([proposed(case.published, field, candidate, whole)])
-            figures = _figures(judged[0].simulation, limit)
+            whole = on.unrolled.extended(choice)
+            solution = unproven(on.unrolled.problem, whole, "published")
+            published = Candidate(on, solution, Source.BASELINE, case.published)
+            figures = _figures(simulate(published).simulation, limit)
             again = "always" if regions else "never"
             found.append({**figures, "mesh": str(mesh), "recomputes": again})
         if any(each["fits"] for each in found):

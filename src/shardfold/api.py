@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -16,7 +16,6 @@ from shardfold import gc_pause
 from shardfold.cluster import Cluster, from_plain, mesh_from_text, parse
 from shardfold.cluster.cluster import resized
 from shardfold.costs import Pricing, Profile, measured_by, optimizer_named, pricing_named
-from shardfold.costs.models.measured import check_profile
 from shardfold.errors import ClusterError, InputError
 from shardfold.explanation.explain import case_of, price_elsewhere
 from shardfold.explanation.explain import explain as explain_case
@@ -24,18 +23,10 @@ from shardfold.explanation.types import Explanation, Kept, WhatIf
 from shardfold.graph import Graph
 from shardfold.operators import Maker, rules_of
 from shardfold.planner.capture_cache import Captures
-from shardfold.planner.method_comparison import (
-    METHODS,
-    PLAN,
-    Comparison,
-    Contest,
-    Effort,
-    check_methods,
-)
-from shardfold.planner.micro_batches import decided
-from shardfold.planner.planner import Decision, decide
-from shardfold.planner.request import Request as Search
-from shardfold.planner.select import Judge
+from shardfold.planner.case import Request as Search
+from shardfold.planner.compare_methods import METHODS, Comparison, Effort, Methods, check_methods
+from shardfold.planner.planner import select_plan
+from shardfold.planner.select import Selection
 from shardfold.plans import Plan, check
 from shardfold.plans.batch import example_for, scaled
 from shardfold.plans.build import describe
@@ -124,28 +115,17 @@ class Planner:
         check_methods(methods)
         asked = self._asked(Request(), cluster, {**self.options, **options})
         captures = self._captured(asked, short=False)
-        decision, searched = self._decision(asked, captures)
-        search = asked.search
-        graph = captures.graph(decision.chosen.best.tabulated.passes)
-        judge = Judge(search.cluster, search.optimizer) if search.pricing.overlaps else None
-        contest = Contest(
-            graph,
-            search.subdims_of(graph),
-            decision.searched or decision.chosen,
-            search.optimizer,
-            effort or Effort(),
-            decision,
-            judge,
-        )
-        results = contest.results(methods, self._progress("comparing"))
+        selection, searched = self._select(asked, captures)
+        tried = Methods(selection, effort or Effort())
+        results = tried.results(methods, self._progress("comparing"))
         request = asked.request
         found = Comparison(
-            cluster=search.cluster.name,
+            cluster=asked.search.cluster.name,
             cost=request.cost,
             optimizer=request.optimizer,
             dtype=request.dtype or "as in the model",
-            limit_bytes=contest.chosen.limit_bytes,
-            operators=len(graph.ops),
+            limit_bytes=selection.limit_bytes,
+            operators=len(selection.additive.case.graph.ops),
             tables_seconds=searched,
             results=results,
         )
@@ -155,18 +135,12 @@ class Planner:
             folder.mkdir(parents=True, exist_ok=True)
             for name in (r.method for r in results if r.step_seconds is not None):
                 plan = describe(
-                    contest.graph,
-                    contest.subdims,
-                    search.cluster,
-                    contest.chosen_by(name),
-                    search.optimizer,
-                    request=asked.request,
+                    tried.selection_of(name),
+                    request=request,
                     capture_seconds=captures.seconds,
                     search_seconds=searched,
                     model=type(self.model).__name__,
-                    verdict=contest.verdict_on(name),
-                    free=decision.free if name == PLAN else None,
-                    cuts=captures.cuts(decision.chosen.best.tabulated.passes),
+                    cuts=captures.cuts(selection.winner.case.tables.passes),
                 )
                 plan.with_notes(f"Chosen by {name}.").save(folder / f"{name}.json")
         return found
@@ -306,44 +280,29 @@ class Planner:
             )
         return self._captures[key]
 
-    def _decision(self, asked: _Asked, captures: Captures) -> tuple[Decision, float]:
-        """The choice, over the numbers of micro-batches that are asked for; seconds of search."""
-        search, started, before = asked.search, time.perf_counter(), captures.seconds
-
-        def attempt(micro_batches: int) -> Decision:
-            graph = captures.graph(micro_batches)
-            if search.pricing.profile is not None:
-                check_profile(search.pricing.profile, search.cluster, graph)
-            many = f"searching with {micro_batches} micro-batches"
-            stage = "search" if micro_batches == 1 else many
-            return decide(graph, replace(search, passes=micro_batches), self._progress(stage))
-
-        found = decided(asked.request.micro_batches, attempt, lambda: captures.samples)
+    def _select(self, asked: _Asked, captures: Captures) -> tuple[Selection, float]:
+        """What is selected over the numbers of micro-batches asked for; seconds of search."""
+        started, before = time.perf_counter(), captures.seconds
+        found = select_plan(captures, asked.request.micro_batches, asked.search, self.watch)
         return found, time.perf_counter() - started - (captures.seconds - before)
 
     def _plan(self, asked: _Asked, save_problem: str | Path | None) -> Plan:
         search, request = asked.search, asked.request
         # A pin may tell apart what a short graph takes together.
         captures = self._captured(asked, short=request.fold and not search.pins)
-        decision, searched = self._decision(asked, captures)
-        won = decision.chosen.best
+        selection, searched = self._select(asked, captures)
+        won = selection.winner.case
         if save_problem is not None:
             meta = {"cluster": search.cluster.name, "mesh": str(won.mesh), "unit": "seconds"}
-            write_problem(won.unfolded.problem, save_problem, meta=meta)
+            write_problem(won.unrolled.problem, save_problem, meta=meta)
         self._progress("describe")(0, 1)
         return describe(
-            decision.graph,
-            decision.subdims,
-            search.cluster,
-            decision.chosen,
-            search.optimizer,
+            selection,
             request=request,
             capture_seconds=captures.seconds,
             search_seconds=searched,
             model=type(self.model).__name__,
-            verdict=decision.verdict,
-            free=decision.free,
-            cuts=captures.cuts(won.tabulated.passes),
+            cuts=captures.cuts(won.tables.passes),
         ).with_notes(*sorted(asked.notes))
 
     def _graph(self, plan: Plan, dtype: str | None, factor: float = 1.0) -> Graph:

@@ -20,7 +20,7 @@ from shardfold.cli.options import (
 from shardfold.errors import PlanError
 
 if TYPE_CHECKING:
-    from shardfold.planner.method_comparison import Comparison
+    from shardfold.planner.compare_methods import Comparison
 
 
 @click.command()
@@ -64,7 +64,7 @@ def compare(what: tuple[str, ...], as_json: bool, everything: bool, **options: A
     shardfold compare mine.json theirs.json
     """
     if options["methods"] == "list":
-        from shardfold.planner.method_comparison import METHODS
+        from shardfold.planner.compare_methods import METHODS
 
         click.echo("\n".join(METHODS))
     elif len(what) == 2:
@@ -122,7 +122,7 @@ def _compared(model: str, options: Any) -> Comparison:
     from shardfold.api import compare as hold
     from shardfold.cli.model import load_model
     from shardfold.cli.printing import progress, quiet
-    from shardfold.planner.method_comparison import METHODS, Effort, check_methods
+    from shardfold.planner.compare_methods import METHODS, Effort, check_methods
 
     methods = METHODS if options["methods"] is None else tuple(options["methods"].split(","))
     check_methods(methods)

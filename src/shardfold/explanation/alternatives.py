@@ -16,7 +16,7 @@ from functools import cached_property
 
 from shardfold.errors import InfeasibleError
 from shardfold.search import Problem, Solution, solve
-from shardfold.search.subproblem import Kept, Restricted, restricted
+from shardfold.search.subproblem import Kept, Subproblem, restrict
 from shardfold.strategies.split_names import Key, Rows, Split
 
 MOST_SOLVED = 3  # splits of an operator that are searched within a limit that binds
@@ -45,7 +45,7 @@ class Limit:
     """A problem with the limit on its choices' bytes; None leaves memory aside."""
 
     problem: Problem  # every choice
-    left: Restricted  # those that pins leave
+    left: Subproblem  # those that pins leave
     limit_bytes: float | None
 
     @cached_property
@@ -82,10 +82,10 @@ class Limit:
     def first_look(self, split: Split, kept: Kept) -> Tried:
         """One ordinary search: the best choice, where that fits, or a bound."""
         if not self.binds:
-            found = restricted(self.problem, kept).solve()
+            found = restrict(self.problem, kept).solve()
             return Tried(split, kept, found.lower_bound, found if self.is_within(found) else None)
         assert self.limit_bytes is not None
-        found = restricted(self.blend, kept).solve()
+        found = restrict(self.blend, kept).solve()
         bound = found.lower_bound - self.byte_price * self.limit_bytes
         cost, size = self.problem.total(found.choice), self.problem.total_bytes(found.choice)
         is_best = size <= self.limit_bytes and cost <= bound + ROUNDING * cost
@@ -95,7 +95,7 @@ class Limit:
     def second_look(self, tried: Tried) -> Tried:
         """The search within the limit."""
         try:
-            found = restricted(self.problem, tried.kept).solve(self.limit_bytes)
+            found = restrict(self.problem, tried.kept).solve(self.limit_bytes)
         except InfeasibleError:
             return replace(tried, fits=False)
         return replace(tried, solution=found, bound=max(found.lower_bound, tried.bound))

@@ -40,7 +40,7 @@ from shardfold.plans.entries import operator_entries
 from shardfold.plans.plan import OperatorEntry, Plan
 from shardfold.plans.read import recalled, restated
 from shardfold.search import Problem
-from shardfold.search.subproblem import Kept, Restricted, restricted
+from shardfold.search.subproblem import Kept, Subproblem, restrict
 from shardfold.sharding import Subdims
 from shardfold.simulate import simulate
 from shardfold.simulate.decoded import Assembly
@@ -182,7 +182,7 @@ class Case:
     """A plan on its tables: the choice, what its pins leave, and the limit that it keeps to."""
 
     assembly: Assembly
-    left: Restricted
+    left: Subproblem
     limit_bytes: float | None  # None: no plan fits
     scheduler: Scheduler | None = None  # None: the costs know no overlap
 
@@ -373,4 +373,4 @@ def _nearest(case: Case, kept: Kept) -> tuple[int, ...]:
         problem.edge_bytes,
         problem.names,
     )
-    return tuple(restricted(nudged, kept).solve(case.limit_bytes).choice)
+    return tuple(restrict(nudged, kept).solve(case.limit_bytes).choice)

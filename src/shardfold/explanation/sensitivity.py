@@ -21,7 +21,7 @@ from shardfold.explanation.types import Skipped, Turn, Turning
 from shardfold.graph import Graph
 from shardfold.plans.plan import Plan
 from shardfold.plans.read import mesh_on, tables_for
-from shardfold.search.subproblem import Restricted, restricted
+from shardfold.search.subproblem import Subproblem, restrict
 from shardfold.sharding import Subdims
 from shardfold.simulate.decoded import Assembly
 from shardfold.strategies.pins import held, parse_pins, refused
@@ -55,14 +55,14 @@ class Setting:
         return tables_for(self.plan, self.graph, self.subdims, mesh, model, optimizer)
 
     @cached_property
-    def left(self) -> Restricted:
+    def left(self) -> Subproblem:
         """The choices that the plan's pins leave."""
         tables = self.tables.tabulated
         pins = parse_pins(self.plan.provenance.request.pins)
         kept, refusal = held(pins, self.tables.splits, tables)
         if refusal is not None:
             raise refused({str(tables.mesh): refusal}, self.graph)
-        return restricted(tables.problem, kept)
+        return restrict(tables.problem, kept)
 
     def links(self, level: int, factor: float) -> Setting:
         """With the links of one level that many times as fast."""

@@ -38,9 +38,9 @@ class Captures:
         self.seconds = 0.0  # that capturing has taken
         self.known: dict[int, Program] = {}
 
-    def graph(self, passes: int) -> Graph:
-        """The graph of one of so many passes."""
-        return self._program(passes).graph
+    def graph(self, count: int) -> Graph:
+        """The graph of one of so many micro-batches."""
+        return self._program(count).graph
 
     def _program(self, passes: int) -> Program:
         if passes not in self.known:

@@ -1,4 +1,4 @@
-"""The best choice over all meshes of a cluster, within the memory of a device.
+"""The least additive cost over all meshes of a cluster, within the memory of a device.
 
 Each mesh is first solved without the limit: that is fast, proven, and a lower bound for whatever
 the limit allows. Only meshes that could still win are then solved within the limit, first with all
@@ -8,218 +8,126 @@ activations kept, then with repeated blocks recomputed.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from math import inf
-from typing import Literal, get_args
 
-from shardfold.cluster import Cluster, Mesh
-from shardfold.costs import CostModel, Optimizer, Pricing, Tabulated, tabulate
 from shardfold.costs.recompute import KEEP_ALL, Regions, block_regions
 from shardfold.costs.tables import EdgePrices
-from shardfold.costs.unroll import Ints, Unfolded, unfold
 from shardfold.errors import InfeasibleError
 from shardfold.graph import Graph
-from shardfold.planner.lower_bounds import least_seconds
+from shardfold.planner.case import Candidate, Case, Request, make_case
+from shardfold.planner.select import HINT, Selection, least_seconds
 from shardfold.search import Solution, unproven
-from shardfold.search.subproblem import Restricted, restricted
-from shardfold.sharding import Subdims
-from shardfold.strategies.pins import Pin, Refusal, held, refused
+from shardfold.search.subproblem import restrict
+from shardfold.simulate.tasks import Scheduler
+from shardfold.strategies.pins import Refusal, held, refused
 from shardfold.strategies.split_names import Splits
 
-Recompute = Literal["auto", "never", "always"]
-RECOMPUTE = get_args(Recompute)
-HINT = "Try more devices, a smaller batch, or a dtype with fewer bytes."
-RESERVE = 0.1  # of a device's memory: fragments, workspaces, the framework itself
+Watch = Callable[[int, int], None]
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """The best choice found on one mesh."""
-
-    mesh: Mesh
-    model: CostModel
-    tabulated: Tabulated
-    solution: Solution
-    left: Restricted  # the choices that pins leave: all, without any
-    unfolded: Unfolded  # the problem with all periods of every run
-    feasible: bool = True  # False: nothing on this mesh fits the memory limit
-    known: list[Ints] = field(default_factory=list, compare=False)  # good choices, as they are met
-
-    @property
-    def own_choice(self) -> tuple[int, ...]:
-        """The choice for what is in the tables; the other periods of a run follow."""
-        return tuple(self.solution.choice[: len(self.tabulated.vertices)])
-
-
-@dataclass(frozen=True, slots=True)
-class Chosen:
-    """The winner, what every mesh came to, and the least bytes that any choice needs."""
-
-    best: Candidate
-    tried: tuple[Candidate, ...]
-    limit_bytes: float
-    smallest_bytes: float | None = None  # only where nothing fits
-    pins: tuple[Pin, ...] = ()
-    floor_seconds: float | None = None  # where more ways exist than were tried: a bound on them
-
-    @property
-    def lower_bound(self) -> float:
-        """No choice on any mesh that was tried costs less than this."""
-        possible = [c for c in self.tried if c.feasible] or self.tried
-        bounds = [candidate.solution.lower_bound for candidate in possible]
-        return min(bounds if self.floor_seconds is None else [*bounds, self.floor_seconds])
-
-    def best_by_mesh(self) -> list[Candidate]:
-        """The winner of each mesh, over what is kept and what is recomputed."""
-        found: dict[str, Candidate] = {}
-        for candidate in self.tried:
-            rank = (not candidate.feasible, candidate.solution.cost)
-            known = found.get(str(candidate.mesh))
-            if known is None or rank < (not known.feasible, known.solution.cost):
-                found[str(candidate.mesh)] = candidate
-        return list(found.values())
-
-    @property
-    def is_optimal(self) -> bool:
-        """Whether the winner is proven to be the best."""
-        cost = self.best.solution.cost
-        return self.best.solution.is_optimal and self.lower_bound >= cost * (1 - 1e-9)
-
-
-def choose(
-    graph: Graph,
-    subdims: Subdims,
-    cluster: Cluster,
-    meshes: Sequence[Mesh],
-    pricing: Pricing,
-    optimizer: Optimizer,
-    limit_bytes: float | None,
-    watch: Callable[[int, int], None],
-    pins: Sequence[Pin] = (),
-    recompute: Recompute = "auto",
-    passes: int = 1,
-) -> Chosen:
-    """Solve on every mesh, and keep the fastest choice that fits.
+def search_meshes(graph: Graph, request: Request, watch: Watch) -> Selection:
+    """Solve on every mesh, and select the least additive cost that fits.
 
     Without an explicit limit, the device's memory less a reserve binds where it can be met, and
-    a model that cannot fit still gets its fastest plan, which says so.
+    a model that cannot fit still gets its fastest choice, which says so.
     """
-    limit = (1 - RESERVE) * cluster.device.memory_bytes if limit_bytes is None else limit_bytes
+    return _MeshSearch(graph, request, watch).select()
 
-    def candidates(regions: Regions, cutoff: float = inf) -> list[Candidate]:
-        found = []
-        for number, mesh in enumerate(meshes):
-            watch(number, 2 * len(meshes))
-            model, prices = priced[number]
-            tables = tabulate(graph, subdims, mesh, model, optimizer, regions, prices, passes)
-            unfolded = unfold(tables, graph)
-            every = Restricted(unfolded.problem, {})
-            solution = _solved(every, cutoff)
-            found.append(Candidate(mesh, model, tables, solution, every, unfolded))
+
+class _MeshSearch:
+    """A graph on all meshes; what they share is made once."""
+
+    def __init__(self, graph: Graph, request: Request, watch: Watch) -> None:
+        self.request, self.watch, self.count = request, watch, len(request.meshes)
+        self.scheduler = Scheduler(graph, request.subdims_of(graph), request.cluster)
+        models = [request.pricing.model(request.cluster, mesh) for mesh in request.meshes]
+        self.prices = [
+            EdgePrices(mesh, model, request.micro_batches)
+            for mesh, model in zip(request.meshes, models, strict=True)
+        ]
+
+    def select(self) -> Selection:
+        """The fastest that fits; where nothing does and no limit was given, the fastest.
+
+        Recomputing only ever adds time, so it is looked at only where the limit binds.
+        """
+        limit, recompute = self.request.limit, self.request.recompute
+        keeping = self._solve(self._blocks() if recompute == "always" else KEEP_ALL)
+        fastest = min(keeping, key=_cost)
+        if fastest.peak_bytes <= limit:
+            return Selection(fastest, tuple(keeping), fastest, limit)
+        kept = self._within(keeping)
+        cutoff = min((_cost(c) for c in kept if c.peak_bytes <= limit), default=inf)
+        blocks = self._blocks() if recompute == "auto" else KEEP_ALL
+        again = self._within(self._solve(blocks, cutoff), cutoff) if blocks else []
+        fitting = [c for c in (*kept, *again) if c.peak_bytes <= limit]
+        if not fitting:
+            least = (c.least_bytes for c in (*kept, *again))
+            needed = min((size for size in least if size is not None), default=inf)
+            if self.request.limit_bytes is not None:
+                raise InfeasibleError(needed_bytes=needed, limit_bytes=limit, hint=HINT)
+            return Selection(fastest, tuple(keeping), fastest, limit, smallest_bytes=needed)
+        best = min(fitting, key=_cost)
+        # Recomputing some blocks and not others is not tried here, and costs no less than this.
+        floor = fastest.solution.lower_bound if again else None
+        return Selection(best, (*kept, *again), best, limit, floor_seconds=floor)
+
+    def _solve(self, regions: Regions, cutoff: float = inf) -> list[Candidate]:
+        """The least additive cost on every mesh that allows the pins, whatever it holds."""
+        found: list[Candidate] = []
+        refusals: dict[str, Refusal] = {}
+        for number, prices in enumerate(self.prices):
+            self.watch(number, 2 * self.count)
+            case = make_case(self.request, self.scheduler, prices, regions)
+            if not self.request.pins:
+                found.append(Candidate(case, _solve_case(case, cutoff)))
+                continue
+            splits = Splits(case.graph, case.subdims, case.mesh)
+            kept, refusal = held(self.request.pins, splits, case.tables)
+            if refusal is None:
+                pinned = replace(case, allowed=restrict(case.tables.problem, kept))
+                found.append(Candidate(pinned, pinned.allowed.solve()))
+            else:
+                refusals[str(case.mesh)] = refusal
+        if refusals and not found:
+            raise refused(refusals, self.scheduler.graph)
         return found
 
-    def recomputing(cutoff: float) -> list[Candidate]:
-        regions = block_regions(graph, subdims) if recompute == "auto" else KEEP_ALL
-        return candidates(regions, cutoff) if regions else []
+    def _blocks(self) -> Regions:
+        """What may be recomputed."""
+        return block_regions(self.scheduler.graph, self.scheduler.subdims)
 
-    def best(prepare: Callable[[list[Candidate]], list[Candidate]]) -> Chosen:
-        ways = _Ways(prepare(kept), lambda cutoff: prepare(recomputing(cutoff)))
-        return _best(ways, limit, limit_bytes is not None, lambda n: watch(count + n, 2 * count))
-
-    count = len(meshes)
-    models = [pricing.model(cluster, mesh) for mesh in meshes]
-    pairs = zip(meshes, models, strict=True)
-    priced = [(model, EdgePrices(mesh, model, passes)) for mesh, model in pairs]
-    kept = candidates(block_regions(graph, subdims) if recompute == "always" else KEEP_ALL)
-    if not pins:
-        return best(lambda found: found)
-    return replace(best(lambda found: _pinned(found, pins, graph, subdims)), pins=tuple(pins))
+    def _within(self, candidates: Sequence[Candidate], best: float = inf) -> list[Candidate]:
+        """The candidates, solved within the limit where they exceed it and could still win."""
+        found, limit = list(candidates), self.request.limit
+        for number, k in enumerate(sorted(range(len(found)), key=lambda k: _cost(found[k]))):
+            self.watch(self.count + number, 2 * self.count)
+            if found[k].peak_bytes > limit and _cost(found[k]) < best:
+                found[k] = _solve_within(found[k], limit, best)
+            if found[k].peak_bytes <= limit:
+                best = min(best, _cost(found[k]))
+        return found
 
 
-def _solved(every: Restricted, cutoff: float) -> Solution:
+def _cost(candidate: Candidate) -> float:
+    return candidate.solution.cost
+
+
+def _solve_case(case: Case, cutoff: float) -> Solution:
     """The best choice; where none can be cheaper than `cutoff`, the smallest, with that proof."""
-    floor = least_seconds(every.problem) if cutoff < inf else -inf
+    floor = least_seconds(case.allowed.problem) if cutoff < inf else -inf
     if floor < cutoff:
-        return every.solve()
-    return unproven(every.problem, every.smallest().choice, "smallest", floor)
+        return case.allowed.solve()
+    smallest = case.allowed.solve_smallest()
+    return unproven(case.allowed.problem, smallest.choice, "smallest", floor)
 
 
-def _pinned(
-    free: Sequence[Candidate], pins: Sequence[Pin], graph: Graph, subdims: Subdims
-) -> list[Candidate]:
-    """The candidates with the choices that the pins leave, on the meshes that allow them."""
-    found: list[Candidate] = []
-    refusals: dict[str, Refusal] = {}
-    for candidate in free:
-        tables = candidate.tabulated
-        kept, refusal = held(pins, Splits(graph, subdims, candidate.mesh), tables)
-        if refusal is not None:
-            refusals[str(candidate.mesh)] = refusal
-            continue
-        left = restricted(tables.problem, kept)
-        found.append(replace(candidate, left=left, solution=left.solve()))
-    if refusals and not found:
-        raise refused(refusals, graph)
-    return found
-
-
-@dataclass(frozen=True, slots=True)
-class _Ways:
-    """Candidates that keep all activations, and how to make those that recompute blocks."""
-
-    keeping: Sequence[Candidate]
-    recomputing: Callable[[float], Sequence[Candidate]]  # given a cost that another reaches
-
-
-def _best(ways: _Ways, limit: float, is_given: bool, watch: Callable[[int], None]) -> Chosen:
-    """The fastest that fits; where nothing does and no limit was given, the fastest.
-
-    Recomputing only ever adds time, so it is looked at only where the limit binds.
-    """
-    fastest = min(ways.keeping, key=lambda c: c.solution.cost)
-    if (fastest.solution.bytes or 0.0) <= limit:
-        return Chosen(fastest, tuple(ways.keeping), limit)
-    keeping = _within(ways.keeping, limit, watch)
-    again = _within(ways.recomputing(keeping.best), limit, watch, keeping.best)
-    best = min(keeping.best, again.best)
-    if best == inf:
-        needed = min(keeping.needed, again.needed)
-        if is_given:
-            raise InfeasibleError(needed_bytes=needed, limit_bytes=limit, hint=HINT)
-        return Chosen(fastest, tuple(ways.keeping), limit, needed)
-    # Recomputing some blocks and not others is not tried here, and costs no less than this.
-    floor = fastest.solution.lower_bound if again.tried else None
-    tried = (*keeping.tried, *again.tried)
-    fitting = [c for c in tried if (c.solution.bytes or 0.0) <= limit]
-    return Chosen(min(fitting, key=lambda c: c.solution.cost), tried, limit, floor_seconds=floor)
-
-
-@dataclass(frozen=True, slots=True)
-class _Within:
-    """Candidates within the limit, the least cost among them, and the fewest bytes of others."""
-
-    tried: tuple[Candidate, ...]
-    best: float
-    needed: float
-
-
-def _within(
-    free: Sequence[Candidate], limit: float, watch: Callable[[int], None], best: float = inf
-) -> _Within:
-    """The candidates, solved again within the limit where they exceed it and could still win."""
-    ordered = sorted(range(len(free)), key=lambda k: free[k].solution.cost)
-    found, needed = list(free), inf
-    for number, k in enumerate(ordered):
-        watch(number)
-        solution, feasible = free[k].solution, True
-        if (solution.bytes or 0.0) > limit and solution.cost < best:
-            try:
-                solution = free[k].left.solve(
-                    limit, fastest=solution, cutoff=best, known=free[k].known
-                )
-            except InfeasibleError as error:
-                needed, feasible = min(needed, error.needed_bytes), False
-        fits = (solution.bytes or 0.0) <= limit
-        best = min(best, solution.cost) if fits else best
-        found[k] = replace(free[k], solution=solution, feasible=feasible)
-    return _Within(tuple(found), best, needed)
+def _solve_within(free: Candidate, limit: float, cutoff: float) -> Candidate:
+    """The candidate's case within the limit; as it was, where nothing is."""
+    case, fastest = free.case, free.solution
+    try:
+        found = case.allowed.solve(limit, fastest=fastest, cutoff=cutoff, known=case.known)
+    except InfeasibleError as error:
+        return replace(free, least_bytes=error.needed_bytes)
+    return replace(free, solution=found)

@@ -1,147 +1,156 @@
-"""From a graph to a plan's choice: what the search settles on, held against all finalists.
+"""The planning loop, top to bottom: from a captured model to the selected candidate.
+
+    for micro-batches:        one, or as many as the memory limit asks for    micro_batches.py
+        for meshes:           solve the additive problem, proven              mesh_search.py
+        for proposers:        yield candidates that may win                   proposals.py
+            simulate each:    its step with overlap, its peak of memory       case.py
+        for proposers:        recompute fewer blocks, refine the winner       partial_recompute.py,
+            simulate each                                                     refine.py
+        select:               what fits comes first, then the faster          select.py
 
 The search's limit is on a sum of bytes, the plan's on the simulated peak. A limit that no sum
 meets may still be met by a peak, so then the search is asked for all it can find, and only the
-simulation refuses.
+simulation refuses. A cost model that knows no overlap has nothing to simulate: there the least
+additive cost is selected.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 
+from shardfold.costs.models.measured import check_profile
 from shardfold.errors import InfeasibleError
 from shardfold.graph import Graph
-from shardfold.planner.mesh_search import HINT, Candidate, Chosen, Recompute
-from shardfold.planner.partial_recompute import spare
-from shardfold.planner.proposals import Field
-from shardfold.planner.refine import polish
-from shardfold.planner.request import Request, Settled, settle
-from shardfold.planner.select import Judge, Verdict
-from shardfold.sharding import Subdims
+from shardfold.planner.capture_cache import Captures
+from shardfold.planner.case import Candidate, Request, simulate
+from shardfold.planner.mesh_search import Watch as MeshWatch
+from shardfold.planner.mesh_search import search_meshes
+from shardfold.planner.micro_batches import choose_micro_batches
+from shardfold.planner.partial_recompute import propose_fewer_recomputed
+from shardfold.planner.proposals import PROPOSERS, Group, Proposer, list_smallest
+from shardfold.planner.refine import propose_refined
+from shardfold.planner.select import HINT, Ranking, Selection
+from shardfold.plans.request import MicroBatches, Recompute
+from shardfold.progress import Stage, Watch
 
 SHARES = (0.7, 0.9, 1.0, 1.0)  # of the smallest peak so far: limits that are tried before a refusal
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """The choice of a plan, for which graph, and the simulator's verdict on it."""
+def select_plan(
+    captures: Captures, micro_batches: MicroBatches, request: Request, watch: Watch
+) -> Selection:
+    """The fastest step that fits, over the numbers of micro-batches that are wished for."""
 
-    graph: Graph
-    subdims: Subdims
-    chosen: Chosen
-    verdict: Verdict | None = None
-    searched: Chosen | None = None  # what the sum alone chooses
-    free: Decision | None = None  # only with pins: the decision without them
+    def select(count: int) -> Selection:
+        graph = captures.graph(count)
+        if request.pricing.profile is not None:
+            check_profile(request.pricing.profile, request.cluster, graph)
+        stage = "search" if count == 1 else f"searching with {count} micro-batches"
+        asked = replace(request, micro_batches=count)
+        return select_for(graph, asked, lambda done, total: watch(Stage(stage, done, total)))
 
-    @property
-    def step_seconds(self) -> float:
-        """The simulated step, or the sum where the costs know no overlap."""
-        return self.chosen.best.solution.cost if self.verdict is None else self.verdict.winner.rank
+    return choose_micro_batches(micro_batches, select, lambda: captures.samples)
 
 
-def decide(graph: Graph, request: Request, watch: Callable[[int, int], None]) -> Decision:
-    """The fastest simulated step that fits; by the sum alone where the costs know no overlap.
-
-    Pins are held against the decision without them, and against its baselines.
-    """
-    decision = _decided(graph, request, watch)
+def select_for(graph: Graph, request: Request, watch: MeshWatch) -> Selection:
+    """The fastest step that fits, for one graph; pins are held against the one without them."""
+    selection = _select(graph, request, watch)
     if not request.pins:
-        return decision
-    free = _decided(graph, replace(request, pins=()), watch)
-    verdict = decision.verdict
-    if verdict is not None and free.verdict is not None:
-        hands = tuple(j for j in free.verdict.finalists if j.finalist.is_by_hand)
-        verdict = replace(verdict, held_against=hands)
-    return replace(decision, verdict=verdict, free=free)
+        return selection
+    unpinned = _select(graph, replace(request, pins=()), watch)
+    return replace(selection, pins=tuple(request.pins), unpinned=unpinned)
 
 
-def _decided(graph: Graph, request: Request, watch: Callable[[int, int], None]) -> Decision:
+def _select(graph: Graph, request: Request, watch: MeshWatch) -> Selection:
+    """Searched, proposed, simulated, selected."""
     if not request.pricing.overlaps:
-        settled = settle(graph, request, watch)
-        return Decision(settled.graph, settled.subdims, settled.chosen)
-    judge = Judge(request.cluster, request.optimizer)
-    verdict, searched = _attempt(graph, request, watch, judge)
-    if request.recompute == "auto" and not request.pins:
-        verdict = spare(verdict, request, judge)
+        return search_meshes(graph, request, watch)
+    searched, groups, ranking = _search_and_simulate(graph, request, watch)
+    smallest = ranking.least_bytes
     if not request.pins:
-        verdict = polish(verdict, judge)
-    limit, needed = request.limit_bytes, verdict.chosen.smallest_bytes
-    if needed is not None and limit is not None:
-        verdict = _smallest(graph, request, watch, judge, verdict)
-        needed = verdict.winner.simulation.peak_bytes
-        if needed > limit:
+        if request.recompute == "auto":
+            _simulate_proposals((propose_fewer_recomputed,), groups, ranking)
+        _simulate_proposals((propose_refined,), groups, ranking)
+    if not ranking.has_fitting and request.limit_bytes is not None:
+        found = _find_smallest(graph, request, watch)
+        if found.peak_bytes > request.limit:
+            needed, limit = found.peak_bytes, request.limit
             raise InfeasibleError(needed_bytes=needed, limit_bytes=limit, hint=HINT)
-    at = verdict.winner.finalist.field
-    return Decision(at.graph, at.subdims, verdict.chosen, verdict, searched)
+        ranking.candidates.append(found)
+    return replace(
+        searched,
+        winner=ranking.winner,
+        simulated=tuple(ranking.candidates),
+        smallest_bytes=None if ranking.has_fitting else smallest,
+    )
 
 
-def _attempt(
-    graph: Graph, request: Request, watch: Callable[[int, int], None], judge: Judge
-) -> tuple[Verdict, Chosen]:
-    """The best of the finalists under the limit, whether it fits or not."""
-    found = _settled(graph, request, watch)
-    fields = _fields(found)
-    verdict = judge.decide(fields, found.chosen)
-    if verdict.chosen.smallest_bytes is not None and _may_recompute(request, fields):
-        again = settle(graph, replace(request, limit_bytes=None, recompute="always"), watch)
-        fields = [*fields, Field(again.graph, again.subdims, again.chosen.tried)]
-        verdict = judge.decide(fields, found.chosen)
-    return verdict, found.chosen
+def _search_and_simulate(
+    graph: Graph, request: Request, watch: MeshWatch
+) -> tuple[Selection, list[Group], Ranking]:
+    """What the search finds, and the ranking of all that is proposed from it.
 
-
-def _smallest(
-    graph: Graph,
-    request: Request,
-    watch: Callable[[int, int], None],
-    judge: Judge,
-    verdict: Verdict,
-) -> Verdict:
-    """The plan with the smallest peak: from the fewest bytes on, as long as less is met.
-
-    It does not depend on the limit that was asked for, so what is said to be needed is met.
+    Where nothing fits with all activations kept, blocks are recomputed, too.
     """
-    unlimited = _unlimited(graph, request, watch)
-    fields = [Field(each.graph, each.subdims, each.chosen.tried) for each in unlimited]
-    best = judge.least(fields)
-    for share in SHARES:
-        lower = min(share * best.simulation.peak_bytes, best.simulation.peak_bytes - 1)
-        found, _ = _attempt(graph, replace(request, limit_bytes=lower), watch, judge)
-        best = min((best, *found.finalists), key=lambda j: j.simulation.peak_bytes)
-    settled = replace(verdict.chosen, best=best.finalist.candidate, smallest_bytes=None)
-    return Verdict(settled, best, (*verdict.finalists, best))
+    searched = _search(graph, request, watch)
+    groups: list[Group] = [_drop_repeated(searched.searched)]
+    ranking = _simulate_proposals(PROPOSERS, groups, Ranking(request.limit))
+    may_recompute = request.recompute == "auto" and not request.pins
+    if not ranking.has_fitting and may_recompute and not any(c.case.recomputed for c in groups[0]):
+        again = replace(request, limit_bytes=None, recompute="always")
+        groups.append(search_meshes(graph, again, watch).searched)
+        ranking = _simulate_proposals(PROPOSERS, groups, Ranking(request.limit))
+    return searched, groups, ranking
 
 
-def _may_recompute(request: Request, fields: Sequence[Field]) -> bool:
-    """Whether recomputing blocks is allowed, and was not tried."""
-    tried = any(c.tabulated.regions for each in fields for c in each.candidates)
-    return request.recompute == "auto" and not request.pins and not tried
+def _simulate_proposals(
+    proposers: Sequence[Proposer], groups: Sequence[Group], ranking: Ranking
+) -> Ranking:
+    """Simulate all candidates of the proposers, each ranked before the next is proposed."""
+    for propose in proposers:
+        for candidate in propose(groups, ranking):
+            ranking.candidates.append(simulate(candidate))
+    return ranking
 
 
-def _settled(graph: Graph, request: Request, watch: Callable[[int, int], None]) -> Settled:
+def _search(graph: Graph, request: Request, watch: MeshWatch) -> Selection:
     """What the search finds; where its sum of bytes exceeds a given limit, whatever there is."""
     try:
-        return settle(graph, request, watch)
+        return search_meshes(graph, request, watch)
     except InfeasibleError:
         if request.limit_bytes is None:
             raise
-    limit, found = request.limit_bytes, _unlimited(graph, request, watch)
-    tried = tuple(c for each in found for c in each.chosen.tried)
-    return replace(found[0], chosen=replace(found[0].chosen, tried=tried, limit_bytes=limit))
+    found = _search_unlimited(graph, request, watch)
+    searched = tuple(candidate for each in found for candidate in each.searched)
+    return replace(found[0], searched=searched, limit_bytes=request.limit_bytes)
 
 
-def _unlimited(graph: Graph, request: Request, watch: Callable[[int, int], None]) -> list[Settled]:
+def _search_unlimited(graph: Graph, request: Request, watch: MeshWatch) -> list[Selection]:
     """What the search finds without a limit, with everything kept and with all recomputed."""
-    auto: tuple[Recompute, ...] = ("never", "always")
-    ways = auto if request.recompute == "auto" and not request.pins else (request.recompute,)
-    return [settle(graph, replace(request, limit_bytes=None, recompute=w), watch) for w in ways]
+    both: tuple[Recompute, ...] = ("never", "always")
+    ways = both if request.recompute == "auto" and not request.pins else (request.recompute,)
+    return [
+        search_meshes(graph, replace(request, limit_bytes=None, recompute=way), watch)
+        for way in ways
+    ]
 
 
-def _fields(settled: Settled) -> list[Field]:
-    """The candidates by the graph that they are for."""
-    return [Field(settled.graph, settled.subdims, _distinct(settled.chosen.tried))]
+def _drop_repeated(searched: Sequence[Candidate]) -> Group:
+    """One candidate for each mesh and for whether it recomputes."""
+    return tuple({(str(c.case.mesh), bool(c.case.recomputed)): c for c in searched}.values())
 
 
-def _distinct(tried: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
-    """One candidate for each mesh and for what it recomputes."""
-    return tuple({(str(c.mesh), bool(c.tabulated.regions)): c for c in tried}.values())
+def _find_smallest(graph: Graph, request: Request, watch: MeshWatch) -> Candidate:
+    """The candidate with the smallest peak: from the fewest bytes on, as long as less is met.
+
+    It does not depend on the limit that was asked for, so what is said to be needed is met.
+    """
+    groups = [each.searched for each in _search_unlimited(graph, request, watch)]
+    best = min(map(simulate, list_smallest(groups)), key=lambda c: c.peak_bytes)
+    for share in SHARES:
+        lower = min(share * best.peak_bytes, best.peak_bytes - 1)
+        asked = replace(request, limit_bytes=lower)
+        _, _, ranking = _search_and_simulate(graph, asked, watch)
+        best = min((best, *ranking.candidates), key=lambda c: c.peak_bytes)
+    return best

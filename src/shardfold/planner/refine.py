@@ -3,11 +3,10 @@
 What wins the simulation is not always the best sum, and what lies near to it was not looked at.
 From the winner's choice, every vertex in turn takes the choice that is best beside its neighbours'
 until none changes, with all of the communication of parameters counted and with less of it. From a
-strategy by hand, which no search has seen, the vertices that gain most also move alone, each move
-kept if the simulated step gets shorter. At last some of the parameters, spread evenly over the
-model, are stored in parts, or whole: a weight for all of them says nothing of the order in which
-they queue for a link, where a few gathers fewer or more can be what a step waits for. The
-simulator judges all of them.
+baseline, which no search has seen, the vertices that gain most also move alone, each move kept if
+the simulated step gets shorter. At last some of the parameters, spread evenly over the model, are
+stored in parts, or whole: a weight for all of them says nothing of the order in which they queue
+for a link, where a few gathers fewer or more can be what a step waits for.
 """
 
 from __future__ import annotations
@@ -16,8 +15,9 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from shardfold.planner.proposals import SEARCH, WEIGHTS, Finalist, at_weight, proposed
-from shardfold.planner.select import Judge, Verdict
+from shardfold.planner.case import Candidate, Source, discount, simulate
+from shardfold.planner.proposals import WEIGHTS, Group
+from shardfold.planner.select import Ranking
 from shardfold.search.local_search import added_costs, around, descend
 from shardfold.strategies import baselines
 
@@ -29,42 +29,39 @@ WORTH = 0.02  # of a step: less waiting for links than this is not worth other s
 GAIN = 0.001  # of a step: a plan with storages of several kinds must be shorter by as much
 
 
-def polish(verdict: Verdict, judge: Judge) -> Verdict:
-    """The verdict after small steps from its winner, as long as they are steps forward."""
+def propose_refined(groups: Sequence[Group], ranking: Ranking) -> Iterator[Candidate]:
+    """Small steps from the winner, as long as they are steps forward."""
     for _ in range(ROUNDS):
-        before = verdict.winner
-        for finalist in _settled(before.finalist):
-            verdict = _with(verdict, finalist, judge)
-        if verdict.winner is before:
+        before = ranking.winner
+        yield from _if_hopeful(_descend(before), ranking)
+        if ranking.winner is before:
             break
-    if verdict.winner.finalist.is_by_hand:
-        verdict = _moved(verdict, judge)
-    return _stored(verdict, judge)
+    if ranking.winner.source is Source.BASELINE:
+        yield from _if_hopeful(_move_vertices(ranking), ranking)
+    yield from _store_otherwise(ranking.winner)
 
 
-def _with(verdict: Verdict, finalist: Finalist, judge: Judge) -> Verdict:
-    """The verdict with one more finalist, if it may win."""
-    if judge.floor_seconds(finalist) >= verdict.winner.rank:
-        return verdict
-    return judge.among(verdict, judge.judged([finalist]))
+def _if_hopeful(candidates: Iterator[Candidate], ranking: Ranking) -> Iterator[Candidate]:
+    """The candidates that may win."""
+    return (c for c in candidates if c.floor_seconds < ranking.winner.seconds)
 
 
-def _settled(winner: Finalist) -> Iterator[Finalist]:
+def _descend(winner: Candidate) -> Iterator[Candidate]:
     """Where the steps from a choice end, under each weight."""
-    tables, own = winner.candidate.tabulated, winner.candidate.own_choice
+    tables, own = winner.case.tables, winner.own_choice
     found = {own}
     for weight in (1.0, *WEIGHTS):
-        problem = at_weight(tables, tables.problem, weight)
+        problem = discount(tables, tables.problem, weight)
         choice = tuple(descend(problem, np.array(own), passes=SWEEPS).tolist())
         if choice not in found:
             found.add(choice)
-            yield _near(winner, choice)
+            yield _refine(winner, choice)
 
 
-def _moved(verdict: Verdict, judge: Judge) -> Verdict:
-    """The verdict after the single moves that lower the sum most."""
-    start = verdict.winner.finalist
-    problem, own = start.candidate.tabulated.problem, start.candidate.own_choice
+def _move_vertices(ranking: Ranking) -> Iterator[Candidate]:
+    """The single moves that lower the additive cost most, each from the winner by then."""
+    start = ranking.winner
+    problem, own = start.case.tables.problem, start.own_choice
     gains, choice = [], np.array(own)
     for vertex, near in enumerate(around(problem)):
         costs = added_costs(problem, vertex, near, choice)
@@ -72,29 +69,28 @@ def _moved(verdict: Verdict, judge: Judge) -> Verdict:
         gains.append((float(costs[own[vertex]] - costs[best]), vertex, best))
     for gain, vertex, best in sorted(gains, reverse=True)[:MOVES]:
         if gain > 0:
-            now = list(verdict.winner.finalist.candidate.own_choice)
+            now = list(ranking.winner.own_choice)
             now[vertex] = best
-            verdict = _with(verdict, _near(start, tuple(now)), judge)
-    return verdict
+            yield _refine(start, tuple(now))
 
 
-def _stored(verdict: Verdict, judge: Judge) -> Verdict:
-    """The verdict after storing some of the winner's parameters in parts, or whole."""
-    winner, start = verdict.winner, verdict.winner.finalist
-    tables, own = start.candidate.tabulated, start.candidate.own_choice
-    is_short = len(start.candidate.solution.choice) > len(own)  # what is spread over a few layers
-    if is_short or winner.simulation.exposed_seconds < WORTH * winner.rank:
-        return verdict
+def _store_otherwise(winner: Candidate) -> Iterator[Candidate]:
+    """Some of the winner's parameters stored in parts, or whole, where that is clearly faster."""
+    tables, own, simulation = winner.case.tables, winner.own_choice, winner.simulation
+    assert simulation is not None
+    is_short = len(winner.choice) > len(own)  # what is spread over a few layers
+    if is_short or simulation.exposed_seconds < WORTH * winner.seconds:
+        return
     others = (baselines.stored_in_parts(tables, own), baselines.stored_whole(tables, own))
-    choices = dict.fromkeys(mixed(own, other, share) for other in others for share in SHARES)
-    judged = judge.judged(_near(start, choice) for choice in choices if choice != own)
-    return judge.among(verdict, [j for j in judged if j.rank < (1 - GAIN) * winner.rank])
+    choices = dict.fromkeys(mix(own, other, share) for other in others for share in SHARES)
+    found = [simulate(_refine(winner, choice)) for choice in choices if choice != own]
+    yield from (c for c in found if c.seconds < (1 - GAIN) * winner.seconds)
 
 
-def mixed(own: Sequence[int], other: Sequence[int], share: float) -> tuple[int, ...]:
+def mix(own: Sequence[int], other: Sequence[int], share: float) -> tuple[int, ...]:
     """One choice with a share of what the other has different, spread evenly.
 
-    >>> mixed((0, 0, 0, 0, 0), (1, 1, 0, 1, 1), 1 / 2)
+    >>> mix((0, 0, 0, 0, 0), (1, 1, 0, 1, 1), 1 / 2)
     (0, 1, 0, 0, 1)
     """
     found, seen = list(own), 0
@@ -106,6 +102,8 @@ def mixed(own: Sequence[int], other: Sequence[int], share: float) -> tuple[int, 
     return tuple(found)
 
 
-def _near(start: Finalist, choice: tuple[int, ...]) -> Finalist:
-    whole = start.candidate.unfolded.extended(choice)
-    return proposed(f"{SEARCH} near {start.name}", start.field, start.candidate, whole)
+def _refine(start: Candidate, choice: tuple[int, ...]) -> Candidate:
+    whole = start.case.unrolled.extended(choice)
+    is_refined = start.source is Source.REFINED
+    label = start.label if is_refined else f"{start.label}, refined"
+    return start.choosing(whole, Source.REFINED, label)

@@ -4,19 +4,13 @@ from __future__ import annotations
 
 import math
 import platform
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 
-import numpy as np
-
-from shardfold.cluster import Cluster
-from shardfold.costs import Optimizer
 from shardfold.costs.recompute import in_model
-from shardfold.graph import Graph
-from shardfold.planner.mesh_search import Chosen
-from shardfold.planner.planner import Decision
-from shardfold.planner.select import KNOWN, Judged, Verdict
+from shardfold.planner.case import Source
+from shardfold.planner.proposals import KNOWN
+from shardfold.planner.select import Selection
 from shardfold.plans.batch import inputs_of
 from shardfold.plans.drawing_data import sketch
 from shardfold.plans.entries import every_operator, every_parameter, every_tensor, unsplit_entries
@@ -34,38 +28,28 @@ from shardfold.plans.plan import (
     Provenance,
 )
 from shardfold.plans.request import Request
-from shardfold.sharding import Subdims
-from shardfold.simulate.decoded import Assembly
-from shardfold.simulate.tasks import Scheduler
 from shardfold.simulate.unrolled import Whole
 from shardfold.strategies.baselines import batch_factors, data_parallel, fully_sharded
 from shardfold.strategies.pins import matching
 
 
 def describe(
-    graph: Graph,
-    subdims: Subdims,
-    cluster: Cluster,
-    chosen: Chosen,
-    optimizer: Optimizer,
+    selection: Selection,
     *,
     request: Request,
     capture_seconds: float,
     search_seconds: float,
     model: str = "",
-    verdict: Verdict | None = None,
-    free: Decision | None = None,
     cuts: Mapping[str, tuple[str, int]] | None = None,
 ) -> Plan:
     """Put the decisions, their estimate and what was asked for into a plan.
 
-    With the simulator's verdict, the plan has its figures and the finalists', too; with pins, what
-    they cost against the decision that is `free` of them. `cuts` are the inputs that are cut into
-    micro-batches, by name: their places, and the dims.
+    Where candidates were simulated, the plan has their figures, too; with pins, what they cost
+    against the selection without. `cuts` are the inputs that are cut into micro-batches, by name:
+    their places, and the dims.
     """
-    best = chosen.best
-    assembly = Assembly(graph, subdims, best.tabulated, best.own_choice, best.model, optimizer)
-    whole = Whole(assembly, best.unfolded, np.array(best.solution.choice))
+    winner, case = selection.winner, selection.winner.case
+    cluster, whole = case.request.cluster, case.decode(winner.choice)
     operators, parameters = every_operator(whole), every_parameter(whole)
     return Plan(
         format=FORMAT,
@@ -73,25 +57,25 @@ def describe(
         cluster=cluster.name,
         mesh=tuple(
             AxisEntry(axis.name, axis.size, cluster.levels[axis.level].name)
-            for axis in best.mesh.axes
+            for axis in case.mesh.axes
         ),
-        estimate=_estimate(whole, chosen, cluster, verdict),
+        estimate=_estimate(whole, selection),
         meshes=tuple(
             MeshEntry(
-                str(c.mesh),
-                c.solution.cost if verdict is None else verdict.best_on(str(c.mesh)),
+                str(c.case.mesh),
+                selection.best_on(str(c.case.mesh)) if selection.simulated else c.solution.cost,
                 c.solution.cost,
                 c.solution.lower_bound,
-                bool(c.tabulated.regions),
+                bool(c.case.recomputed),
             )
-            for c in chosen.best_by_mesh()
+            for c in selection.best_by_mesh()
         ),
-        unsplit=unsplit_entries(whole, best.solution.cost),
+        unsplit=unsplit_entries(whole, winner.solution.cost),
         operators=operators,
         tensors=every_tensor(whole),
         parameters=parameters,
         provenance=Provenance(
-            graph=graph.digest(),
+            graph=case.graph.digest(),
             operators=len(operators),
             parameters=sum(math.prod(entry.shape) for entry in parameters),
             cluster=cluster.as_plain(),
@@ -99,117 +83,95 @@ def describe(
             versions=_versions(),
             capture_seconds=capture_seconds,
             search_seconds=search_seconds,
-            notes=graph.notes,
+            notes=case.graph.notes,
             model=model,
         ),
-        inputs=inputs_of(assembly, cuts or {}),
-        pinned=None if free is None else _pinned(graph, operators, chosen, verdict, free),
-        recompute=tuple((r.start, r.stop) for r in in_model(best.tabulated.regions, graph).ranges),
+        inputs=inputs_of(whole.assembly, cuts or {}),
+        pinned=_pinned(operators, selection),
+        recompute=tuple((r.start, r.stop) for r in in_model(case.recomputed, case.graph).ranges),
         sketch=sketch(whole),
-        simulation=None if verdict is None else verdict.winner.simulation,
-        finalists=() if verdict is None else _finalists(verdict),
-        schedule=Scheduler(graph, subdims, cluster).schedule(whole),
-        micro_batches=best.tabulated.passes,
+        simulation=winner.simulation,
+        finalists=_finalists(selection),
+        schedule=winner.schedule(),
+        micro_batches=case.tables.passes,
     )
 
 
-def _pinned(
-    graph: Graph,
-    operators: Sequence[OperatorEntry],
-    chosen: Chosen,
-    verdict: Verdict | None,
-    free: Decision,
-) -> Pinned:
+def _pinned(operators: Sequence[OperatorEntry], selection: Selection) -> Pinned | None:
     """The pins with the number of operators that follow each, and the best without them."""
+    unpinned, own = selection.unpinned, selection.winner
+    if not selection.pins or unpinned is None:
+        return None
     entries = []
-    for pin in chosen.pins:
-        named = [index for group in matching(pin.pattern, graph) for index in group]
+    for pin in selection.pins:
+        groups = matching(pin.pattern, own.case.graph)
+        named = [index for group in groups for index in group]
         count = sum(pin.allows(operators[index].split) for index in named)
         entries.append(PinEntry(pin.pattern, pin.split, count))
-    own = chosen.best.solution.cost
-    steps = [free.step_seconds, own if verdict is None else verdict.winner.rank]
-    sums = [(free.searched or free.chosen).best.solution.cost, own]
+    steps = [unpinned.winner.seconds, own.seconds]
+    sums = [unpinned.additive.solution.cost, own.solution.cost]
     # Where neither search is proven, the one with pins may have found more.
-    both_fit = chosen.smallest_bytes is None and free.chosen.smallest_bytes is None
+    both_fit = selection.smallest_bytes is None and unpinned.smallest_bytes is None
     best = (min(steps), min(sums)) if both_fit else (steps[0], sums[0])
     return Pinned(tuple(entries), *best)
 
 
-def _finalists(verdict: Verdict) -> tuple[FinalistEntry, ...]:
-    """The best of each name, the fastest first."""
+def _finalists(selection: Selection) -> tuple[FinalistEntry, ...]:
+    """The best simulated candidate of each label, the fastest first."""
     found = []
-    for name, judged in verdict.by_name().items():
-        candidate, figures = judged.finalist.candidate, judged.simulation
-        found.append(
-            FinalistEntry(
-                name,
-                str(candidate.mesh),
-                figures.step_seconds,
-                candidate.solution.cost,
-                figures.exposed_seconds,
-                figures.peak_bytes,
-                figures.mfu,
-                bool(candidate.tabulated.regions),
-                judged.finalist.is_by_hand,
+    for label, candidate in selection.best_by_label().items():
+        figures = candidate.simulation
+        if figures is not None:
+            found.append(
+                FinalistEntry(
+                    label,
+                    str(candidate.case.mesh),
+                    figures.step_seconds,
+                    candidate.solution.cost,
+                    figures.exposed_seconds,
+                    figures.peak_bytes,
+                    figures.mfu,
+                    bool(candidate.case.recomputed),
+                    candidate.source.value,
+                )
             )
-        )
     return tuple(sorted(found, key=lambda entry: entry.step_seconds))
 
 
-@dataclass(frozen=True, slots=True)
-class _Baseline:
-    """A strategy that everybody knows: its step and its peak, both with or without recomputing."""
-
-    seconds: float
-    bytes: float
-    recomputes: bool
-
-
-def _simulated(judged: Judged) -> _Baseline:
-    figures, tables = judged.simulation, judged.finalist.candidate.tabulated
-    return _Baseline(figures.step_seconds, figures.peak_bytes, bool(tables.regions))
-
-
-def _summed(whole: Whole, chosen: Chosen, by_hand: Callable[..., tuple[int, ...]]) -> _Baseline:
-    """By the sums of seconds and bytes, on the plan's own tables."""
-    tables, unfolded = chosen.best.tabulated, chosen.best.unfolded
-    batch = batch_factors(whole.assembly.graph, whole.assembly.subdims)
-    choice = unfolded.extended(by_hand(tables, batch))
-    total, peak = unfolded.problem.total(choice), unfolded.problem.total_bytes(choice)
-    return _Baseline(total, peak, bool(tables.regions))
-
-
-def _estimate(whole: Whole, chosen: Chosen, cluster: Cluster, verdict: Verdict | None) -> Estimate:
-    """The winner's figures, and those of the two strategies that everybody knows.
+def _estimate(whole: Whole, selection: Selection) -> Estimate:
+    """The winner's figures, and those of the two baselines that everybody knows.
 
     They are of simulated steps, else the sums that the search minimises.
     """
-    best, totals = chosen.best.solution, whole.totals()
-    if verdict is None:
-        step, peak = best.cost, chosen.best.unfolded.problem.total_bytes(best.choice)
-        plain, sharded = (_summed(whole, chosen, each) for each in (data_parallel, fully_sharded))
+    winner, case, totals = selection.winner, selection.winner.case, whole.totals()
+    if selection.simulated:
+        known = selection.best_by_label()
+        plain, sharded = (known[name] for name in KNOWN)
     else:
-        figures, known = verdict.winner.simulation, verdict.by_name()
-        step, peak = figures.step_seconds, figures.peak_bytes
-        plain, sharded = (_simulated(known[name]) for name in KNOWN)
+        batch = batch_factors(case.graph, case.subdims)
+        choices = (each(case.tables, batch) for each in (data_parallel, fully_sharded))
+        plain, sharded = (
+            winner.choosing(case.unrolled.extended(choice), Source.BASELINE, name)
+            for name, choice in zip(KNOWN, choices, strict=True)
+        )
     return Estimate(
-        step_seconds=step,
-        additive_seconds=best.cost,
-        additive_lower_bound_seconds=chosen.lower_bound,
-        optimal=chosen.is_optimal,
+        step_seconds=winner.seconds,
+        additive_seconds=winner.solution.cost,
+        additive_lower_bound_seconds=selection.lower_bound,
+        optimal=selection.is_optimal,
         compute_seconds=totals["compute"],
         communication_seconds=totals["communication"],
         update_seconds=totals["update"],
         data_parallel_seconds=plain.seconds,
-        data_parallel_bytes=plain.bytes,
+        data_parallel_bytes=plain.peak_bytes,
         fully_sharded_seconds=sharded.seconds,
-        fully_sharded_bytes=sharded.bytes,
-        peak_bytes=peak,
-        device_bytes=cluster.device.memory_bytes,
-        limit_bytes=chosen.limit_bytes,
-        data_parallel_recomputes=plain.recomputes,
-        fully_sharded_recomputes=sharded.recomputes,
-        min_feasible_bytes=chosen.smallest_bytes,
+        fully_sharded_bytes=sharded.peak_bytes,
+        peak_bytes=winner.peak_bytes,
+        device_bytes=case.request.cluster.device.memory_bytes,
+        limit_bytes=selection.limit_bytes,
+        data_parallel_recomputes=bool(plain.case.recomputed),
+        fully_sharded_recomputes=bool(sharded.case.recomputed),
+        min_feasible_bytes=selection.smallest_bytes,
     )
 
 

@@ -136,7 +136,12 @@ class FinalistEntry(Value, frozen=True):
     peak_bytes: float
     mfu: float
     recomputes: bool = False
-    is_baseline: bool = False  # proposed by a strategy that has a name, not by a search
+    source: str = ""  # what proposed it: "search", "baseline", "refined", ...
+
+    @property
+    def is_baseline(self) -> bool:
+        """Whether it is a strategy that has a name."""
+        return self.source == "baseline"
 
 
 class Estimate(Value, frozen=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from xml.sax.saxutils import escape
 
-from shardfold.planner.method_comparison import Comparison, Result
+from shardfold.planner.compare_methods import Comparison, Result
 from shardfold.report.units import seconds
 
 LEFT, TOP, ROW, WIDTH, RIGHT = 150, 64, 28, 460, 190

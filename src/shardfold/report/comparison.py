@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from shardfold.planner.method_comparison import DATA_PARALLEL, Comparison, Result
+from shardfold.planner.compare_methods import DATA_PARALLEL, Comparison, Result
 from shardfold.plans.diff import Difference, Line
 from shardfold.report.units import seconds, size
 

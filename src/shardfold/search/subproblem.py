@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from math import inf
 
 import numpy as np
-from numpy.typing import NDArray
 
 from shardfold.search.branch_and_bound import SECONDS
 from shardfold.search.interning import Array, Ints
@@ -18,12 +17,11 @@ from shardfold.search.problem import Problem
 from shardfold.search.solution import Solution
 from shardfold.search.solve import solve
 
-Rows = NDArray[np.intp]
-Kept = Mapping[int, Rows]  # per vertex the choices that are left; a vertex that is absent has all
+Kept = Mapping[int, Ints]  # per vertex the choices that are left; a vertex that is absent has all
 
 
 @dataclass(frozen=True, slots=True)
-class Restricted:
+class Subproblem:
     """A problem whose vertices have only the choices `kept`."""
 
     problem: Problem
@@ -56,20 +54,20 @@ class Restricted:
             rounds=rounds,
             seconds=seconds,
         )
-        return self._whole(found)
+        return self._in_whole(found)
 
-    def smallest(self) -> Solution:
+    def solve_smallest(self) -> Solution:
         """The choice with the fewest bytes, numbered as in the whole problem."""
-        return self._whole(solve(self.problem.blended(0.0, 1.0)))
+        return self._in_whole(solve(self.problem.blended(0.0, 1.0)))
 
-    def _whole(self, found: Solution) -> Solution:
+    def _in_whole(self, found: Solution) -> Solution:
         choice = list(found.choice)
         for vertex, rows in self.kept.items():
             choice[vertex] = int(rows[choice[vertex]])
         return replace(found, choice=tuple(choice))
 
 
-def restricted(problem: Problem, kept: Kept) -> Restricted:
+def restrict(problem: Problem, kept: Kept) -> Subproblem:
     """The problem with the choices `kept` alone."""
     cut = _Cut(kept)
     edges, has_edge_bytes = problem.edges, problem.edge_bytes is not None
@@ -81,7 +79,7 @@ def restricted(problem: Problem, kept: Kept) -> Restricted:
         tuple(map(cut.table, edges, problem.edge_bytes or ())) if has_edge_bytes else None,
         problem.names,
     )
-    return Restricted(narrow, dict(kept))
+    return Subproblem(narrow, dict(kept))
 
 
 def _numbered(tables: tuple[Array, ...]) -> tuple[range, tuple[Array, ...]]:

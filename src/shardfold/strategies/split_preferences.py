@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardfold.costs import Tabulated, Vertex
-from shardfold.search.subproblem import restricted
+from shardfold.search.subproblem import restrict
 from shardfold.sharding import Space, Subdims
 from shardfold.sharding.configs import NONE
 from shardfold.sharding.layouts import Layouts
@@ -57,7 +57,7 @@ def choose_ways(
             mask = _mask(vertex, factors, tabulated.mesh.shape)
             known[key] = np.flatnonzero(mask).astype(np.int64)
         kept[v] = known[key]
-    return tuple(restricted(tabulated.problem, kept).solve().choice)
+    return tuple(restrict(tabulated.problem, kept).solve().choice)
 
 
 def parts_over(space: Space, row: int, axes: Sequence[int]) -> bool:

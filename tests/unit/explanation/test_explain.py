@@ -18,7 +18,8 @@ from shardfold.explanation.explain import Case, case_of, explain
 from shardfold.explanation.types import Explanation
 from shardfold.graph import Graph
 from shardfold.operators import rules_of
-from shardfold.planner.mesh_search import choose
+from shardfold.planner.case import Request
+from shardfold.planner.mesh_search import search_meshes
 from shardfold.search.factors import factors_of
 from shardfold.search.orders import forecast
 from shardfold.search.pareto import marginals
@@ -90,12 +91,9 @@ def test_the_runner_up_costs_what_a_plan_with_that_pin_costs(name: str) -> None:
             continue
         pin = Pin.parse(f":{reason.operator.name}", in_words(second.split))
         mesh = [it.case.assembly.tabulated.mesh]
-        chosen = choose(
-            *(it.graph, it.subdims, target, mesh, pricing, OPTIMIZERS["adamw"], None),
-            lambda done, total: None,
-            [pin],
-        )
-        assert second.additive_seconds == pytest.approx(chosen.best.solution.cost, rel=1e-9)
+        request = Request(target, mesh, pricing, OPTIMIZERS["adamw"], pins=[pin])
+        found = search_meshes(it.graph, request, lambda done, total: None)
+        assert second.additive_seconds == pytest.approx(found.winner.solution.cost, rel=1e-9)
         checked += 1
     assert checked >= len(it.found.reasons) / 2
 

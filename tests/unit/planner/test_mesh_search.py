@@ -8,10 +8,10 @@ from shardfold.cluster import Cluster, parse
 from shardfold.costs import OPTIMIZERS, pricing_named
 from shardfold.errors import InfeasibleError
 from shardfold.graph import Graph
-from shardfold.operators import rules_of
-from shardfold.planner.mesh_search import RESERVE, Chosen, choose
+from shardfold.planner.case import RESERVE, Request
+from shardfold.planner.mesh_search import search_meshes
+from shardfold.planner.select import Selection
 from shardfold.search import solve
-from shardfold.sharding import find_subdims
 from virtual.choosing import Desk
 from virtual.sketch import Sketch
 
@@ -25,18 +25,12 @@ def mlp() -> Graph:
     return sketch.graph(sketch.sum(sketch.relu(y)))
 
 
-def chosen(limit_bytes: float | None = None, meshes: tuple[str, ...] = MESHES) -> Chosen:
-    graph, cluster = mlp(), parse("8xa100")
-    return choose(
-        graph,
-        find_subdims(graph, rules_of(graph)),
-        cluster,
-        [Desk.of(graph, "8xa100", mesh).tables.mesh for mesh in meshes],
-        pricing_named("roofline"),
-        OPTIMIZERS["adamw"],
-        limit_bytes,
-        lambda done, total: None,
-    )
+def search(limit_bytes: float | None = None) -> Selection:
+    graph = mlp()
+    meshes = [Desk.of(graph, "8xa100", mesh).tables.mesh for mesh in MESHES]
+    pricing, optimizer = pricing_named("roofline"), OPTIMIZERS["adamw"]
+    request = Request(parse("8xa100"), meshes, pricing, optimizer, limit_bytes)
+    return search_meshes(graph, request, lambda done, total: None)
 
 
 def problems() -> dict[str, object]:
@@ -44,30 +38,30 @@ def problems() -> dict[str, object]:
 
 
 def test_the_winner_is_the_cheapest_mesh() -> None:
-    found = chosen()
+    found = search()
     alone = {mesh: solve(problem).cost for mesh, problem in problems().items()}
-    assert {str(c.mesh): c.solution.cost for c in found.tried} == pytest.approx(alone)
-    assert found.best.solution.cost == pytest.approx(min(alone.values()))
+    assert {str(c.case.mesh): c.solution.cost for c in found.searched} == pytest.approx(alone)
+    assert found.winner.solution.cost == pytest.approx(min(alone.values()))
     assert found.is_optimal
 
 
 def test_the_limit_is_the_devices_memory_less_a_reserve() -> None:
     cluster: Cluster = parse("8xa100")
-    assert chosen().limit_bytes == (1 - RESERVE) * cluster.device.memory_bytes
+    assert search().limit_bytes == (1 - RESERVE) * cluster.device.memory_bytes
 
 
 def test_a_limit_binds_every_mesh() -> None:
-    free = chosen()
-    limit = 0.7 * (free.best.solution.bytes or 0.0)
-    found = chosen(limit)
-    assert (found.best.solution.bytes or 0.0) <= limit
+    free = search()
+    limit = 0.7 * (free.winner.solution.bytes or 0.0)
+    found = search(limit)
+    assert (found.winner.solution.bytes or 0.0) <= limit
     within = [solve(p, memory_limit=limit) for p in problems().values()]
-    assert found.best.solution.cost == pytest.approx(min(s.cost for s in within))
+    assert found.winner.solution.cost == pytest.approx(min(s.cost for s in within))
 
 
 def test_a_limit_that_nothing_meets_is_an_error_only_where_it_was_asked_for() -> None:
     with pytest.raises(InfeasibleError) as caught:
-        chosen(10.0)
+        search(10.0)
     assert caught.value.limit_bytes == 10.0
     assert caught.value.needed_bytes > 10.0
     assert "Try more devices" in str(caught.value)

@@ -1,8 +1,7 @@
-"""How many passes a step takes: which numbers are tried, and what is said where none fits."""
+"""How many micro-batches a step takes: which numbers are tried, what is said where none fits."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from types import SimpleNamespace
 
 import pytest
@@ -11,95 +10,87 @@ from torch import nn
 
 import shardfold as sf
 from shardfold.errors import InfeasibleError, InputError, ModelError
-from shardfold.planner.micro_batches import check_wish, decided
+from shardfold.planner.micro_batches import choose_micro_batches
+from shardfold.planner.select import Selection
 from shardfold.planner.separability import Samples
+from shardfold.plans.request import check_micro_batches
 
 LIMIT = 100.0
 BATCH = Samples(16, ((0, 0),))
 
 
-@dataclass(frozen=True)
-class Chosen:
-    best: object
-    limit_bytes: float = LIMIT
-    smallest_bytes: float | None = None
-    tried: tuple[object, ...] = ()
-
-
-@dataclass(frozen=True)
-class Decided:
-    passes: int
-    chosen: Chosen
-    verdict: object
-
-
-class Attempts:
-    """Decisions with given peaks and steps, and what was asked for."""
+class Selections:
+    """Selections with given peaks and steps, and what was asked for."""
 
     def __init__(self, given: bool = True, **cases: tuple[float, float]) -> None:
         self.cases = {int(key[1:]): value for key, value in cases.items()}
         self.given, self.asked = given, []
 
-    def __call__(self, passes: int) -> Decided:
-        self.asked.append(passes)
-        peak, seconds = self.cases[passes]
+    def __call__(self, count: int) -> Selection:
+        self.asked.append(count)
+        peak, seconds = self.cases[count]
         if peak > LIMIT and self.given:
             raise InfeasibleError(needed_bytes=peak, limit_bytes=LIMIT)
-        faster = SimpleNamespace(rank=seconds / 2, simulation=SimpleNamespace(peak_bytes=1e9))
-        winner = SimpleNamespace(rank=seconds, simulation=SimpleNamespace(peak_bytes=peak))
-        verdict = SimpleNamespace(winner=winner, finalists=(winner, faster))
-        return Decided(passes, Chosen(None, LIMIT, None if peak <= LIMIT else peak), verdict)
+        faster = SimpleNamespace(seconds=seconds / 2, peak_bytes=1e9)
+        winner = SimpleNamespace(seconds=seconds, peak_bytes=peak, micro_batches=count)
+        smallest = None if peak <= LIMIT else peak
+        return Selection(winner, (), winner, LIMIT, (winner, faster), smallest)
 
 
-def test_one_pass_is_enough_where_it_fits():
-    attempts = Attempts(_1=(90, 1))
-    assert decided("auto", attempts, lambda: BATCH).passes == 1
-    assert attempts.asked == [1]
+def number(wish, selections, samples) -> int:
+    """Of micro-batches that are chosen."""
+    return choose_micro_batches(wish, selections, samples).winner.micro_batches
+
+
+def test_one_micro_batch_is_enough_where_it_fits():
+    selections = Selections(_1=(90, 1))
+    assert number("auto", selections, lambda: BATCH) == 1
+    assert selections.asked == [1]
 
 
 @pytest.mark.parametrize(("next_seconds", "wins"), [(3.0, 4), (1.5, 8)])
 def test_the_first_that_fits_is_held_against_the_next(next_seconds, wins):
-    attempts = Attempts(_1=(400, 1), _2=(200, 1), _4=(90, 2), _8=(50, next_seconds))
-    assert decided("auto", attempts, lambda: BATCH).passes == wins
-    assert attempts.asked == [1, 2, 4, 8]
+    selections = Selections(_1=(400, 1), _2=(200, 1), _4=(90, 2), _8=(50, next_seconds))
+    assert number("auto", selections, lambda: BATCH) == wins
+    assert selections.asked == [1, 2, 4, 8]
 
 
 def test_what_is_needed_is_the_least_of_all_that_was_tried():
-    attempts = Attempts(_1=(400, 1), _2=(450, 1), _4=(300, 2), _8=(250, 2), _16=(225, 2))
+    selections = Selections(_1=(400, 1), _2=(450, 1), _4=(300, 2), _8=(250, 2), _16=(225, 2))
     with pytest.raises(InfeasibleError) as refused:
-        decided("auto", attempts, lambda: BATCH)
+        choose_micro_batches("auto", selections, lambda: BATCH)
     assert refused.value.needed_bytes == 225
-    assert attempts.asked == [1, 2, 4, 8, 16]
+    assert selections.asked == [1, 2, 4, 8, 16]
 
 
-def test_more_passes_are_not_tried_where_they_hardly_save_memory():
-    attempts = Attempts(_1=(400, 1), _2=(350, 1), _4=(349, 2))
+def test_more_are_not_tried_where_they_hardly_save_memory():
+    selections = Selections(_1=(400, 1), _2=(350, 1), _4=(349, 2))
     with pytest.raises(InfeasibleError):
-        decided("auto", attempts, lambda: BATCH)
-    assert attempts.asked == [1, 2, 4]
+        choose_micro_batches("auto", selections, lambda: BATCH)
+    assert selections.asked == [1, 2, 4]
 
 
 def test_without_a_limit_of_its_own_the_whole_batch_is_planned_that_does_not_fit():
-    attempts = Attempts(given=False, _1=(400, 1), _2=(350, 1), _4=(349, 2))
-    found = decided("auto", attempts, lambda: BATCH)
-    assert found.passes == 1
-    assert found.chosen.smallest_bytes == 349
+    selections = Selections(given=False, _1=(400, 1), _2=(350, 1), _4=(349, 2))
+    found = choose_micro_batches("auto", selections, lambda: BATCH)
+    assert found.winner.micro_batches == 1
+    assert found.smallest_bytes == 349
 
 
-def test_a_search_goes_on_until_more_passes_gain_nothing():
-    attempts = Attempts(_1=(90, 4), _2=(90, 3), _4=(90, 2), _8=(90, 2.5), _16=(90, 1))
-    assert decided("search", attempts, lambda: BATCH).passes == 4
-    assert attempts.asked == [1, 2, 4, 8]
+def test_a_search_goes_on_until_more_gain_nothing():
+    selections = Selections(_1=(90, 4), _2=(90, 3), _4=(90, 2), _8=(90, 2.5), _16=(90, 1))
+    assert number("search", selections, lambda: BATCH) == 4
+    assert selections.asked == [1, 2, 4, 8]
 
 
 def test_what_must_not_be_cut_is_not_cut():
     mixed = Samples(reason="Operator norm has statistics over the batch.")
-    attempts = Attempts(_1=(400, 1))
+    selections = Selections(_1=(400, 1))
     with pytest.raises(InfeasibleError):
-        decided("auto", attempts, lambda: mixed)
-    assert attempts.asked == [1]
+        choose_micro_batches("auto", selections, lambda: mixed)
+    assert selections.asked == [1]
     with pytest.raises(InputError, match=r"another one\. Operator norm has statistics"):
-        decided(4, attempts, lambda: mixed)
+        choose_micro_batches(4, selections, lambda: mixed)
 
 
 @pytest.mark.parametrize(
@@ -108,12 +99,12 @@ def test_what_must_not_be_cut_is_not_cut():
 )
 def test_other_wishes_are_refused(wish, said):
     with pytest.raises(InputError, match=said):
-        check_wish(wish)
+        check_micro_batches(wish)
 
 
 def test_numbers_that_do_not_divide_are_refused():
     with pytest.raises(InputError, match="16 samples, which cannot be cut into 3"):
-        decided(3, Attempts(), lambda: BATCH)
+        choose_micro_batches(3, Selections(), lambda: BATCH)
 
 
 # With real plans
@@ -149,7 +140,7 @@ def test_what_fits_only_in_parts_is_planned_in_parts(needed):
     assert found.micro_batches > 1
     assert found.estimate.peak_bytes < needed
     assert found.simulation.peak_bytes == found.estimate.peak_bytes
-    assert found.cuts == {"0": 0, "1": 0}
+    assert found.micro_batch_dims == {"0": 0, "1": 0}
     assert [entry.shape[0] for entry in found.inputs] == [8 // found.micro_batches] * 2
     assert f"in {found.micro_batches} micro-batches" in " ".join(str(found).split())
     assert planned(memory_limit=needed).micro_batches == 1
@@ -178,7 +169,7 @@ def test_the_parts_of_a_step_sum_to_it(passes):
     assert s.peak_bytes < planned(micro_batches=1).simulation.peak_bytes
 
 
-def test_a_search_is_never_slower_than_one_pass(needed):
+def test_a_search_is_never_slower_than_one_micro_batch(needed):
     limit = 1.05 * needed
     one, best = (planned(memory_limit=limit, micro_batches=n) for n in (1, "search"))
     assert best.simulation.step_seconds <= one.simulation.step_seconds

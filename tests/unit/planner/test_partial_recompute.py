@@ -12,8 +12,8 @@ from shardfold.costs.recompute import KEEP_ALL, Regions, block_regions, in_model
 from shardfold.costs.unroll import unfold
 from shardfold.graph import Graph
 from shardfold.operators import rules_of
-from shardfold.planner.lower_bounds import least_seconds, more_seconds
-from shardfold.planner.partial_recompute import _leading, _parted
+from shardfold.planner.partial_recompute import divide_at, leading_regions, more_seconds
+from shardfold.planner.select import least_seconds
 from shardfold.search import solve
 from shardfold.sharding import Subdims, find_subdims
 
@@ -46,9 +46,9 @@ def test_a_border_may_be_before_any_block(graph) -> None:
     blocks = in_model(every, graph).ranges
     least = least_seconds(unfold(keeping, graph).problem)
     for count in range(1, len(blocks)):
-        parted, border = _parted(graph, subdims, count)
+        parted, border = divide_at(graph, subdims, count)
         its_atoms = atoms_of(parted)
-        regions = _leading(parted, its_atoms, border)
+        regions = leading_regions(parted, its_atoms, border)
         assert in_model(regions, parted).ranges == blocks[:count]
         problem = unfold(tables_of(parted, its_atoms, regions), parted).problem
         more = more_seconds(graph, keeping, whole, border)

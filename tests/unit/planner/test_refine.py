@@ -8,7 +8,7 @@ import pytest
 
 import shardfold as sf
 from shardfold import zoo
-from shardfold.planner.refine import mixed
+from shardfold.planner.refine import mix
 
 
 def test_the_plan_is_no_slower_than_an_equal_sum_of_another_search() -> None:
@@ -35,7 +35,7 @@ def test_parameters_stored_in_several_ways_beat_random_moves() -> None:
 @pytest.mark.parametrize(("share", "count"), [(1 / 6, 2), (1 / 2, 6), (1.0, 12)])
 def test_a_share_of_what_differs_is_taken_evenly(share: float, count: int) -> None:
     own, other = (0,) * 24, (0, 1) * 12
-    found = mixed(own, other, share)
+    found = mix(own, other, share)
     taken = [place for place, choice in enumerate(found) if choice]
     assert len(taken) == count
     assert all(other[place] for place in taken)

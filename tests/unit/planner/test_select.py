@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -12,12 +14,13 @@ from shardfold.capture import capture, capture_short
 from shardfold.cluster import parse
 from shardfold.costs import optimizer_named, pricing_named
 from shardfold.errors import InfeasibleError
-from shardfold.planner.planner import decide
-from shardfold.planner.proposals import Field, by_hand
-from shardfold.planner.request import Request
-from shardfold.planner.select import Judge
-from shardfold.simulate import simulate, timeline
+from shardfold.planner.case import Request, Source, simulate
+from shardfold.planner.planner import select_for
+from shardfold.planner.proposals import list_baselines
+from shardfold.simulate import simulate as run_schedule
+from shardfold.simulate import timeline
 from shardfold.strategies.named import STRATEGIES
+from shardfold.strategies.pins import Pin
 
 ADAMW = optimizer_named("adamw")
 ROOFLINE = pricing_named("roofline")
@@ -37,12 +40,12 @@ class Layers(nn.Module):
         return x.square().mean()
 
 
-def decided(module, args, kwargs, cluster, limit=None, *, short=True):
+def select(module, args, kwargs, cluster, limit=None, *, short=True):
     take = capture_short if short else capture
     graph = take(module, args, kwargs)
     target = parse(cluster)
     request = Request(target, target.meshes(), ROOFLINE, ADAMW, limit)
-    return decide(graph, request, lambda done, total: None), target
+    return select_for(graph, request, lambda done, total: None)
 
 
 @pytest.fixture(scope="module")
@@ -52,47 +55,38 @@ def layers():
 
 @pytest.fixture(scope="module")
 def unlimited(layers):
-    return decided(*layers, "2x4xh100")
+    return select(*layers, "2x4xh100")
 
 
-def test_no_strategy_by_hand_that_fits_is_faster(unlimited) -> None:
-    decision, cluster = unlimited
-    verdict = decision.verdict
-    field = Field(decision.graph, decision.subdims, verdict.chosen.tried)
-    everyone = Judge(cluster, ADAMW).judged(by_hand(field, verdict.chosen.limit_bytes))
-    assert {j.finalist.name for j in everyone} >= {"data-parallel", "zero-2", "fsdp"}
-    for judged in everyone:
-        if judged.simulation.peak_bytes <= verdict.chosen.limit_bytes:
-            won, other = verdict.winner.rank, judged.rank
-            assert won <= other * (1 + 1e-9)
+def test_no_baseline_that_fits_is_faster(unlimited) -> None:
+    limit = unlimited.limit_bytes
+    everyone = [simulate(c) for c in list_baselines(unlimited.searched, limit)]
+    assert {c.label for c in everyone} >= {"data-parallel", "zero-2", "fsdp"}
+    for candidate in everyone:
+        if candidate.peak_bytes <= limit:
+            assert unlimited.winner.seconds <= candidate.seconds * (1 + 1e-9)
 
 
 def test_a_step_is_never_shorter_than_its_floor(unlimited) -> None:
-    decision, cluster = unlimited
-    judge = Judge(cluster, ADAMW)
-    for judged in decision.verdict.finalists:
-        step, floor = judged.rank, judge.floor_seconds(judged.finalist)
-        total = judged.finalist.candidate.solution.cost
+    for candidate in unlimited.simulated:
+        step, floor, total = candidate.seconds, candidate.floor_seconds, candidate.solution.cost
         assert floor * (1 - 1e-9) <= step <= total * (1 + 1e-9)  # overlap never adds to the sum
 
 
 def test_memory_comes_back_and_the_folded_step_is_the_walked_one(unlimited) -> None:
-    decision, cluster = unlimited
-    judge = Judge(cluster, ADAMW)
-    for judged in decision.verdict.finalists:
-        schedule = judge.schedule(judged.finalist)
+    for candidate in unlimited.simulated:
+        schedule = candidate.schedule()
         figures, over_time = timeline(schedule)
-        step, peak = judged.rank, judged.simulation.peak_bytes
-        assert figures.step_seconds == pytest.approx(step, rel=1e-9)
-        assert figures.peak_bytes == pytest.approx(peak, rel=1e-9)
+        assert figures.step_seconds == pytest.approx(candidate.seconds, rel=1e-9)
+        assert figures.peak_bytes == pytest.approx(candidate.peak_bytes, rel=1e-9)
         left = over_time.memory[-1].bytes
         for kind, size in left.items():
             assert size == pytest.approx(schedule.resident.get(kind, 0.0), abs=64)
 
 
 def test_a_short_graph_is_simulated_like_the_whole(layers, unlimited) -> None:
-    whole, _ = decided(*layers, "2x4xh100", short=False)
-    short, full = unlimited[0].verdict.winner.simulation, whole.verdict.winner.simulation
+    whole = select(*layers, "2x4xh100", short=False)
+    short, full = unlimited.winner.simulation, whole.winner.simulation
     assert short.step_seconds == pytest.approx(full.step_seconds, rel=1e-9)
     assert short.peak_bytes == pytest.approx(full.peak_bytes, rel=1e-9)
 
@@ -104,14 +98,13 @@ def small():
 def needed_bytes(limit: float) -> float:
     """What a refusal says is needed."""
     with pytest.raises(InfeasibleError) as refused:
-        decided(*small(), "4xh100", limit)
+        select(*small(), "4xh100", limit)
     assert f"{refused.value.needed_bytes:,.0f} bytes" in str(refused.value)
     return refused.value.needed_bytes
 
 
 def peak_bytes(limit: float) -> float:
-    decision, _ = decided(*small(), "4xh100", limit)
-    return decision.verdict.winner.simulation.peak_bytes
+    return select(*small(), "4xh100", limit).winner.simulation.peak_bytes
 
 
 def test_a_limit_is_met_at_the_smallest_plan_and_refused_one_byte_below() -> None:
@@ -122,13 +115,25 @@ def test_a_limit_is_met_at_the_smallest_plan_and_refused_one_byte_below() -> Non
 
 
 def test_a_plan_keeps_its_peak_below_a_limit_that_binds(layers, unlimited) -> None:
-    free = unlimited[0].verdict.winner.simulation
+    free = unlimited.winner.simulation
     limit, before = 0.8 * free.peak_bytes, free.step_seconds
-    decision, _ = decided(*layers, "2x4xh100", limit)
-    found = decision.verdict.winner.simulation
+    found = select(*layers, "2x4xh100", limit).winner.simulation
     peak, after = found.peak_bytes, found.step_seconds
     assert peak <= limit
     assert after >= before * (1 - 1e-9)
+
+
+def test_whatever_is_simulated_under_pins_follows_them() -> None:
+    graph, cluster = capture(*small()), parse("4xh100")
+    pins = [Pin.parse("layers.*.0", "unsplit")]
+    request = Request(cluster, cluster.meshes()[:1], ROOFLINE, ADAMW, pins=pins)
+    free = select_for(graph, request, lambda done, total: None)
+    limited = replace(request, limit_bytes=0.5 * free.winner.peak_bytes)
+    found = select_for(graph, limited, lambda done, total: None)
+    assert {c.source for c in found.simulated} >= {Source.SEARCH, Source.OVERLAP}
+    for candidate in found.simulated:
+        for vertex, rows in candidate.case.allowed.kept.items():
+            assert candidate.choice[vertex] in rows
 
 
 def test_many_devices_cost_what_few_cost() -> None:
@@ -139,7 +144,9 @@ def test_many_devices_cost_what_few_cost() -> None:
         plan = sf.plan(module, args, kwargs, cluster=cluster)
         assert plan.schedule is not None
         sizes.append(sum(len(s.operators) for s in plan.schedule.segments))
-        assert simulate(plan.schedule).step_seconds == pytest.approx(plan.simulation.step_seconds)
+        assert run_schedule(plan.schedule).step_seconds == pytest.approx(
+            plan.simulation.step_seconds
+        )
     assert sizes[1] <= 1.2 * sizes[0]
 
 

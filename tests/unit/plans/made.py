@@ -76,8 +76,8 @@ SIMULATION = Simulation(
 )
 FINALISTS = (
     FinalistEntry("search", "4x2x4", 0.8, 1.0, 0.1, 60 * 2**30, 0.5),
-    FinalistEntry("fsdp", "4x2x4", 1.2, 1.5, 0.5, 20 * 2**30, 0.3, True, is_baseline=True),
-    FinalistEntry("data-parallel", "4x2x4", 2.0, 2.5, 1.2, 90 * 2**30, 0.2, is_baseline=True),
+    FinalistEntry("fsdp", "4x2x4", 1.2, 1.5, 0.5, 20 * 2**30, 0.3, True, source="baseline"),
+    FinalistEntry("data-parallel", "4x2x4", 2.0, 2.5, 1.2, 90 * 2**30, 0.2, source="baseline"),
 )
 
 

@@ -9,7 +9,7 @@ import pytest
 import shardfold as sf
 from shardfold import zoo
 from shardfold.errors import InputError
-from shardfold.planner.method_comparison import METHODS, SEARCHES, Comparison, Effort
+from shardfold.planner.compare_methods import METHODS, SEARCHES, Comparison, Effort
 from shardfold.strategies.named import RENAMED, STRATEGIES
 
 CLUSTERS = ("8xa100", "4x8x1080ti", "2x8xh100")

@@ -1,0 +1,223 @@
+"""What is asked for, a model on one mesh, and one way to split it there.
+
+Request     cluster, meshes, cost model, limit, pins, ...: all that is asked besides the model
+Case        a graph on one mesh, with its blocks recomputed or not: what a choice is priced by
+Candidate   a choice for a case: who proposed it, its additive cost, its simulated step
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from functools import cached_property
+
+import numpy as np
+
+from shardfold.cluster import Cluster, Mesh
+from shardfold.costs import CostModel, Optimizer, Pricing, Tabulated, tabulate
+from shardfold.costs.recompute import Regions
+from shardfold.costs.steps import Values
+from shardfold.costs.tables import EdgePrices
+from shardfold.costs.unroll import Ints, Unfolded, unfold
+from shardfold.graph import Graph
+from shardfold.operators import Maker, rules_of
+from shardfold.plans.request import Recompute
+from shardfold.search import Problem, Solution, unproven
+from shardfold.search.subproblem import Subproblem
+from shardfold.sharding import Subdims, find_subdims
+from shardfold.simulate import Schedule, Simulation
+from shardfold.simulate import simulate as run_schedule
+from shardfold.simulate.decoded import Assembly
+from shardfold.simulate.tasks import Scheduler
+from shardfold.simulate.unrolled import Whole
+from shardfold.strategies.pins import Pin
+
+RESERVE = 0.1  # of a device's memory: fragments, workspaces, the framework itself
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What is asked for besides the model."""
+
+    cluster: Cluster
+    meshes: Sequence[Mesh]
+    pricing: Pricing
+    optimizer: Optimizer
+    limit_bytes: float | None = None  # None: the device's memory less a reserve
+    pins: Sequence[Pin] = ()
+    recompute: Recompute = "auto"
+    rules: Mapping[str, Maker] = field(default_factory=dict)
+    micro_batches: int = 1  # the graph's batch is one of so many equal parts of a step's
+
+    @property
+    def limit(self) -> float:
+        """Bytes that a device may hold."""
+        reserved = (1 - RESERVE) * self.cluster.device.memory_bytes
+        return reserved if self.limit_bytes is None else self.limit_bytes
+
+    def subdims_of(self, graph: Graph) -> Subdims:
+        """The graph's dims in pieces, by the rules of the cost model and of the user."""
+        return find_subdims(graph, rules_of(graph, {**self.pricing.rules, **self.rules}))
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """A graph on one mesh, with some of its blocks recomputed or none."""
+
+    request: Request
+    scheduler: Scheduler  # of the graph, on whatever mesh
+    prices: EdgePrices  # of the mesh, whatever is recomputed
+    tables: Tabulated
+    unrolled: Unfolded  # the problem with all periods of every run
+    allowed: Subproblem  # the choices that pins leave: all, without any
+    known: list[Ints] = field(default_factory=list)  # good choices, as they are met
+
+    @property
+    def graph(self) -> Graph:
+        """The graph, which may hold only a few periods of a run."""
+        return self.scheduler.graph
+
+    @property
+    def subdims(self) -> Subdims:
+        """The graph's dims in pieces."""
+        return self.scheduler.subdims
+
+    @property
+    def mesh(self) -> Mesh:
+        """The mesh."""
+        return self.tables.mesh
+
+    @property
+    def cost_model(self) -> CostModel:
+        """What prices the steps of operators and collectives."""
+        return self.prices.model
+
+    @property
+    def recomputed(self) -> Regions:
+        """The blocks that backward computes again."""
+        return self.tables.regions
+
+    @property
+    def is_pinned(self) -> bool:
+        """Whether pins leave only some of the choices."""
+        return bool(self.allowed.kept)
+
+    @cached_property
+    def unhidden(self) -> Problem:
+        """The problem without what overlap may hide: the communication of parameters."""
+        return discount(self.tables, self.unrolled.problem, 0.0)
+
+    @cached_property
+    def _assembly(self) -> Assembly:
+        """What all choices have in common."""
+        model, optimizer = self.cost_model, self.request.optimizer
+        return Assembly(self.graph, self.subdims, self.tables, (), model, optimizer)
+
+    def decode(self, choice: Sequence[int]) -> Whole:
+        """What a choice means for every operator of the model."""
+        assembly = self._assembly.choosing(tuple(choice[: len(self.tables.vertices)]))
+        return Whole(assembly, self.unrolled, np.array(choice))
+
+
+def make_case(request: Request, scheduler: Scheduler, prices: EdgePrices, regions: Regions) -> Case:
+    """Price all choices for a graph on a mesh, with `regions` of it recomputed."""
+    tables = tabulate(
+        scheduler.graph,
+        scheduler.subdims,
+        prices.mesh,
+        prices.model,
+        request.optimizer,
+        regions,
+        prices,
+        request.micro_batches,
+    )
+    unrolled = unfold(tables, scheduler.graph)
+    every = Subproblem(unrolled.problem, {})
+    return Case(request, scheduler, prices, tables, unrolled, every)
+
+
+def discount(tables: Tabulated, problem: Problem, weight: float) -> Problem:
+    """A problem made of these tables, with the edges of parameters at a part of their cost."""
+    scaled: dict[int, Values] = {
+        id(costs): costs * weight
+        for edge, costs in zip(tables.edges, tables.problem.edge_costs, strict=True)
+        if edge.regathers is not None
+    }
+    costs = tuple(scaled.get(id(table), table) for table in problem.edge_costs)
+    return replace(problem, edge_costs=costs)
+
+
+class Source(Enum):
+    """Who proposed a candidate."""
+
+    SEARCH = "search"  # the least additive cost within some limit
+    OVERLAP = "overlap"  # the same, with the communication of parameters at a discount
+    RECOMPUTE = "recompute"  # the same, with only some blocks recomputed
+    SMALLEST = "smallest"  # the fewest bytes
+    BASELINE = "baseline"  # a strategy that has a name
+    REFINED = "refined"  # a few steps from another candidate
+    METHOD = "method"  # another search, to compare with
+
+
+@dataclass(frozen=True, eq=False)
+class Candidate:
+    """A choice for a case: who proposed it, its additive cost, and its step once simulated."""
+
+    case: Case
+    solution: Solution  # the choice with its additive cost and bytes, and a bound on all others
+    source: Source = Source.SEARCH
+    label: str = "search"
+    least_bytes: float | None = None  # only where no choice for the case is within the limit
+    simulation: Simulation | None = None
+
+    @property
+    def choice(self) -> Sequence[int]:
+        """A choice for every vertex of the unrolled problem."""
+        return self.solution.choice
+
+    @property
+    def own_choice(self) -> tuple[int, ...]:
+        """The choice for what is in the tables; the other periods of a run follow."""
+        return tuple(self.choice[: len(self.case.tables.vertices)])
+
+    @property
+    def feasible(self) -> bool:
+        """Whether some choice for the case is within the limit, as far as is known."""
+        return self.least_bytes is None
+
+    @property
+    def seconds(self) -> float:
+        """The step: simulated, or the additive cost where it was not."""
+        found = self.simulation
+        return self.solution.cost if found is None else found.step_seconds
+
+    @property
+    def peak_bytes(self) -> float:
+        """What a device holds at most: simulated, or the sum of bytes where it was not."""
+        found = self.simulation
+        return (self.solution.bytes or 0.0) if found is None else found.peak_bytes
+
+    @cached_property
+    def floor_seconds(self) -> float:
+        """No simulated step is shorter than this: all but the communication of parameters."""
+        return self.case.unhidden.total(self.choice)
+
+    def choosing(self, choice: Sequence[int] | Ints, source: Source, label: str) -> Candidate:
+        """Another choice for the same case, with its additive cost."""
+        whole = np.array(choice)
+        self.case.known.append(whole)
+        bound = self.solution.lower_bound
+        found = unproven(self.case.unrolled.problem, whole, source.value, bound)
+        return Candidate(self.case, found, source, label)
+
+    def schedule(self) -> Schedule:
+        """The tasks of a step."""
+        return self.case.scheduler.schedule(self.case.decode(self.choice))
+
+
+def simulate(candidate: Candidate) -> Candidate:
+    """The candidate with its step: communication beside work, and memory over time."""
+    if candidate.simulation is not None:
+        return candidate
+    return replace(candidate, simulation=run_schedule(candidate.schedule()))
