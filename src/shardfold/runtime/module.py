@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache, partial
@@ -24,6 +25,7 @@ from shardfold.runtime.outputs import Outputs
 from shardfold.runtime.parameter_uses import Uses, uses_of
 from shardfold.runtime.parameters import Keeping
 from shardfold.runtime.reshard_ops import perform
+from shardfold.runtime.whole_optimizers import known
 
 Observer = Callable[[Instruction, list[Tensor]], list[Tensor]]
 
@@ -50,6 +52,22 @@ class Parallel(nn.Module):
         run.prepare(self)
         self.register_state_dict_pre_hook(lambda module, *_: module.gather_buffers())
         self.register_load_state_dict_pre_hook(_take_parts)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Parallel:
+        """A module with tensors of its own, under the same plan and on the same groups."""
+        found: Parallel = type(self).__new__(type(self))
+        memo[id(self)] = found
+        memo |= {id(p): _copied(p, memo) for p in self.parameters() if isinstance(p, DTensor)}
+        kept = {key: value for key, value in self.__dict__.items() if key != "_run"}
+        found.__dict__.update(copy.deepcopy(kept, memo))
+        found._run = self._run.anew(found)
+        return found
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Process groups and generated code are of this process."""
+        raise RunError(
+            "A parallel module cannot be pickled: save it with sf.save, or its state_dict()."
+        )
 
     @property
     def seed(self) -> int:
@@ -163,6 +181,16 @@ class Run:
         self.written = {op.inputs[0] for op in ops if op.kind == "shardfold.write"}
         self._in_graph = torch._dynamo.allow_in_graph(self._recorded)
 
+    def anew(self, module: Parallel) -> Run:
+        """The same for another module, with tensors and a count of steps of its own."""
+        context = copy.copy(self.context)
+        context.clock = context.clock.clone()
+        found = Run(self.program, self.lowered, self.keepings, context, self.mesh, self.prefix)
+        found.passes, found.cuts = self.passes, dict(self.cuts)
+        found.make_evaluation = self.make_evaluation
+        found.prepare(module)
+        return found
+
     @contextmanager
     def in_pass(self, number: int) -> Iterator[None]:
         """While it lasts, gradients are those of one of the passes of a step."""
@@ -183,6 +211,8 @@ class Run:
                 owner = module.get_submodule(path)
                 held = owner._parameters if source.role == "parameter" else owner._buffers
                 self.owners.append((source.role, tensor, held, leaf))
+                if source.role == "parameter" and self.mesh is not None:
+                    known(held[leaf], self.by_tensor[tensor])
             elif source.role == "constant":
                 self.constants[tensor] = self._constant(tensor)
 
@@ -417,6 +447,15 @@ class Run:
 
     def _widened(self, value: Tensor) -> Tensor:
         return value.double() if self.context.double and value.is_floating_point() else value
+
+
+def _copied(parameter: Any, memo: dict[int, Any]) -> nn.Parameter:
+    """A parameter in parts with memory of its own; torch itself cannot copy its gradient."""
+    found = nn.Parameter(parameter.detach().clone(), parameter.requires_grad)
+    if parameter.grad is not None:
+        found.grad = parameter.grad.detach().clone()
+    vars(found).update(copy.deepcopy(vars(parameter), memo))
+    return found
 
 
 def _descend(module: nn.Module, path: str) -> nn.Module:

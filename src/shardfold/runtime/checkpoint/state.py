@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from shardfold.errors import CheckpointError
@@ -27,6 +28,7 @@ from shardfold.runtime.checkpoint.parts import Part, part_of
 from shardfold.runtime.checkpoint.storage import dtype_name
 from shardfold.runtime.module import Parallel
 from shardfold.runtime.parameters import Keeping
+from shardfold.runtime.whole_optimizers import sees_whole
 
 PREFIX = "random/"
 
@@ -97,7 +99,7 @@ def optimizer_parts(model: nn.Module, optimizer: Any) -> dict[str, Part]:
     keepings = _keepings(model)
     return {
         f"{OPTIMIZER}{name}/{key}": part_of(
-            value, keepings.get(name) if value.shape == parameter.shape else None
+            value, keepings.get(name) if _is_alike(value, parameter) else None
         )
         for name, parameter in _trained(model, optimizer)
         for key, value in optimizer.state.get(parameter, {}).items()
@@ -165,10 +167,11 @@ def make_state(
             if name not in trained:
                 raise CheckpointError(f"Checkpoint {where} has a state of {name}, not trained.")
             keeping = keepings.get(name)
-            value = _empty(trained[name], stored, keeping, _on_device(optimizer, trained[name]))
+            on_device = _on_device(optimizer, trained[name])
+            in_parts = None if sees_whole(optimizer) else keeping
+            value = _empty(trained[name], stored, in_parts, on_device)
             state.setdefault(trained[name], {})[key] = value
-            same = tuple(value.shape) == tuple(trained[name].shape)
-            found[full] = part_of(value, keeping if same else None)
+            found[full] = part_of(value, keeping if _is_alike(value, trained[name]) else None)
             _check_alike(where, full, found[full], stored)
     for name, values in entry.values.items():
         if name in trained:
@@ -247,11 +250,16 @@ def _members(entry: OptimizerEntry) -> set[str]:
 def _empty(parameter: Tensor, stored: Stored, keeping: Keeping | None, on_device: bool) -> Tensor:
     """A state tensor to be filled: kept like its parameter where it has the same shape."""
     dtype = getattr(torch, stored.dtype)
-    whole = keeping.stored.extent.whole if keeping is not None else tuple(parameter.shape)
-    if stored.shape == whole and stored.shape:
+    is_alike = keeping is not None or not isinstance(parameter, DTensor)
+    if is_alike and stored.shape == tuple(parameter.shape) and stored.shape:
         return torch.zeros_like(parameter, dtype=dtype, requires_grad=False).detach()
     device = parameter.device if on_device or stored.shape else "cpu"
     return torch.zeros(stored.shape, dtype=dtype, device=device)
+
+
+def _is_alike(value: Tensor, parameter: Tensor) -> bool:
+    """Whether a state is kept as its parameter is."""
+    return value.shape == parameter.shape and type(value.data) is type(parameter.data)
 
 
 def _on_device(optimizer: Any, parameter: Tensor) -> bool:

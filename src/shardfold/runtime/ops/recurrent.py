@@ -15,23 +15,60 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from shardfold.errors import RunError
+from shardfold.runtime.ops.counter_rng import dropped
 from shardfold.runtime.ops.local_op import Context, Local, Site
 from shardfold.runtime.process_groups import Axes, Groups
 from shardfold.runtime.shards import bounds_of
 
 
 def _recurrent(site: Site) -> Local:
-    if site.argument("dropout", 0.0) and site.argument("train", True):
-        raise RunError(
-            f"Operator {site.op.name} ({site.op.kind}, {site.op.origin}) draws its own dropout "
-            "between layers, which would differ between devices. Set dropout=0 and put "
-            "nn.Dropout between single layers."
-        )
+    p = float(site.argument("dropout", 0.0))
+    if p and site.argument("train", True):
+        return _with_dropout(site, p)
     if not site.axes("e"):
         return site.invoke
     if site.op.kind != "aten.lstm":
         raise site.unsupported("of the hidden units, only an LSTM's are run in parts")
     return _split_units(site)
+
+
+def _with_dropout(site: Site, p: float) -> Local:
+    """One layer after the other, with dropout by global position between them."""
+    names = [operand.name for operand in site.op.operands]
+    layers, ways = int(site.argument("num_layers")), 1 + bool(site.argument("bidirectional", False))
+    weights = [name for name in names if name.startswith("params[")]
+    states = [name for name in names if name.startswith("hx")]
+    if site.is_split or names[0] != "input" or layers == 1:
+        raise RunError(
+            f"Operator {site.op.name} ({site.op.kind}, {site.op.origin}) draws dropout between "
+            "its layers, which is run for whole padded batches of several layers only. Set "
+            "dropout=0 and put nn.Dropout between single layers."
+        )
+    each = len(weights) // layers
+    run = getattr(torch._VF, site.op.kind.removeprefix("aten."))
+    options = (bool(site.argument("has_biases", True)), 1, 0.0, True, ways == 2)
+    first = bool(site.argument("batch_first", False))
+
+    def call(tensors: Sequence[Tensor], context: Context) -> Any:
+        given = dict(zip(names, tensors, strict=True))
+        x = given["input"]
+        ends: list[list[Tensor]] = []
+        for layer in range(layers):
+            hidden = [given[s][layer * ways : (layer + 1) * ways].contiguous() for s in states]
+            own = [given[name] for name in weights[layer * each : (layer + 1) * each]]
+            state = hidden if len(hidden) > 1 else hidden[0]
+            x, *end = run(x, state, own, *options, first)
+            ends.append(end)
+            if layer < layers - 1:
+                place = [(n, (0, n)) for n in x.shape]
+                pieces = [
+                    [(layers, (layer, layer + 1)), place[0]],
+                    *([piece] for piece in place[1:]),
+                ]
+                x = dropped(x, pieces, p, context, site.number)
+        return x, *(torch.cat(end) for end in zip(*ends, strict=True))
+
+    return call
 
 
 class _Gather(torch.autograd.Function):

@@ -1,0 +1,152 @@
+"""Optimizers that look at whole parameters (Adafactor, Muon, LBFGS) on parameters in parts.
+
+An optimizer that works element by element steps on each rank's parts. One that takes norms, means
+of rows or products of matrices would need collectives inside its step, and some of torch's go wrong
+on DTensors without a word. So for all but the former, a step is made on whole tensors: parameters
+and gradients are gathered, every rank makes the same step, and keeps its part of what it finds:
+
+    gathered -> torch's own step, with torch's own state, on plain tensors -> sliced
+
+The state is then whole on every rank. Nothing in a user's loop changes: torch calls us before and
+after every step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import cache, wraps
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from shardfold.runtime.parameters import Keeping
+
+# Work element by element, and are right on DTensors. Everything else is given whole tensors.
+ELEMENTWISE = frozenset(
+    {"SGD", "Adam", "AdamW", "Adagrad", "RMSprop", "NAdam", "RAdam", "Adamax", "Adadelta", "ASGD"}
+)
+
+_KEEPINGS: Any = WeakTensorKeyDictionary()  # of the parameters of parallel modules
+_SWAPPED: WeakKeyDictionary[Any, dict[Tensor, Tensor]] = WeakKeyDictionary()  # whole: in parts
+_WHOLE: WeakKeyDictionary[Any, dict[Tensor, Tensor]] = WeakKeyDictionary()  # in parts: whole
+
+
+def known(parameter: Tensor, keeping: Keeping) -> None:
+    """Take note of a parameter of a parallel module."""
+    _watch_steps()
+    _KEEPINGS[parameter] = keeping
+
+
+@cache
+def _watch_steps() -> None:
+    """Be called before and after every step, once there is a parallel module."""
+    register_optimizer_step_pre_hook(_before)
+    register_optimizer_step_post_hook(_after)
+
+
+def sees_whole(optimizer: Any) -> bool:
+    """Whether an optimizer's step is made on whole tensors."""
+    kind = type(optimizer)
+    return not (kind.__module__.startswith("torch.") and kind.__name__ in ELEMENTWISE)
+
+
+def _members(optimizer: Any) -> Iterator[tuple[list[Tensor], int, Tensor]]:
+    """Where an optimizer holds parameters."""
+    for group in optimizer.param_groups:
+        for place, parameter in enumerate(group["params"]):
+            yield group["params"], place, parameter
+
+
+def _before(optimizer: Any, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
+    """Put whole tensors in place of those in parts."""
+    if not sees_whole(optimizer):
+        return None
+    _put_back(optimizer)  # where an error ended the last step
+    wholes = _WHOLE.setdefault(optimizer, {})
+    swapped: dict[Tensor, Tensor] = {}
+    for _, _, part in _members(optimizer):
+        if isinstance(part, DTensor) and part in _KEEPINGS:
+            empty = torch.empty(0, device=part.device, dtype=part.dtype)
+            swapped[wholes.setdefault(part, empty)] = part
+    if not swapped:
+        return None
+    _SWAPPED[optimizer] = swapped
+    parts = {part: whole for whole, part in swapped.items()}
+    _gather(swapped)
+    _place(optimizer, parts)
+    _move_state(optimizer, parts)
+    its, *rest = args
+    closure = rest[0] if rest else kwargs.get("closure")
+    if closure is None:
+        return None
+    around = _around(optimizer, closure, swapped)
+    return ((its, around, *rest[1:]), kwargs) if rest else (args, {**kwargs, "closure": around})
+
+
+def _around(
+    optimizer: Any, closure: Callable[[], Any], swapped: dict[Tensor, Tensor]
+) -> Callable[[], Any]:
+    """A closure that is called within a step: it sees the parameters in parts, as ever."""
+
+    @wraps(closure)
+    def call() -> Any:
+        _scatter(swapped)
+        _place(optimizer, swapped)
+        found = closure()
+        _place(optimizer, {part: whole for whole, part in swapped.items()})
+        _gather(swapped)
+        return found
+
+    return call
+
+
+def _after(optimizer: Any, args: Any, kwargs: Any) -> None:
+    """Take the parts of what the step has left, and put the parameters back."""
+    if optimizer in _SWAPPED:
+        _scatter(_SWAPPED[optimizer])
+        _put_back(optimizer)
+
+
+def _put_back(optimizer: Any) -> None:
+    swapped = _SWAPPED.pop(optimizer, {})
+    _place(optimizer, swapped)
+    _move_state(optimizer, swapped)
+    for whole in swapped:
+        whole.grad = None
+        whole.data = whole.data.new_empty(0)
+
+
+def _place(optimizer: Any, instead: dict[Tensor, Tensor]) -> None:
+    """Put other tensors in the places of an optimizer's parameters."""
+    for held, place, parameter in _members(optimizer):
+        held[place] = instead.get(parameter, parameter)
+
+
+@torch.no_grad()
+def _gather(swapped: dict[Tensor, Tensor]) -> None:
+    for whole, part in swapped.items():
+        whole.grad = None
+        whole.data = part.full_tensor().detach()
+        if isinstance(part.grad, DTensor):
+            whole.grad = part.grad.full_tensor()
+
+
+@torch.no_grad()
+def _scatter(swapped: dict[Tensor, Tensor]) -> None:
+    for whole, part in swapped.items():
+        part._local_tensor.copy_(_KEEPINGS[part].part(whole.detach()))
+
+
+def _move_state(optimizer: Any, names: dict[Tensor, Tensor]) -> None:
+    """The state under the tensors that the optimizer sees now."""
+    for old, new in names.items():
+        if old in optimizer.state:
+            optimizer.state[new] = optimizer.state.pop(old)

@@ -1,0 +1,234 @@
+"""Optimizers and utilities of torch on a parallel module, beside the same on a plain one."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+import shardfold as sf
+from shardfold.errors import RunError
+from shardfold.plans.files import loads
+from shardfold.runtime import parallelize
+
+from .idioms import IDIOMS
+from .ranks import Launch
+from .test_faithful import built, plans, whole
+
+MODULES = ("packed_gate", "base_and_delta")  # no gradient is zero but for rounding
+
+
+class LayerScaled(torch.optim.Optimizer):
+    """In the manner of LARS: steps of the size of each whole parameter, by numbers on the host."""
+
+    def __init__(self, params: Any, lr: float = 0.1) -> None:
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: Any) -> Any:
+        with torch.enable_grad():
+            loss = closure()
+        for group in self.param_groups:
+            for p in group["params"]:
+                momentum = self.state[p].setdefault("momentum", torch.zeros_like(p))
+                momentum.mul_(0.9).add_(p.grad / (p.grad.norm().item() + 1e-6))
+                p.add_(momentum, alpha=-group["lr"] * float(p.norm()))
+        return loss
+
+
+def matrices(module: nn.Module) -> list[Tensor]:
+    return [p for p in module.parameters() if p.ndim == 2]
+
+
+OPTIMIZERS: dict[str, Callable[[nn.Module], Any]] = {
+    "adafactor": lambda m: torch.optim.Adafactor(m.parameters(), lr=0.05),
+    "lbfgs": lambda m: torch.optim.LBFGS(
+        m.parameters(), lr=0.1, max_iter=4, line_search_fn="strong_wolfe"
+    ),
+    "muon": lambda m: torch.optim.Muon(matrices(m), lr=0.05),
+    "rprop": lambda m: torch.optim.Rprop(m.parameters(), lr=0.01),
+    "layer scaled": lambda m: LayerScaled(m.parameters()),
+    "adamw, fused": lambda m: torch.optim.AdamW(m.parameters(), lr=0.05, fused=True),
+    "adamw, foreach": lambda m: torch.optim.AdamW(m.parameters(), lr=0.05, foreach=True),
+    "adamw, one by one": lambda m: torch.optim.AdamW(m.parameters(), lr=0.05, foreach=False),
+    "adadelta": lambda m: torch.optim.Adadelta(m.parameters()),
+    "asgd": lambda m: torch.optim.ASGD(m.parameters()),
+}
+
+
+def _closure(module: nn.Module, optimizer: Any, batch: Any) -> Any:
+    optimizer.zero_grad()
+    loss = module(*batch)
+    loss.backward()
+    return loss
+
+
+def stepped(module: nn.Module, optimizer: Any, args: Any, steps: range) -> list[Any]:
+    found = []
+    for step in steps:
+        batch = tuple(a.roll(step, 0) for a in args)
+        loss = optimizer.step(partial(_closure, module, optimizer, batch))
+        found.append(loss.detach())
+    return [*found, *(whole(v).clone() for v in module.state_dict().values())]
+
+
+def compared(found: list[Any], expected: list[Any], label: str) -> list[str]:
+    for k, (a, b) in enumerate(zip(found, expected, strict=True)):
+        if not torch.allclose(a, b, rtol=1e-7, atol=1e-9):
+            return [f"{label}: value {k} differs by {float((a - b).abs().max())}"]
+    return []
+
+
+def optimized(rank: int, cases: list[Any], folder: str) -> list[str]:
+    """What differs, also after the run was saved and resumed halfway."""
+    told = []
+    for name, label, data in cases:
+        model, args = built(name)
+        module = parallelize(model, loads(data), args)
+        start = copy.deepcopy(model.state_dict())
+        for kind, make in OPTIMIZERS.items():
+            single = copy.deepcopy(model)
+            expected = stepped(single, make(single), args, range(4))
+            module.load_state_dict(start)
+            first = make(module)
+            stepped(module, first, args, range(2))
+            where = Path(folder) / f"{name} {label} {kind}"
+            if kind != "lbfgs":  # its history is lists of tensors
+                sf.save(module, first, where, step=2)
+            again = first if kind == "lbfgs" else make(module)
+            if kind != "lbfgs":
+                module.load_state_dict(start)
+                sf.load(module, again, where)
+            found = stepped(module, again, args, range(2, 4))
+            told += compared(found[2:], expected[4:], f"{name} {label} {kind}")
+            assert all(isinstance(p, DTensor) for p in module.parameters())
+    return told
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_any_optimizer_steps_as_on_the_plain_module(
+    name: str, tmp_path: Path, on_ranks: Launch
+) -> None:
+    cases = plans(name, "2xcpu", "2", 1)[2:]
+    for told in on_ranks(optimized, 2, cases, str(tmp_path)):
+        assert told == []
+
+
+def averaged(rank: int, cases: list[Any]) -> list[str]:
+    """An average of the weights, and a copy that trains on by itself."""
+    told = []
+    for name, label, data in cases:
+        model, args = built(name)
+        found = []
+        for module in (parallelize(model, loads(data), args), copy.deepcopy(model)):
+            mean = AveragedModel(module, multi_avg_fn=get_ema_multi_avg_fn(0.9), use_buffers=True)
+            optimizer = torch.optim.AdamW(module.parameters(), lr=0.05)
+            for step in range(3):
+                _closure(module, optimizer, tuple(a.roll(step, 0) for a in args))
+                optimizer.step()
+                mean.update_parameters(module)
+            twin = copy.deepcopy(module)
+            assert all(
+                a is not b for a, b in zip(twin.parameters(), module.parameters(), strict=True)
+            )
+            before = [whole(p).detach().clone() for p in module.parameters()]
+            other = torch.optim.SGD(twin.parameters(), lr=0.1)
+            loss = _closure(twin, other, args)
+            other.step()
+            assert all(
+                torch.equal(whole(p), b) for p, b in zip(module.parameters(), before, strict=True)
+            )
+            mean.eval()
+            with torch.no_grad():
+                judged = mean(*args)
+            values = [loss.detach(), judged, *(whole(v) for v in mean.module.state_dict().values())]
+            found.append([*values, *(whole(v) for v in twin.state_dict().values())])
+        told += compared(*found, f"{name} {label}")
+    return told
+
+
+def test_averages_and_copies_of_the_module(on_ranks: Launch) -> None:
+    cases = [case for name in MODULES for case in plans(name, "2xcpu", "2", 1)[1:]]
+    cases += plans("summed_loss", "2xcpu", "2", 1)[1:]
+    for told in on_ranks(averaged, 2, cases):
+        assert told == []
+
+
+def scaled(rank: int, cases: list[Any]) -> list[str]:
+    """A gradient scaler: a step with an infinity anywhere is left out on every rank."""
+    told = []
+    for name, label, data in cases:
+        model, args = built(name)
+        found = []
+        for module in (parallelize(model, loads(data), args), copy.deepcopy(model)):
+            scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=2)
+            optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
+            scales = []
+            for step in range(5):
+                batch = [a.roll(step, 0) for a in args]
+                optimizer.zero_grad()
+                loss = module(*batch)
+                scaler.scale(loss * (torch.inf if step == 2 else 1.0)).backward()
+                if step == 3:  # an infinity in one place, which one rank alone may hold
+                    last = list(module.parameters())[-1].grad
+                    local = last.to_local() if isinstance(last, DTensor) else last
+                    if local.numel() and (rank == 1 or local is last):
+                        local.view(-1)[-1] = torch.inf
+                scaler.unscale_(optimizer)
+                nn.utils.clip_grad_norm_(module.parameters(), 1.0)
+                scaler.step(optimizer)
+                scaler.update()
+                scales.append(torch.tensor(scaler.get_scale()))
+            found.append([*scales, *(whole(v) for v in module.state_dict().values())])
+        told += compared(*found, f"{name} {label}")
+    return told
+
+
+def test_a_gradient_scaler(on_ranks: Launch) -> None:
+    cases = [case for name in MODULES for case in plans(name, "2xcpu", "2", 1)[2:]]
+    for told in on_ranks(scaled, 2, cases):
+        assert told == []
+
+
+def refusals(rank: int, case: Any) -> list[str]:
+    name, _, data = case
+    model, args = built(name)
+    module = parallelize(model, loads(data), args)
+    said = []
+    x = args[0].clone().requires_grad_()
+    for call in (
+        lambda: module(x, *args[1:]),
+        lambda: module.eval()(x, *args[1:]),
+        lambda: module(args[0]),
+        lambda: module(*args, *args),
+        lambda: module(args[0], y=args[1], more=3),
+        lambda: pickle.dumps(module),
+    ):
+        with pytest.raises(RunError) as error:
+            call()
+        said.append(str(error.value))
+    module.train()
+    with torch.no_grad():
+        assert module(x, *args[1:]).isfinite()
+    return said
+
+
+def test_what_is_not_right_is_refused(on_ranks: Launch) -> None:
+    assert "two_terms" in IDIOMS
+    case = plans("two_terms", "2xcpu", "2", 0)[1]
+    for said in on_ranks(refusals, 2, case):
+        assert "requires a gradient, which a plan does not reduce" in said[0]
+        assert "requires a gradient" in said[1]
+        for message in said[2:5]:
+            assert "Call the module with all of them, labels included" in message
+            assert "TreeSpec" not in message
+        assert "cannot be pickled: save it with sf.save" in said[5]
