@@ -135,6 +135,12 @@ def _(name: str) -> Tensor:
 # -- the watch
 
 
+def attributes_of(module: nn.Module) -> dict[str, Any]:
+    """As `vars`, unseen: while a block is recorded, that counts as reading all its attributes."""
+    found: dict[str, Any] = object.__getattribute__(module, "__dict__")
+    return found
+
+
 @dataclass(slots=True)
 class State:
     """Python attributes of a model's modules: comparable values, and the objects themselves."""
@@ -147,7 +153,7 @@ class State:
         """Of every module; tensors, parameters and children apart."""
         found, known = cls(), dict[int, Any]()
         for path, module in model.named_modules():
-            for name, value in vars(module).items():
+            for name, value in attributes_of(module).items():
                 if name not in STRUCTURE:
                     found.values[path, name] = _frozen(value, DEPTH, known)
                     found.objects[path, name] = value
@@ -214,7 +220,7 @@ class Watch(TorchFunctionMode):
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
-        self.paths = {id(vars(module)): path for path, module in model.named_modules()}
+        self.paths = {id(attributes_of(module)): path for path, module in model.named_modules()}
         self.refusal: ModelError | None = None
         self.doubt: ModelError | None = None  # refused if nothing else is
         self.notes: dict[str, None] = {}
@@ -422,7 +428,7 @@ def _patches(watch: Watch) -> Iterator[tuple[Any, str, Any]]:
     """What torch functions do not tell of: (object, attribute, what is put there)."""
     apply = torch.autograd.Function.__dict__["apply"].__func__
     again = checkpointing._checkpoint_without_reentrant_generator
-    call, root = nn.Module._call_impl, id(vars(watch.model))
+    call, root = nn.Module._call_impl, id(attributes_of(watch.model))
 
     def applied(cls: Any, *args: Any, **kwargs: Any) -> Any:
         if not watch.is_inside or cls.__module__.startswith("torch._"):  # of a registered operator
@@ -438,7 +444,7 @@ def _patches(watch: Watch) -> Iterator[tuple[Any, str, Any]]:
         return again(*args, **kwargs)
 
     def called(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if id(vars(module)) != root or watch.is_inside:
+        if id(attributes_of(module)) != root or watch.is_inside:
             return call(module, *args, **kwargs)
         watch.is_inside = True
         try:
@@ -488,7 +494,7 @@ def place(paths: dict[int, str]) -> str:
             line = f"{Path(file).name}:{frame.f_lineno}"
         owner = frame.f_locals.get("self")
         if isinstance(owner, nn.Module):
-            found = paths.get(id(vars(owner)))
+            found = paths.get(id(attributes_of(owner)))
         frame = frame.f_back
     name = f"module {found!r}" if found else "The model's forward"
     return f"{name} ({line})" if line else name
