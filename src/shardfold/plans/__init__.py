@@ -1,4 +1,4 @@
-"""Plans: what was decided, as values, as JSON and as text; and the strategies by hand."""
+"""Plans: what was decided, as values and as JSON."""
 
 from shardfold.plans.files import check, dumps, load, loads, save
 from shardfold.plans.plan import Estimate, MeshEntry, Plan, Provenance

@@ -1,15 +1,10 @@
-"""The rows of a plan's table, and their cells in words.
-
-Makes a table shorter without losing what matters: rows and collectives that belong together.
-
-Three joins, each of neighbours that a reader would read as one: places with the same operator
-(query, key, value), small operators at one place (to, pow, mul), and reduce-scatters that go on
-axis by axis.
-
-A plan's operators as rows, and rows as blocks: what repeats is shown once.
+"""A plan's operators as rows, rows as blocks, and the cells of a row in words.
 
 A path such as `encoder.3.attention.query` belongs to the block `encoder.*`; the operators of all
 its repeats that have the same place in it, the same kind, split and collectives are one row.
+Three joins make the table shorter, each of neighbours that a reader would read as one: places with
+the same operator (query, key, value), small operators at one place (to, pow, mul), and
+reduce-scatters that go on axis by axis.
 """
 
 from __future__ import annotations

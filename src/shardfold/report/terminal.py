@@ -1,7 +1,4 @@
-"""A plan's view for the terminal, and as the plain text of `print(plan)`.
-
-A simulated step as a table for the terminal: time per stream, collectives, memory.
-"""
+"""Tables for the terminal: a plan's view, which `print(plan)` shows, too; a simulated step."""
 
 from __future__ import annotations
 
