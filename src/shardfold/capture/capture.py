@@ -137,11 +137,12 @@ def check_steady(root: nn.Module, example: Any, traced: Traced, program: Program
         return
     states = (traced.before, traced.after)
     before, after = (shown(state.values.get((path, name)))[:40] for state in states)
-    where = f"module {path!r}" if path else "the model"
+    where = f"module {path!r}" if (path, name) in traced.after.objects and path else path
+    when = "its first call, and computes something else after it" if is_steady else "every call"
     raise ModelError(
-        f"Forward changes the Python attribute {name!r} of {where} in every call (from {before} to "
-        f"{after}): a captured program would keep the value of its trace. Make it a buffer "
-        "(register_buffer, updated in place), or pass it to forward as a tensor."
+        f"Forward changes the Python attribute {name!r} of {where or 'the model'} in {when} (from "
+        f"{before} to {after}): a captured program would keep the value of its trace. Make it a "
+        "buffer (register_buffer, updated in place), or pass it to forward as a tensor."
     )
 
 

@@ -29,7 +29,7 @@ from torch.utils import _pytree as pytree
 
 from shardfold.capture.causal_masks import without_masks
 from shardfold.capture.export import quiet
-from shardfold.capture.guards import constants, functions
+from shardfold.capture.guards import UNREPEATABLE, constants, functions
 from shardfold.capture.memory import Memory, functional, is_copy, put_back
 from shardfold.capture.program import Invocation, Program, Slot, Source, Template
 from shardfold.capture.repeated_blocks import UnfoldableError
@@ -157,6 +157,8 @@ class _Converter:
         self._updates(outputs)
         without_masks(self.tensors, self.ops, self.calls)
         graph, number, kept = _prune(self.tensors, self.ops, loss)
+        for op in graph.ops:
+            _check_random(op)
         self.spans = [(bisect_left(kept, a), bisect_left(kept, b)) for a, b in self.spans]
         return Program(
             graph,
@@ -662,6 +664,23 @@ def _check_operator(node: fx.Node, kind: str) -> None:
             )
     if kind.startswith("aten.embedding") and _named(node, node.args, {}).get("sparse"):
         raise ModelError(f"{where} gives sparse gradients: use sparse=False.")
+
+
+def _check_random(op: Op) -> None:
+    """Refuse what would draw other random numbers on every device."""
+    is_recurrent = op.kind in ("aten.lstm", "aten.gru", "aten.rnn_tanh", "aten.rnn_relu")
+    if is_recurrent and op.attributes.get("dropout") and op.attributes.get("train"):
+        raise ModelError(
+            f"Operator {op.name} ({op.kind}, {op.origin}) draws its own dropout between layers, "
+            "which would differ between devices. Set dropout=0 and put nn.Dropout between layers."
+        )
+    is_tensor_normal = op.kind == "aten.normal" and "std" in {o.name for o in op.operands}
+    if op.kind in UNREPEATABLE or is_tensor_normal:
+        raise ModelError(
+            f"Operator {op.name} ({op.kind}, {op.origin}) draws random numbers, which would differ "
+            "between devices and from one device. Use torch.rand, randn, randint, bernoulli or "
+            "nn.Dropout, or draw outside the model and pass the numbers in."
+        )
 
 
 def _check_autocast(inner: fx.GraphModule, device: str, dtype: Any, enabled: bool) -> None:

@@ -34,6 +34,7 @@ import numpy as np
 import torch
 import torch.utils.checkpoint as checkpointing
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
@@ -41,7 +42,9 @@ from torch.utils._python_dispatch import _disable_current_modes
 from shardfold.errors import ModelError
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, type)
+SMALL = 4096  # elements of a constant that is followed
 DEPTH = 4  # of objects within objects that are looked into
+VALUES = (bool, int, float, list, dict, set)  # of classes and globals, where they may change
 STRUCTURE = {"_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"}
 HOOKS = {
     "_backward_hooks": "a backward hook",
@@ -49,6 +52,15 @@ HOOKS = {
 }
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
+# Operators that draw random numbers without saying which is for which element.
+UNREPEATABLE = frozenset(
+    f"aten.{name}"
+    for name in (
+        *("randperm", "multinomial", "poisson", "binomial", "native_dropout", "rrelu", "geometric"),
+        *("rrelu_with_noise", "cauchy", "log_normal", "random", "_fused_dropout"),
+        *("_standard_gamma", "_sample_dirichlet", "fractional_max_pool2d", "fractional_max_pool3d"),
+    )
+)
 WAY_OUT_OF_HOOKS = (
     "a captured program has no place for it. Remove the hook, or write what it does to the "
     "gradient as a torch.autograd.Function, which is run as it is"
@@ -157,6 +169,9 @@ class State:
                 if name not in STRUCTURE:
                     found.values[path, name] = _frozen(value, DEPTH, known)
                     found.objects[path, name] = value
+        for kind in {kind: None for module in model.modules() for kind in type(module).__mro__}:
+            for name, value in _around(kind):
+                found.values[kind.__name__, name] = _frozen(value, DEPTH, known)
         return found
 
     def changed(self, later: State) -> list[tuple[str, str]]:
@@ -171,6 +186,20 @@ class State:
         """Give the modules these attributes."""
         for (path, name), value in self.objects.items():
             vars(model.get_submodule(path))[name] = value
+
+
+def _around(kind: type) -> Iterator[tuple[str, Any]]:
+    """What a class of modules, and the globals that its methods name, hold in Python's values."""
+    if kind.__module__.split(".")[0] in ("torch", "builtins", "typing", "abc"):
+        return
+    for name, value in tuple(vars(kind).items()):
+        if isinstance(value, VALUES) and not name.startswith("__"):
+            yield name, value
+        code = getattr(value, "__code__", None)
+        around = getattr(value, "__globals__", {})
+        for used in code.co_names if code is not None else ():
+            if isinstance(around.get(used), VALUES):
+                yield f"{around.get('__name__')}.{used}", around[used]
 
 
 def shown(frozen: Any) -> str:
@@ -235,7 +264,26 @@ class Watch(TorchFunctionMode):
         kwargs = kwargs or {}
         # Around forward, torch handles tensors for its own ends.
         handler = HANDLERS.get(func) if self.is_inside else None
-        return func(*args, **kwargs) if handler is None else handler(self, func, args, kwargs)
+        if handler is not None:
+            return handler(self, func, args, kwargs)
+        found = func(*args, **kwargs)
+        if self.known and isinstance(found, Tensor):
+            self._follow(func, args, kwargs, found)
+        return found
+
+    def _follow(self, func: Any, args: Any, kwargs: Any, found: Tensor) -> None:
+        """What is computed from small constants alone is known, too."""
+        given = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+        name = str(getattr(func, "__name__", ""))
+        if name.endswith("_") and not name.endswith("__"):
+            for tensor in given[:1]:
+                self.known.pop(id(tensor), None)
+        elif given and all(id(x) in self.known for x in given) and found.numel() <= SMALL:
+            args, kwargs = pytree.tree_map_only(
+                Tensor, lambda x: self.known[id(x)][1], (args, kwargs)
+            )
+            with _disable_current_modes(), torch._C.DisableTorchFunction():
+                self.known[id(found)] = (found, func(*args, **kwargs))
 
     # -- what is refused
 
@@ -299,7 +347,7 @@ class Watch(TorchFunctionMode):
             return func(*args, **kwargs)
         with _disable_current_modes(), torch._C.DisableTorchFunction():
             real = func(
-                *args, **{**kwargs, **({} if func is torch.from_numpy else {"device": "cpu"})}
+                *args, **{**kwargs, **({} if func.__name__ == "from_numpy" else {"device": "cpu"})}
             )
             digest = _digest(real)
         constants[digest] = real
@@ -389,13 +437,11 @@ HANDLERS: dict[Any, Handler] = {
     Tensor.requires_grad.__set__: Watch.switched,
     Tensor.data.__get__: Watch.data,
     Tensor.data.__set__: Watch.replaced,
-    **dict.fromkeys(
-        (torch.tensor, torch.as_tensor, torch.asarray, torch.from_numpy), Watch.constant
-    ),
+    **dict.fromkeys((torch.tensor, torch.as_tensor, torch.asarray), Watch.constant),
     **dict.fromkeys(
         (
             *(Tensor.item, Tensor.tolist, Tensor.__bool__, Tensor.__int__, Tensor.__float__),
-            *(Tensor.__index__, Tensor.numpy),
+            Tensor.__index__,
         ),
         Watch.of_constant,
     ),
@@ -462,6 +508,24 @@ def _patches(watch: Watch) -> Iterator[tuple[Any, str, Any]]:
     yield torch.autograd.Function, "apply", classmethod(applied)
     yield checkpointing, "_checkpoint_without_reentrant_generator", generated
     yield nn.Module, "_call_impl", called
+
+    def listed(owner: Any, name: str) -> Callable[..., Any]:
+        original = getattr(owner, name)
+
+        def taken(tensor: Tensor, *given: Any) -> Any:
+            known = watch.known.get(id(tensor))
+            return original(tensor, *given) if known is None else getattr(known[1], name)(*given)
+
+        return taken
+
+    from_numpy = torch.from_numpy
+
+    def converted(array: Any) -> Any:
+        return watch.constant(from_numpy, (array,), {}) if watch.is_inside else from_numpy(array)
+
+    yield torch, "from_numpy", converted
+    yield FakeTensor, "tolist", listed(FakeTensor, "tolist")
+    yield Tensor, "numpy", listed(Tensor, "numpy")
     yield torch.inference_mode, "__enter__", entered
     yield torch.inference_mode, "__exit__", left
 

@@ -44,10 +44,16 @@ TABLE: Mapping[str, Maker] = {
 }
 
 
+# What runs whole on every device by its nature: no rule is missing.
+WHOLE = ("shardfold.write",)
+
+
 def rule_for(call: Call, extra: Mapping[str, Maker] | None = None) -> Rule:
     """The rule of a call; an operator without one is left unsplit and says so."""
     maker = (extra or {}).get(call.op.kind) or TABLE.get(call.op.kind)
-    return call.undescribed(known=False) if maker is None else maker(call)
+    if maker is None:
+        return call.undescribed(known=call.op.kind in WHOLE)
+    return maker(call)
 
 
 def rules_of(graph: Graph, extra: Mapping[str, Maker] | None = None) -> tuple[Rule, ...]:

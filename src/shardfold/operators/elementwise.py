@@ -20,7 +20,7 @@ KEEPS_NOTHING = (
     "add sub neg where masked_fill eq ne lt le gt ge logical_and logical_or "
     "logical_not logical_xor bitwise_and bitwise_or bitwise_not bitwise_xor __and__ __or__ "
     "__xor__ ceil floor round sign trunc floor_divide isnan isinf isfinite fill nan_to_num "
-    "bernoulli ceil copy"
+    "bernoulli ceil copy rand_like randn_like"
 ).split()
 LINEAR = {"aten.add", "aten.sub", "aten.neg", "aten.mul", "aten.div"}
 DROPOUTS = ("dropout", "native_dropout", "alpha_dropout", "feature_dropout")

@@ -14,7 +14,7 @@ from typing import Any
 from torch import nn
 
 from shardfold.capture import Invocation, Program
-from shardfold.capture.convert import convert
+from shardfold.capture.convert import WRITE, convert
 from shardfold.capture.export import export
 from shardfold.capture.meta_copy import WithLoss, on_meta, skeleton
 from shardfold.errors import RunError
@@ -61,7 +61,13 @@ def evaluating(program: Program, original: Original) -> Program:
     made, found = _sources(program.graph), _sources(other.graph)
     calls: list[Invocation] = []
     at = 0
-    for op, call in zip(program.graph.ops, program.calls, strict=True):
+    # What only leads to a buffer's new value may be missing in eval mode: then nothing is written.
+    is_left = not any(op.kind == WRITE for op in other.graph.ops)
+    needed = _needed(program.graph) if is_left else set(range(len(program.graph.ops)))
+    for index, (op, call) in enumerate(zip(program.graph.ops, program.calls, strict=True)):
+        if index not in needed:
+            calls.append(replace(call, arguments={**call.arguments, "is_left": True}))
+            continue
         twin = other.graph.ops[at] if at < len(other.graph.ops) else None
         if op.kind in DROPOUTS and (twin is None or twin.kind != op.kind or _is_off(twin)):
             # What passes everything on is its operand: the trace may name either, or leave it out.
@@ -79,7 +85,17 @@ def evaluating(program: Program, original: Original) -> Program:
         at += 1
     if at != len(other.graph.ops):
         raise _unlike(program.graph.ops[-1])
-    return replace(program, calls=tuple(calls))
+    return replace(program, calls=tuple(calls), increments=other.increments)
+
+
+def _needed(graph: Graph) -> set[int]:
+    """The operators that the loss depends on."""
+    tensors, found = {graph.loss}, set[int]()
+    for index in reversed(range(len(graph.ops))):
+        if not tensors.isdisjoint(graph.ops[index].results):
+            tensors.update(graph.ops[index].inputs)
+            found.add(index)
+    return found
 
 
 def _is_off(dropout: Op) -> bool:

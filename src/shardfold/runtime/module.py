@@ -316,10 +316,15 @@ class Run:
         kwargs: dict[str, Any],
         observe: Observer | None,
     ) -> Tensor:
-        """The loss in eval mode: nothing is counted, and no gradient is reduced ahead."""
+        """The loss in eval mode: no gradient is reduced ahead, and no step is counted."""
         parameters = {t: self._local(p, t) for t, p in self._parameters(module).items()}
         given = self.given(module, parameters, args, kwargs)
-        return self._eager(observe is not None, True)(self.context.now(), given, (), observe)
+        context = self.context.now()
+        loss = self._eager(observe is not None, True)(context, given, (), observe)
+        self._leave(context.writes)
+        for name, by in self.program.increments.items():
+            module.get_buffer(self.name(name)).add_(by)
+        return loss
 
     def _parameters(self, module: Parallel) -> dict[int, Tensor]:
         return self._named(module, "parameter")

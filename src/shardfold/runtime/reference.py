@@ -170,8 +170,12 @@ class _Drawn(TorchDispatchMode):
         if function is aten.bernoulli_.float and like is not None:
             return like.copy_(self._next(like.shape))
         made = function(*args, **kwargs)
-        if isinstance(made, Tensor) and made is not like:
-            return self._next(made.shape).to(made.dtype)
+        if isinstance(made, Tensor) and made is like:
+            return like.copy_(self._next(like.shape))
+        if isinstance(made, Tensor):
+            # A single number whose outcome was certain is not in the program.
+            is_single = made.numel() == 1 and not (self.left and self.left[0].numel() == 1)
+            return made if is_single else self._next(made.shape).to(made.dtype)
         raise UnlikeError(f"it draws random numbers by {function}, which cannot be repeated")
 
     def _next(self, shape: torch.Size) -> Tensor:

@@ -689,3 +689,297 @@ class Complex(Case):
 class Vmapped(Case):
     def between(self, h: Tensor) -> Tensor:
         return torch.vmap(lambda row: row * row.sum())(h)
+
+
+# -- cousins of the above
+
+
+class IndexedBuffer(Case):
+    def prepare(self) -> None:
+        self.register_buffer("table", torch.zeros(8, WIDTH))
+
+    def between(self, h: Tensor) -> Tensor:
+        out = h + self.table.sum(0)
+        rows = torch.arange(BATCH) * 2
+        with torch.no_grad():
+            self.table[rows] = h
+            self.table.index_add_(0, rows, h)
+        return out
+
+
+class RolledQueue(Case):
+    def prepare(self) -> None:
+        self.register_buffer("queue", torch.ones(2 * BATCH, WIDTH))
+
+    def between(self, h: Tensor) -> Tensor:
+        scores = h @ self.queue.t()
+        self.queue = torch.cat([self.queue[BATCH:], h.detach()])
+        return scores @ self.queue
+
+
+class DecoratedUpdate(Case):
+    def prepare(self) -> None:
+        self.register_buffer("mean", torch.zeros(WIDTH))
+
+    @torch.no_grad()
+    def update(self, h: Tensor) -> None:
+        self.mean += 0.1 * (h.mean(0) - self.mean)
+
+    def between(self, h: Tensor) -> Tensor:
+        self.update(h)
+        return h * (1 + self.mean)
+
+
+class ReadThenWritten(Case):
+    """The loss needs the old value for its backward; the buffer has the new one by then."""
+
+    def prepare(self) -> None:
+        self.register_buffer("scale", torch.full((WIDTH,), 2.0))
+
+    def between(self, h: Tensor) -> Tensor:
+        out = h * self.scale
+        self.scale = self.scale * 0.5
+        return out * self.scale
+
+
+class SharedBuffer(Case):
+    def prepare(self) -> None:
+        class Part(nn.Module):
+            def __init__(self, mean: Tensor) -> None:
+                super().__init__()
+                self.register_buffer("mean", mean)
+
+            def forward(self, h: Tensor) -> Tensor:
+                with torch.no_grad():
+                    self.mean.mul_(0.5).add_(h.mean(0))
+                return h - self.mean
+
+        mean = torch.zeros(WIDTH)
+        self.one, self.two = Part(mean), Part(mean)
+
+    def between(self, h: Tensor) -> Tensor:
+        return self.two(self.one(h))
+
+
+class CalledTwice(Case):
+    def prepare(self) -> None:
+        self.register_buffer("mean", torch.zeros(WIDTH))
+
+    def update(self, h: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.mean.lerp_(h.mean(0), 0.25)
+        return h - self.mean
+
+    def between(self, h: Tensor) -> Tensor:
+        return self.update(self.update(h) * 2)
+
+
+class WrittenChunk(Case):
+    def between(self, h: Tensor) -> Tensor:
+        y = h.detach().clone()
+        left, right = y.chunk(2, dim=-1)
+        left.mul_(3.0)
+        return h * (y + torch.cat([right, left], -1))
+
+
+class WrittenColumns(Case):
+    def between(self, h: Tensor) -> Tensor:
+        y = h.clone()
+        columns = y.t()
+        columns[0] = 0.5
+        y[1:, 2:4] += 1.0
+        flat = y.view(-1)
+        y[0].mul_(2)
+        return y + flat.view(BATCH, WIDTH) * columns.t()
+
+
+class WrittenInARegion(Case):
+    def between(self, h: Tensor) -> Tensor:
+        weights = torch.ones(BATCH, WIDTH, dtype=h.dtype)
+        with torch.no_grad():
+            weights[:, 0] = h[:, 0]
+            weights.div_(2)
+        return h * weights
+
+
+class DetachedInPlace(Case):
+    def between(self, h: Tensor) -> Tensor:
+        target = self.b(h)
+        target.detach_()
+        return h * target
+
+
+class GradModeByFlag(Case):
+    def between(self, h: Tensor) -> Tensor:
+        with torch.set_grad_enabled(h.shape[0] > 100):
+            frozen = self.b(h)
+        with torch.set_grad_enabled(True):
+            return h * frozen
+
+
+class FrozenBranch(Case):
+    def prepare(self) -> None:
+        self.frozen = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH)).eval()
+        self.frozen.requires_grad_(False)
+
+    def between(self, h: Tensor) -> Tensor:
+        return self.frozen(h) + h
+
+
+class InstanceNormTracking(Case):
+    def prepare(self) -> None:
+        self.norm = nn.InstanceNorm1d(WIDTH, track_running_stats=True)
+
+    def between(self, h: Tensor) -> Tensor:
+        return self.norm(h.unsqueeze(-1).expand(-1, -1, 3) * torch.tensor([1.0, 2.0, 4.0])).mean(-1)
+
+
+class FunctionWithNone(Case):
+    def between(self, h: Tensor) -> Tensor:
+        return Optional.apply(h, None, True)
+
+
+class Optional(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, bias: Any, flag: bool) -> Tensor:
+        ctx.save_for_backward(x)
+        return x * 2 if flag else x
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:  # type: ignore[override]
+        (x,) = ctx.saved_tensors
+        return gradient * x.sign(), None, None
+
+
+class FunctionWithoutGradients(Case):
+    def between(self, h: Tensor) -> Tensor:
+        with torch.no_grad():
+            rounded = Round.apply(h * 3)
+        return h * rounded
+
+
+class FunctionWithModule(Case):
+    def between(self, h: Tensor) -> Tensor:
+        return ByModule.apply(h, self.b)
+
+
+class ByModule(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, module: nn.Module) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:  # type: ignore[override]
+        return gradient, None
+
+
+class TupleOfLosses(Case):
+    def forward(self, x: Tensor) -> Any:
+        h = self.a(x)
+        return h.square().mean(), self.b(h).abs().mean()
+
+    loss = staticmethod(lambda out: sum(out))
+
+
+class NestedLosses(Case):
+    def forward(self, x: Tensor) -> Any:
+        h = self.a(x)
+        return {"losses": [h.square().mean(), [self.b(h).abs().mean()]], "hidden": h}
+
+    loss = staticmethod(lambda out: out["losses"][0] + out["losses"][1][0])
+
+
+class NumpyInForward(Case):
+    def between(self, h: Tensor) -> Tensor:
+        import numpy as np
+
+        return h * torch.from_numpy(np.linspace(0, 1, WIDTH)).to(h.dtype)
+
+
+class ItemOfAConstant(Case):
+    def between(self, h: Tensor) -> Tensor:
+        scale = torch.tensor([2.0, 3.0])
+        return h * scale[0].item() + float(torch.tensor(4.0)) if scale.tolist()[1] > 2 else h
+
+
+class LayerDropOn(Case):
+    def between(self, h: Tensor) -> Tensor:
+        return h if torch.rand([]) < 0.3 else self.b(h)
+
+
+class Memoised(Case):
+    def prepare(self) -> None:
+        self.cache: dict[int, float] = {}
+
+    def between(self, h: Tensor) -> Tensor:
+        if WIDTH not in self.cache:
+            self.cache[WIDTH] = WIDTH**-0.5
+        return h * self.cache[WIDTH]
+
+
+class FirstCallOnly(Case):
+    def prepare(self) -> None:
+        self.is_new = True
+
+    def between(self, h: Tensor) -> Tensor:
+        if self.is_new:
+            self.is_new = False
+            return h * 2
+        return h
+
+
+class GlobalCounter(Case):
+    def prepare(self) -> None:
+        type(self).calls = 0
+
+    def between(self, h: Tensor) -> Tensor:
+        type(self).calls += 1
+        return h * type(self).calls
+
+
+class EvalInForward(Case):
+    def prepare(self) -> None:
+        self.teacher = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH))
+
+    def between(self, h: Tensor) -> Tensor:
+        self.teacher.eval()
+        return h + self.teacher(h)
+
+
+class ForeachUpdate(Case):
+    def prepare(self) -> None:
+        self.register_buffer("one", torch.zeros(WIDTH))
+        self.register_buffer("two", torch.zeros(WIDTH))
+
+    def between(self, h: Tensor) -> Tensor:
+        with torch.no_grad():
+            torch._foreach_add_([self.one, self.two], 1.0)
+        return h + self.one - 2 * self.two
+
+
+class HookedInit(Case):
+    def prepare(self) -> None:
+        self.weightnorm = nn.utils.weight_norm(nn.Linear(WIDTH, WIDTH))
+
+    def between(self, h: Tensor) -> Tensor:
+        return self.weightnorm(h)
+
+
+class OldSpectral(Case):
+    def prepare(self) -> None:
+        self.spectral = nn.utils.spectral_norm(nn.Linear(WIDTH, WIDTH))
+
+    def between(self, h: Tensor) -> Tensor:
+        return self.spectral(h)
+
+
+class ParameterCopiedInto(Case):
+    def between(self, h: Tensor) -> Tensor:
+        self.b.bias.data.copy_(h.detach().mean(0))
+        return h
+
+
+class RetainedGradient(Case):
+    def between(self, h: Tensor) -> Tensor:
+        h.retain_grad()
+        return h

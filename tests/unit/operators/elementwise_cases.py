@@ -87,4 +87,5 @@ def _dropouts(x: torch.Tensor) -> list[Case]:
         case("dropout", drawn, same_values=False, label="drawn"),
         case("native_dropout", drawn, same_values=False, label="drawn"),
         case("bernoulli", {"self": bools(4, 6).double()}),
+        *(case(name, {"self": x}, same_values=False) for name in ("rand_like", "randn_like")),
     ]

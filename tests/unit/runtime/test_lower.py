@@ -11,7 +11,7 @@ from torch import nn
 
 from shardfold.api import plan as find_plan
 from shardfold.capture import capture_program
-from shardfold.errors import PlanError, RunError
+from shardfold.errors import ModelError, PlanError, RunError
 from shardfold.operators import rules_of
 from shardfold.plans import Plan
 from shardfold.plans.read import decisions_of
@@ -55,12 +55,10 @@ def test_hidden_units_of_a_gru_are_refused_by_name() -> None:
         lowered(model, x, with_config(model, x, "aten.gru", ("e",)))
 
 
-def test_other_random_operators_are_refused_even_where_nothing_is_split() -> None:
-    model = Loss(lambda lin, x: lin(x) + torch.randn(4, 8), nn.Linear(8, 8))
-    x = torch.randn(4, 8)
-    plan = find_plan(model, (x,), cluster="cpu")
-    with pytest.raises(RunError, match=r"randn .* draws random numbers"):
-        parallelize(model, plan, (x,))
+def test_other_random_operators_are_refused_before_planning() -> None:
+    model = Loss(lambda lin, x: lin(x)[torch.randperm(4)], nn.Linear(8, 8))
+    with pytest.raises(ModelError, match=r"randperm .* draws random numbers"):
+        find_plan(model, (torch.randn(4, 8),), cluster="cpu")
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,9 @@
 A position's bits are splitmix64 of (position, key); the key mixes the seed, the step and the
 operator. Nothing is stored and nothing is sent: a device computes the bits of its own part.
 
-Dropout by global position; other random operators are refused.
-
-A device that drew its own random numbers would hold other copies than the rest, or another mask
-than one device would have drawn.
+Dropout and the operators that draw numbers one by one (uniform, normal, integers, coins) draw them
+by global position: every split, and one device, get the same. A device that drew its own would
+hold other copies than the rest. What draws without positions is refused when it is captured.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from shardfold.capture.guards import UNREPEATABLE
 from shardfold.errors import RunError
 from shardfold.runtime.ops.local_op import GOLDEN, Context, Local, Site
 from shardfold.runtime.shards import Bounds, Extent
@@ -34,15 +34,21 @@ def keep_mask(
 
     `dims` are the pieces of each dim: size and local range, major first.
     """
+    kept = random_bits(dims, context, operator) >= int(p * 2**BITS)
+    if context.drawn is not None:
+        context.drawn.append(kept)
+    return kept
+
+
+def random_bits(
+    dims: Sequence[Sequence[tuple[int, Bounds]]], context: Context, operator: int
+) -> Tensor:
+    """An integer below 2**53 for each element."""
     place = linear_positions(dims, context.device)
     # Traced, the factor is data: a compiler takes positions for indices, and would compute
     # products with a number that it knows without ever wrapping around.
     factor = context.clock[2] if context.traced else _signed(GOLDEN)
-    bits = _mix(place * factor + _key(context, operator))
-    kept = _shifted(bits, 64 - BITS) >= int(p * 2**BITS)
-    if context.drawn is not None:
-        context.drawn.append(kept)
-    return kept
+    return _shifted(_mix(place * factor + _key(context, operator)), 64 - BITS)
 
 
 def _key(context: Context, operator: int) -> int | Tensor:
@@ -99,10 +105,7 @@ def _mix_int(value: int) -> int:
 
 
 SATURATED = 1.7580993408473766  # where a SELU saturates, without its sign
-RANDOM = (
-    "rand randn randint randperm rand_like randn_like randint_like bernoulli native_dropout "
-    "multinomial normal uniform exponential poisson rrelu"
-).split()
+SECOND_DRAW = 1 << 32  # added to an operator's number where an element needs two numbers
 
 
 def _dropout(site: Site) -> Local:
@@ -142,6 +145,72 @@ def _refused(site: Site) -> Local:
     )
 
 
+Draw = Callable[[Site, Tensor, Tensor, "Tensor | None"], Tensor]
+
+
+def _drawn(draw: Draw) -> Callable[[Site], Local]:
+    """An operator that draws a number for each element of its result, by position.
+
+    `draw` is given two uniform numbers in [0, 1) for each element, and the operand, if any.
+    """
+
+    def local(site: Site) -> Local:
+        pieces = pieces_of(site.results[0])
+
+        def call(tensors: Sequence[Tensor], context: Context) -> Any:
+            first, second = (
+                random_bits(pieces, context, site.number + more).double() * 2.0**-BITS
+                for more in (0, SECOND_DRAW)
+            )
+            operand = tensors[0] if tensors else None
+            found = draw(site, first, second, operand).to(_dtype(site, operand, context))
+            if context.drawn is not None:
+                context.drawn.append(found)
+            return found
+
+        return call
+
+    return local
+
+
+def _dtype(site: Site, operand: Tensor | None, context: Context) -> torch.dtype:
+    """Of a drawn result: as the call says, or as its operand, or the usual one."""
+    told = site.call.arguments.get("dtype")
+    given = told if isinstance(told, torch.dtype) else None  # a schema's default is a number
+    if given is None and operand is not None:
+        return operand.dtype
+    is_integer = site.op.kind.startswith("aten.randint")
+    usual = torch.int64 if is_integer else torch.get_default_dtype()
+    found: torch.dtype = context.target.constant(given or usual)
+    return found
+
+
+def _uniform(site: Site, first: Tensor, second: Tensor, operand: Tensor | None) -> Tensor:
+    low, high = float(site.argument("from", 0.0)), float(site.argument("to", 1.0))
+    return low + (high - low) * first
+
+
+def _normal(site: Site, first: Tensor, second: Tensor, operand: Tensor | None) -> Tensor:
+    """By Box and Muller."""
+    found = (-2 * torch.log1p(-first)).sqrt() * (2 * math.pi * second).cos()
+    return found * float(site.argument("std", 1.0)) + float(site.argument("mean", 0.0))
+
+
+def _integer(site: Site, first: Tensor, second: Tensor, operand: Tensor | None) -> Tensor:
+    low, high = int(site.argument("low", 0)), int(site.argument("high"))
+    return low + (first * (high - low)).floor()
+
+
+def _coin(site: Site, first: Tensor, second: Tensor, operand: Tensor | None) -> Tensor:
+    p = site.argument("p")
+    assert operand is not None
+    return first < (operand.double() if p is None else float(p))
+
+
+def _exponential(site: Site, first: Tensor, second: Tensor, operand: Tensor | None) -> Tensor:
+    return -torch.log1p(-first) / float(site.argument("lambd", 1.0))
+
+
 def dropped(weights: Tensor, pieces: Any, p: float, context: Context, operator: int) -> Tensor:
     """Attention weights after dropout."""
     kept = keep_mask(pieces, p, context, operator)
@@ -151,5 +220,10 @@ def dropped(weights: Tensor, pieces: Any, p: float, context: Context, operator: 
 DROPOUTS = ("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout")
 TABLE: Mapping[str, Callable[[Site], Local]] = {
     **{f"aten.{name}": _dropout for name in DROPOUTS},
-    **{f"aten.{name}": _refused for name in RANDOM},
+    **{f"aten.{name}": _drawn(_uniform) for name in ("rand", "rand_like", "uniform")},
+    **{f"aten.{name}": _drawn(_normal) for name in ("randn", "randn_like", "normal")},
+    **{f"aten.{name}": _drawn(_integer) for name in ("randint", "randint_like")},
+    "aten.bernoulli": _drawn(_coin),
+    "aten.exponential": _drawn(_exponential),
+    **dict.fromkeys(UNREPEATABLE, _refused),
 }

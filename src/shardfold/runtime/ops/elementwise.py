@@ -9,7 +9,9 @@ from shardfold.runtime.ops.local_op import Local, Site
 
 # Random elementwise operators need positions, and `copy` and `fill` are never split by capture.
 ELEMENTWISE = [
-    kind for kind in elementwise.TABLE if not any(word in kind for word in ("dropout", "bernoulli"))
+    kind
+    for kind in elementwise.TABLE
+    if not any(word in kind for word in ("dropout", "bernoulli", "rand"))
 ]
 ALONG = (
     "transpose swapaxes t movedim permute detach slice narrow diff roll flip select unbind cat "
