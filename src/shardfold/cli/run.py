@@ -85,10 +85,12 @@ def real_model(text: str, sizes: Mapping[str, int | None]) -> Example:
 def check(
     model: str, plan_file: str, local: int | None, as_json: bool, **sizes: int | None
 ) -> None:
-    r"""Run one training step of MODEL under a plan and on one device, in float64, and compare.
+    r"""Run two training steps of MODEL under a plan and in plain PyTorch, and compare.
 
-    The loss, every operator's result and every gradient must agree. If they do not, the first
-    operator that differs is named, and the exit code is 1. MODEL is as in shardfold plan.
+    The module itself, its captured program on one device and the plan's splits run the same two
+    batches in float64. Loss, every operator's result, every gradient and buffer must agree. If
+    they do not, what differs first is named, and the exit code is 1. MODEL is as in shardfold
+    plan.
 
     \b
     shardfold check gpt2-tiny --plan plan.json --local 2

@@ -69,7 +69,7 @@ REFUSED = {
     "TupleOfLosses": r"returns 2 scalars with a gradient",
     "NestedLosses": r"returns 2 scalars with a gradient",
     "LayerDropOn": r"tosses a coin and branches on it \(LayerDrop",
-    "FirstCallOnly": r"'is_new' of the model in its first call .* \(from True to False\)",
+    "FirstCallOnly": r"'is_new' of the model in its first call, .* \(from True to False\)",
     "GlobalCounter": r"attribute 'calls' of GlobalCounter in every call \(from 0 to 1\)",
     "ForeachUpdate": r"_foreach_add_ .* writes into several tensors at once",
     "HookedInit": r"cannot be copied without its weights",
@@ -128,7 +128,7 @@ def captured(name: str) -> list[dict[str, Tensor]]:
     program = capture_program(case, args, kwargs)
     subdims = find_subdims(program.graph, rules_of(program.graph))
     module = assemble(
-        case, program, alone(program, subdims), Settings(double=dtype_of(case) == torch.float64)
+        case, program, alone(program, subdims), Settings(float64=dtype_of(case) == torch.float64)
     )
     return trained(module, case, steps)
 
