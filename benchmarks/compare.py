@@ -52,7 +52,7 @@ def measure(name: str, cluster: str, moves: int, ilp_seconds: float) -> dict[str
 def better(row: Row) -> Iterator[str]:
     """Methods with a step shorter than the plan's, and sums below exact: there may be none."""
     by_name = {r["method"]: r for r in row["results"]}
-    plan, exact = by_name["plan"], by_name["exact"]
+    plan, exact = by_name["selected"], by_name["additive-optimum"]
     for name, result in by_name.items():
         if result["step_seconds"] is None:
             continue
@@ -60,7 +60,7 @@ def better(row: Row) -> Iterator[str]:
         if result["fits"] >= plan["fits"] and step < plan["step_seconds"] * (1 - LEAST):
             yield name
         is_below = result["additive_seconds"] < exact["additive_seconds"] * (1 - LEAST)
-        if name != "plan" and result["fits"] and exact["fits"] and is_below:
+        if name != "selected" and result["fits"] and exact["fits"] and is_below:
             yield f"{name} (sum)"
 
 

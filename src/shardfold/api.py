@@ -109,8 +109,9 @@ class Planner:
 
         `methods` are names of `METHODS`; `effort` bounds what the other searches may spend. The
         simulated step judges: the plan's is no longer than that of any baseline that fits in
-        memory, unless pins make it so. `exact` is the optimum of the additive costs. `save_plans`
-        is a folder that gets a plan of every method that has one.
+        memory, unless pins make it so. `selected` is what `plan` returns, `additive-optimum` the
+        optimum of the additive costs. `save_plans` is a folder that gets a plan of every method
+        that has one.
         """
         check_methods(methods)
         asked = self._asked(Request(), cluster, {**self.options, **options})

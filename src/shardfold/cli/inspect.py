@@ -68,7 +68,7 @@ def _check(plan: Plan, model: str, sizes: Mapping[str, int | None]) -> None:
     check(plan, graph)
 
 
-OWN = ("plan", "exact")  # methods of a comparison that the report has already
+OWN = ("selected", "additive-optimum")  # methods of a comparison that the report has already
 
 
 @click.command()

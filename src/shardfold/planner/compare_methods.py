@@ -3,7 +3,7 @@
 Each has two prices: the simulated step, in which communication runs beside work and which judges,
 and the additive cost, which the searches minimise. A baseline is tried on every mesh in every
 degree and keeps its best, one that fits in memory before one that does not. The other searches get
-the mesh on which the exact one won, random moves that of the best baseline, from which they start.
+the mesh of the additive optimum, random moves that of the best baseline, from which they start.
 Under a cost model without overlap, the additive cost is the step.
 """
 
@@ -26,11 +26,12 @@ from shardfold.search.baselines import draws, greedy, mcmc
 from shardfold.search.ilp import ilp
 from shardfold.strategies.named import STRATEGIES, Choice, Setting, Unfit, check_renamed, every
 
-PLAN = "plan"
+SELECTED = "selected"  # what `plan` returns
 DATA_PARALLEL = "data-parallel"
-EXACT = "exact"
+OPTIMUM = "additive-optimum"  # the optimum of the additive model
 SEARCHES = ("greedy", "random", "mcmc", "ilp")
-METHODS = (PLAN, EXACT, *STRATEGIES, *SEARCHES)
+METHODS = (SELECTED, OPTIMUM, *STRATEGIES, *SEARCHES)
+RENAMED = {"plan": SELECTED, "exact": OPTIMUM}
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +125,7 @@ class Methods:
 
     def selection_of(self, name: str) -> Selection:
         """What a method that has a result came to, in the shape from which a plan is made."""
-        if name == PLAN:
+        if name == SELECTED:
             return self.selection
         return replace(self.selection, winner=self._candidates[name], pins=())
 
@@ -134,9 +135,9 @@ class Methods:
             if isinstance(found, Unfit):
                 return Result(name, note=f"does not apply: {found.reason}")
             return self._price(name, found, seconds)
-        if name == PLAN:
+        if name == SELECTED:
             return self._price(name, self.selection.winner, 0.0, self.selection.is_optimal)
-        if name == EXACT:
+        if name == OPTIMUM:
             best = self.selection.additive
             seconds = best.solution.statistics.seconds
             return self._price(name, best, seconds, self.selection.proves(best))
@@ -265,15 +266,17 @@ def check_methods(methods: Sequence[str]) -> None:
     """Refuse a method that does not exist."""
     for name in methods:
         check_renamed(name)
+        if name in RENAMED:
+            raise InputError(f"{name!r} is now called {RENAMED[name]!r}.")
         if name not in METHODS:
             raise InputError(f"Unknown method {name!r}. {nearest(name, METHODS)}")
 
 
 def _note(name: str, ratio: float, fits: bool) -> str:
-    if name in (PLAN, EXACT):
+    if name in (SELECTED, OPTIMUM):
         return ""
     if abs(ratio - 1) <= ROUNDING:
-        return "has the additive cost of exact"
+        return "has the least additive cost"
     return "does not fit" if ratio < 1 and not fits else ""
 
 

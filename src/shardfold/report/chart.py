@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from xml.sax.saxutils import escape
 
-from shardfold.planner.compare_methods import Comparison, Result
+from shardfold.planner.compare_methods import SELECTED, Comparison, Result
 from shardfold.report.units import seconds
 
 LEFT, TOP, ROW, WIDTH, RIGHT = 150, 64, 28, 460, 190
@@ -51,7 +51,7 @@ def chart(found: Comparison, title: str) -> str:
 def _bar(result: Result, ratio: str, y: float, fastest: float) -> list[str]:
     step = result.step_seconds or 0.0
     width = WIDTH * fastest / step if step else WIDTH
-    style = "large" if not result.fits else "exact" if result.method == "plan" else "other"
+    style = "large" if not result.fits else "exact" if result.method == SELECTED else "other"
     return [
         _text(LEFT - 10, y + 14.5, result.method, "name", "end"),
         f'<rect x="{LEFT}" y="{y:.1f}" width="{width:.1f}" height="20" class="{style}"/>',

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from shardfold.planner.compare_methods import DATA_PARALLEL, Comparison, Result
+from shardfold.planner.compare_methods import DATA_PARALLEL, SELECTED, Comparison, Result
 from shardfold.plans.diff import Difference, Line
 from shardfold.report.units import seconds, size
 
@@ -65,7 +65,7 @@ def _methods(results: Sequence[Result], speedups: Mapping[str, float]) -> Table:
     for heading in ("mesh", "step", "speed-up", "additive", "memory", "fits", "sent", "search"):
         table.add_column(heading, justify="right", no_wrap=True)
     for result in results:
-        table.add_row(*_row(result, speedups), style="bold" if result.method == "plan" else "")
+        table.add_row(*_row(result, speedups), style="bold" if result.method == SELECTED else "")
     return table
 
 

@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-QUICK = ("--moves", 1_000, "--methods", "exact,data-parallel,fsdp,megatron,greedy,mcmc")
+QUICK = ("--moves", 1_000, "--methods", "additive-optimum,data-parallel,fsdp,megatron,greedy,mcmc")
 
 
 def test_the_table_fits_80_columns_and_says_how_it_is_priced(run, model_file) -> None:
@@ -14,7 +14,7 @@ def test_the_table_fits_80_columns_and_says_how_it_is_priced(run, model_file) ->
     assert result.exit_code == 0, result.output
     assert max(map(len, result.stdout.splitlines())) <= 80
     assert "…" not in result.stdout
-    for method in ("exact", "data-parallel", "fsdp", "greedy", "mcmc"):
+    for method in ("additive-optimum", "data-parallel", "fsdp", "greedy", "mcmc"):
         assert f"\n{method} " in result.stdout
     assert "megatron: does not apply: the model has no attention." in result.stdout
     assert "without overlap" in result.stdout
@@ -25,7 +25,7 @@ def test_json_is_one_object_with_every_method(run, model_file) -> None:
     result = run("compare", f"{model_file}:make", "--cluster", "2x2xh100", "--json", *QUICK)
     found = json.loads(result.stdout)
     costs = {r["method"]: r["additive_seconds"] for r in found["results"]}
-    assert costs["exact"] == min(cost for cost in costs.values() if cost is not None)
+    assert costs["additive-optimum"] == min(cost for cost in costs.values() if cost is not None)
     assert costs["megatron"] is None
     assert found["baseline"] == "data-parallel"
     assert found["cluster"] == "2x2xh100"
@@ -42,7 +42,7 @@ def test_the_chart_has_a_bar_a_method(run, model_file, tmp_path) -> None:
     bars = [r for r in drawn.iter(f"{space}rect") if r.get("class") in ("exact", "other")]
     assert len(bars) == 5
     names = [t.text for t in drawn.iter(f"{space}text") if t.get("class") == "name"]
-    assert "exact" in names
+    assert "additive-optimum" in names
     widths = [float(bar.get("width", "0")) for bar in bars]
     assert widths == sorted(widths, reverse=True)
 
@@ -60,19 +60,21 @@ def test_every_method_has_a_plan_like_any_other(run, model_file, tmp_path) -> No
         shown = run("show", folder / f"{name}.json", "--model", model, "--json")
         assert json.loads(shown.stdout)["step_seconds"] == steps[name]
         assert f"Chosen by {name}." in json.loads(shown.stdout)["notes"]
-    found = run("compare", folder / "exact.json", folder / "data-parallel.json")
+    found = run("compare", folder / "additive-optimum.json", folder / "data-parallel.json")
     assert found.exit_code == 0
 
 
 def test_methods_are_listed(run) -> None:
-    assert run("compare", "any", "--methods", "list").stdout.splitlines()[0] == "plan"
+    assert run("compare", "any", "--methods", "list").stdout.splitlines()[0] == "selected"
 
 
 def test_what_cannot_be_compared(refused, model_file, tmp_path) -> None:
     model = f"{model_file}:make"
     assert "needs --cluster" in refused("compare", model)
-    nearest = refused("compare", model, "--cluster", "2xh100", "--methods", "exakt")
-    assert nearest == "Unknown method 'exakt'. Did you mean exact?"
+    nearest = refused("compare", model, "--cluster", "2xh100", "--methods", "selectd")
+    assert nearest == "Unknown method 'selectd'. Did you mean selected?"
+    renamed = refused("compare", model, "--cluster", "2xh100", "--methods", "exact")
+    assert renamed == "'exact' is now called 'additive-optimum'."
     assert "not 3 arguments" in refused("compare", "a", "b", "c")
     chart = refused("compare", model, "--cluster", "2xh100", "--chart", tmp_path / "no" / "c.svg")
     assert "does not exist" in chart
@@ -111,7 +113,7 @@ BF16 = ("--cluster", "2x2xh200", "--dtype", "bf16")
 
 
 def test_a_profile_prices_every_method(run, model_file) -> None:
-    model, methods = f"{model_file}:make", ("--methods", "exact,data-parallel", "--json")
+    model, methods = f"{model_file}:make", ("--methods", "additive-optimum,data-parallel", "--json")
     plain = json.loads(run("compare", model, *BF16, *methods).stdout)
     measured = json.loads(run("compare", model, *BF16, *methods, "--profile", H200).stdout)
     assert (plain["cost"], measured["cost"]) == ("roofline", "measured")

@@ -12,18 +12,16 @@ from shardfold.planner.refine import mix
 
 
 def test_the_plan_is_no_slower_than_an_equal_sum_of_another_search() -> None:
-    module, args, kwargs = zoo.build("alexnet")
-    found = sf.compare(
-        module, args, kwargs, cluster="8x8xh100", dtype="bf16", methods=["plan", "exact", "ilp"]
-    )
+    methods = ["selected", "additive-optimum", "ilp"]
+    found = sf.compare(*zoo.build("alexnet"), cluster="8x8xh100", dtype="bf16", methods=methods)
     steps = {r.method: r.step_seconds for r in found.results}
-    assert steps["plan"] is not None
-    assert all(step is not None and step >= steps["plan"] for step in steps.values())
+    assert steps["selected"] is not None
+    assert all(step is not None and step >= steps["selected"] for step in steps.values())
 
 
 def test_parameters_stored_in_several_ways_beat_random_moves() -> None:
-    module, args, kwargs = zoo.build("inceptionv3")
-    found = sf.compare(module, args, kwargs, cluster="4x2080ti", methods=["plan", "exact", "mcmc"])
+    methods = ["selected", "additive-optimum", "mcmc"]
+    found = sf.compare(*zoo.build("inceptionv3"), cluster="4x2080ti", methods=methods)
     plan, exact, mcmc = (r.step_seconds for r in found.results)
     assert plan is not None
     assert exact is not None
