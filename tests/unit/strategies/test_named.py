@@ -20,8 +20,11 @@ from shardfold.strategies.roles import Roles
 from virtual.choosing import Desk, collectives
 
 CLUSTERS = {"8xa100": "2x2x2", "4x8x1080ti": "4x2x4", "2x8xh100": "2x2x4"}
-MODELS = ("alexnet-tiny", "rnnlm-tiny", "resnet50-tiny", "transformer-tiny", "llama3-8b-tiny")
-MODELS += ("gpt2-tiny", "mixtral-8x7b-tiny", "vit-large-tiny")
+MODELS = ("resnet50-tiny", "llama3-8b-tiny", "mixtral-8x7b-tiny", "vit-large-tiny")
+COMPARED = ("alexnet-tiny", "rnnlm-tiny", "transformer-tiny", "gpt2-tiny")
+# What tests of `compare` plan on all three clusters is priced on one mesh only here.
+CASES = [(name, cluster) for name in MODELS for cluster in CLUSTERS]
+CASES += [(name, "4x8x1080ti") for name in COMPARED]
 LAYERS, BATCH, SEQ, HIDDEN = 2, 8, 16, 64
 STREAM = BATCH * SEQ * HIDDEN * 4  # bytes of the residual stream of a tiny Llama
 
@@ -69,8 +72,7 @@ def reason(strategy: str, name: str, cluster: str = "2x4xh100", mesh: str = "2x4
     return found.reason
 
 
-@pytest.mark.parametrize("cluster", CLUSTERS)
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("name", "cluster"), CASES)
 def test_exact_is_never_slower_than_a_strategy_by_hand(name: str, cluster: str) -> None:
     desk = desk_of(name, cluster, CLUSTERS[cluster])
     problem = desk.tables.problem
