@@ -31,7 +31,7 @@ from shardfold.operators import rules_of
 from shardfold.plans.read import restated
 from shardfold.sharding import find_subdims
 from shardfold.simulate import simulate
-from shardfold.simulate.decoded import Assembly
+from shardfold.simulate.decoded import DecodedChoice
 
 PAGE = Path("docs/results/fidelity.md")
 FIGURES = Path("docs/results/fidelity.json")
@@ -49,27 +49,27 @@ def predicted(case: Case, profile: Profile, pace: Times | None) -> dict[str, Any
     mesh = mesh_from_text(shape, cluster) if shape else Mesh(())
     model = Measured(cluster, mesh, profile)
     subdims = find_subdims(graph, rules_of(graph))
-    assembly = restated(plan, graph, subdims, mesh, model, optimizer_named("adamw"))
+    decoded = restated(plan, graph, subdims, mesh, model, optimizer_named("adamw"))
     host = profile.host if pace is None else at_pace(profile.host, pace)
     then = Measured(cluster, mesh, msgspec.structs.replace(profile, host=host))
     return {
-        "step_seconds": queued_seconds(asked(assembly, then)),
-        "profile_seconds": queued_seconds(asked(assembly, model)),
+        "step_seconds": queued_seconds(asked(decoded, then)),
+        "profile_seconds": queued_seconds(asked(decoded, model)),
         "peak_bytes": simulate(plan.schedule).peak_bytes + profile.machine.workspace_bytes,
         "choices": choices_of(plan),
     }
 
 
-def asked(assembly: Assembly, model: Measured) -> Iterator[Asked]:
+def asked(decoded: DecodedChoice, model: Measured) -> Iterator[Asked]:
     """What the host asks for in a step, in order; collectives are only packed, not sent."""
     host = {entry.kind: entry for entry in model.profile.host}
-    vertices = assembly.tabulated.vertices
+    vertices = decoded.tables.vertices
     order = [v for v, vertex in enumerate(vertices) if vertex.space is not None]
     by_op = {vertices[v].index: v for v in order}
-    ends = {region[-1]: region for region in assembly.tabulated.regions.ranges}
+    ends = {region[-1]: region for region in decoded.tables.regions.ranges}
 
     def steps(v: int, phase: str) -> Iterator[Asked]:
-        for step in assembly.steps[v]:
+        for step in decoded.steps[v]:
             if step.phase == phase:
                 yield from asked_for(step, model)
 

@@ -47,7 +47,7 @@ from shardfold.runtime.launch import launch
 from shardfold.runtime.parallelize import Settings, assemble, lowered_here, prepared
 from shardfold.sharding import Subdims, find_subdims
 from shardfold.simulate import simulate
-from shardfold.simulate.decoded import Assembly
+from shardfold.simulate.decoded import DecodedChoice
 from shardfold.simulate.tasks import Scheduler
 from shardfold.strategies.baselines import batch_factors, data_parallel, fully_sharded
 
@@ -115,7 +115,7 @@ def _altered(cluster: Cluster, mesh: Mesh, count: int, seed: int) -> Iterator[Ca
     best = sf.plan(model, args, cluster=cluster, mesh=mesh)
     prices, updates = Roofline(cluster, mesh), optimizer_named("adamw")
     tables = tabulate(graph, subdims, mesh, prices, updates)
-    blank = Assembly(graph, subdims, tables, (0,) * len(tables.vertices), prices, updates)
+    blank = DecodedChoice(graph, subdims, tables, (0,) * len(tables.vertices), prices, updates)
     batch = batch_factors(graph, subdims)
     origins = {
         "the best by the datasheet": recalled(best, blank),
@@ -131,16 +131,16 @@ def _altered(cluster: Cluster, mesh: Mesh, count: int, seed: int) -> Iterator[Ca
             draw.randrange(len(costs)) if is_drawn else chosen
             for chosen, costs, is_drawn in zip(origin, tables.problem.costs, drawn, strict=True)
         )
-        assembly = replace(blank, choice=choice)
+        decoded = replace(blank, choice=choice)
         plan = msgspec.structs.replace(
             best,
-            operators=operator_entries(assembly),
-            tensors=tensor_entries(assembly),
-            parameters=parameter_entries(assembly),
-            inputs=inputs_of(assembly),
+            operators=operator_entries(decoded),
+            tensors=tensor_entries(decoded),
+            parameters=parameter_entries(decoded),
+            inputs=inputs_of(decoded),
         )
         label = name + (f", {sum(drawn)} of {len(drawn)} decisions drawn" if any(drawn) else "")
-        yield Candidate(plan, label, sum(assembly.totals().values()))
+        yield Candidate(plan, label, sum(decoded.totals().values()))
 
 
 def spread(found: list[Candidate], wanted: int) -> list[Candidate]:
@@ -162,8 +162,8 @@ def predicted(plan: Plan, profile: Profile) -> float:
     cluster = parse(plan.cluster)
     mesh = mesh_from_text("x".join(str(axis.size) for axis in plan.mesh), cluster)
     prices = Measured(cluster, mesh, profile)
-    assembly = restated(plan, graph, subdims, mesh, prices, optimizer_named("adamw"))
-    return simulate(Scheduler(graph, subdims, cluster).alone(assembly)).step_seconds
+    decoded = restated(plan, graph, subdims, mesh, prices, optimizer_named("adamw"))
+    return simulate(Scheduler(graph, subdims, cluster).alone(decoded)).step_seconds
 
 
 @cache

@@ -14,7 +14,7 @@ from typing import Any
 from shardfold import zoo
 from shardfold.capture import capture
 from shardfold.cluster import parse
-from shardfold.costs import Tabulated, optimizer_named, pricing_named, tabulate
+from shardfold.costs import Tables, optimizer_named, pricing_named, tabulate
 from shardfold.errors import ShardfoldError
 from shardfold.graph import Graph
 from shardfold.operators import rules_of
@@ -56,34 +56,34 @@ def _row(graph: Graph, subdims: Subdims, devices: int) -> dict[str, Any]:
         for mesh in cluster.meshes()
     ]
     tables = time.perf_counter() - begin
-    found = [(solve(tabulated.problem), tabulated) for tabulated in made]
-    best, tabulated = min(found, key=lambda pair: pair[0].cost)
-    again = min(solve(tabulated.problem).statistics.seconds for _ in range(REPEATS))
-    start = _by_hand(graph, subdims, tabulated)
+    found = [(solve(tables.problem), tables) for tables in made]
+    best, tables = min(found, key=lambda pair: pair[0].cost)
+    again = min(solve(tables.problem).statistics.seconds for _ in range(REPEATS))
+    start = _by_hand(graph, subdims, tables)
     return {
-        "mesh": str(tabulated.mesh),
-        "vertices": len(tabulated.problem),
-        "most_choices": int(tabulated.problem.sizes.max()),
+        "mesh": str(tables.mesh),
+        "vertices": len(tables.problem),
+        "most_choices": int(tables.problem.sizes.max()),
         "tables_seconds": tables,
         "all_meshes_seconds": sum(solution.statistics.seconds for solution, _ in found),
         "exact": {"seconds": again, "cost": best.cost, "optimal": best.is_optimal},
-        "breadth-first": _other(tabulated, "breadth-first", None),
-        "mcmc": _other(tabulated, "mcmc", start),
-        "all_moves": _all_moves(tabulated.problem, start),
+        "breadth-first": _other(tables, "breadth-first", None),
+        "mcmc": _other(tables, "mcmc", start),
+        "all_moves": _all_moves(tables.problem, start),
     }
 
 
-def _by_hand(graph: Graph, subdims: Subdims, tabulated: Tabulated) -> tuple[int, ...]:
+def _by_hand(graph: Graph, subdims: Subdims, tables: Tables) -> tuple[int, ...]:
     """The best strategy by hand on these tables, from which random moves start."""
-    setting = Setting(graph, subdims, tabulated)
+    setting = Setting(graph, subdims, tables)
     found = (strategy(setting) for strategy in STRATEGIES.values())
     choices = [choice for choice in found if not isinstance(choice, Unfit)]
     return min(choices, key=setting.rank)
 
 
-def _other(tabulated: Tabulated, method: str, start: tuple[int, ...] | None) -> dict[str, Any]:
+def _other(tables: Tables, method: str, start: tuple[int, ...] | None) -> dict[str, Any]:
     try:
-        solution = solve(tabulated.problem, method=method, start=start)
+        solution = solve(tables.problem, method=method, start=start)
     except ShardfoldError as error:
         return {"seconds": None, "cost": None, "note": str(error)}
     return {"seconds": solution.statistics.seconds, "cost": solution.cost}

@@ -40,7 +40,7 @@ from shardfold.plans.files import dumps, loads
 from shardfold.runtime import parallelize
 from shardfold.runtime.launch import launch
 from shardfold.sharding import find_subdims
-from shardfold.simulate.decoded import Assembly
+from shardfold.simulate.decoded import DecodedChoice
 from shardfold.strategies.named import Setting, Unfit, strategy_named
 
 SMALL = {"vocabulary": 8192, "seq": 64, "width": 384, "layers": 4, "heads": 6}
@@ -63,7 +63,7 @@ def strategy_plan(model: nn.Module, args: tuple[Any, ...], name: str, world: int
     tables = tabulate(graph, subdims, mesh, prices, optimizer)
     choice = strategy_named(name)(Setting(graph, subdims, tables))
     assert not isinstance(choice, Unfit), choice
-    made = Assembly(graph, subdims, tables, choice, prices, optimizer)
+    made = DecodedChoice(graph, subdims, tables, choice, prices, optimizer)
     return msgspec.structs.replace(
         sf.plan(model, args, cluster=cluster, mesh=mesh),
         operators=operator_entries(made),

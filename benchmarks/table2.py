@@ -25,7 +25,8 @@ import shardfold as sf
 from shardfold import zoo
 from shardfold.capture import capture
 from shardfold.cluster import parse
-from shardfold.costs import Tabulated, optimizer_named, pricing_named, tabulate
+from shardfold.costs import Tables as Tabulated
+from shardfold.costs import optimizer_named, pricing_named, tabulate
 from shardfold.graph import Graph, Op
 from shardfold.operators import rules_of
 from shardfold.search import solve

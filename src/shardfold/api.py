@@ -141,7 +141,7 @@ class Planner:
                     capture_seconds=captures.seconds,
                     search_seconds=searched,
                     model=type(self.model).__name__,
-                    cuts=captures.cuts(selection.winner.case.tables.passes),
+                    cuts=captures.cuts(selection.winner.case.tables.micro_batches),
                 )
                 plan.with_notes(f"Chosen by {name}.").save(folder / f"{name}.json")
         return found
@@ -303,7 +303,7 @@ class Planner:
             capture_seconds=captures.seconds,
             search_seconds=searched,
             model=type(self.model).__name__,
-            cuts=captures.cuts(won.tables.passes),
+            cuts=captures.cuts(won.tables.micro_batches),
         ).with_notes(*sorted(asked.notes))
 
     def _graph(self, plan: Plan, dtype: str | None, factor: float = 1.0) -> Graph:

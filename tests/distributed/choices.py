@@ -18,7 +18,7 @@ from shardfold.plans import Plan
 from shardfold.plans.batch import inputs_of
 from shardfold.plans.entries import operator_entries, parameter_entries, tensor_entries
 from shardfold.sharding import find_subdims
-from shardfold.simulate.decoded import Assembly
+from shardfold.simulate.decoded import DecodedChoice
 from shardfold.strategies.baselines import batch_factors, data_parallel, fully_sharded
 
 from .jobs import build
@@ -47,15 +47,15 @@ class Chooser:
 
     def plan(self, choice: tuple[int, ...]) -> Plan:
         """The best plan with every decision replaced; its estimate is not this one's."""
-        assembly = Assembly(
+        decoded = DecodedChoice(
             self.graph, self.subdims, self.tables, choice, self.prices, self.optimizer
         )
         return msgspec.structs.replace(
             self.best(),
-            operators=operator_entries(assembly),
-            tensors=tensor_entries(assembly),
-            parameters=parameter_entries(assembly),
-            inputs=inputs_of(assembly),
+            operators=operator_entries(decoded),
+            tensors=tensor_entries(decoded),
+            parameters=parameter_entries(decoded),
+            inputs=inputs_of(decoded),
         )
 
     def best(self) -> Plan:

@@ -23,7 +23,7 @@ from shardfold.runtime.check import compare_captured, difference
 from shardfold.runtime.lower import alone
 from shardfold.runtime.parallelize import assemble, lowered_here, prepared
 from shardfold.sharding import find_subdims
-from shardfold.simulate.decoded import Assembly
+from shardfold.simulate.decoded import DecodedChoice
 
 from .choices import Chooser
 from .jobs import FLOAT64, build
@@ -52,15 +52,19 @@ class Passes(Chooser):
         target = parse(cluster)
         given = {"cluster": target, "mesh": mesh_from_text(mesh, target), "micro_batches": passes}
         best = find_plan(module, args, kwargs, **given)
-        super().__init__(module, *first_part(args, kwargs, best.cuts, passes), cluster, mesh)
+        super().__init__(
+            module, *first_part(args, kwargs, best.micro_batch_dims, passes), cluster, mesh
+        )
         self._best = best
         self.cuts = {e.name: (e.place, e.cut) for e in best.inputs if e.cut is not None}
         self.tables = tabulate(
-            self.graph, self.subdims, self.mesh, self.prices, self.optimizer, passes=passes
+            self.graph, self.subdims, self.mesh, self.prices, self.optimizer, micro_batches=passes
         )
 
     def plan(self, choice: tuple[int, ...]) -> Plan:
-        at = Assembly(self.graph, self.subdims, self.tables, choice, self.prices, self.optimizer)
+        at = DecodedChoice(
+            self.graph, self.subdims, self.tables, choice, self.prices, self.optimizer
+        )
         return msgspec.structs.replace(super().plan(choice), inputs=inputs_of(at, self.cuts))
 
 

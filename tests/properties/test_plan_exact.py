@@ -97,10 +97,10 @@ def test_any_choice_costs_the_sum_of_its_steps(graph: Graph, mesh: str, seed: in
     rng = np.random.default_rng(seed)
     solution = solve(problem).choice
     for choice in (solution, *(tuple(rng.integers(0, problem.sizes)) for _ in range(4))):
-        assembly = desk.assembly(tuple(int(c) for c in choice))
+        decoded = desk.decoded(tuple(int(c) for c in choice))
         total = problem.total(choice)
-        assert math.fsum(assembly.totals().values()) == pytest.approx(total, rel=1e-9)
-        each = [entry.seconds for entry in operator_entries(assembly)]
+        assert math.fsum(decoded.totals().values()) == pytest.approx(total, rel=1e-9)
+        each = [entry.seconds for entry in operator_entries(decoded)]
         assert math.fsum(each) == pytest.approx(total, rel=1e-9)
 
 

@@ -9,14 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardfold.cluster import mesh_from_text, parse
-from shardfold.costs import OPTIMIZERS, CostModel, Roofline, Tabulated, Vertex, tabulate
+from shardfold.costs import OPTIMIZERS, CostModel, Roofline, Tables, Vertex, tabulate
 from shardfold.costs.steps import Collective, Step
 from shardfold.graph import Graph
 from shardfold.operators import rules_of
 from shardfold.sharding import Subdims, find_subdims
 from shardfold.sharding.configs import NONE, PASS
 from shardfold.sharding.layouts import Layouts, forward_states
-from shardfold.simulate.decoded import Assembly
+from shardfold.simulate.decoded import DecodedChoice
 from shardfold.strategies.baselines import complete
 
 Configs = Mapping[str, str]  # operator -> factor per axis, `-` for none, `+` to pass a sum
@@ -29,7 +29,7 @@ class Desk:
 
     graph: Graph
     subdims: Subdims
-    tables: Tabulated
+    tables: Tables
     model: CostModel
     optimizer: str = "sgd"
 
@@ -42,7 +42,7 @@ class Desk:
         tables = tabulate(graph, subdims, on, model, OPTIMIZERS[optimizer])
         return cls(graph, subdims, tables, model, optimizer)
 
-    def choose(self, configs: Configs) -> Assembly:
+    def choose(self, configs: Configs) -> DecodedChoice:
         """Fix the configurations; parameters are kept as used, tensors in their cheapest layout."""
         fixed = {}
         for v, vertex in enumerate(self.tables.vertices):
@@ -55,7 +55,7 @@ class Desk:
             for edge in reversed(self.tables.edges)
             if edge.regathers is not None
         }
-        return self.assembly(complete(self.tables, fixed, lambda v: _as_used(v, used)))
+        return self.decoded(complete(self.tables, fixed, lambda v: _as_used(v, used)))
 
     def rows(self, vertex: Vertex) -> list[tuple[str, ...]]:
         """The configurations of an operator, by name."""
@@ -63,9 +63,9 @@ class Desk:
         names = NAMES | dict(enumerate(vertex.space.rule.factors))
         return [tuple(names[f] for f in row) for row in vertex.space.configs.tolist()]
 
-    def assembly(self, choice: tuple[int, ...]) -> Assembly:
+    def decoded(self, choice: tuple[int, ...]) -> DecodedChoice:
         optimizer = OPTIMIZERS[self.optimizer]
-        return Assembly(self.graph, self.subdims, self.tables, choice, self.model, optimizer)
+        return DecodedChoice(self.graph, self.subdims, self.tables, choice, self.model, optimizer)
 
 
 def _as_used(vertex: Vertex, used: Mapping[int, Layouts]) -> NDArray[np.bool_] | None:
@@ -76,9 +76,9 @@ def _as_used(vertex: Vertex, used: Mapping[int, Layouts]) -> NDArray[np.bool_] |
     return same & ~vertex.storage.regathers
 
 
-def collectives(assembly: Assembly) -> list[tuple[str, str, tuple[int, ...], int]]:
+def collectives(decoded: DecodedChoice) -> list[tuple[str, str, tuple[int, ...], int]]:
     """Phase, kind, axes and bytes of every collective that sends something, sorted."""
-    steps: list[Step] = [step for found in assembly.steps.values() for step in found]
+    steps: list[Step] = [step for found in decoded.steps.values() for step in found]
     return sorted(
         (step.phase, step.kind, step.axes, int(step.bytes[0]))
         for step in steps

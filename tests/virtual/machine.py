@@ -22,7 +22,7 @@ from shardfold.costs.steps import Collective
 from shardfold.graph import Op
 from shardfold.sharding import Space
 from shardfold.sharding.layouts import forward_states, gradient_states
-from shardfold.simulate.decoded import Assembly
+from shardfold.simulate.decoded import DecodedChoice
 from virtual.interpreter import call, run
 from virtual.local import Place, local_results
 from virtual.movement import Array, Device, Shards, collect, devices, perform, place, region
@@ -34,9 +34,9 @@ Key = tuple[str, int]  # ("vertex", number) where a decision keeps a tensor, ("t
 class Machine:
     """One choice on one mesh; `leaves` are the inputs, parameters and buffers."""
 
-    def __init__(self, assembly: Assembly, leaves: dict[int, Tensor]) -> None:
-        self.assembly, self.graph, self.subdims = assembly, assembly.graph, assembly.subdims
-        self.tables, self.choice = assembly.tabulated, assembly.choice
+    def __init__(self, decoded: DecodedChoice, leaves: dict[int, Tensor]) -> None:
+        self.decoded, self.graph, self.subdims = decoded, decoded.graph, decoded.subdims
+        self.tables, self.choice = decoded.tables, decoded.choice
         self.shape = self.tables.mesh.shape
         self.devices = devices(self.shape)
         self.rng = np.random.default_rng(0)

@@ -121,7 +121,7 @@ def check_random_plans(graph: Graph, values: dict[int, Tensor], mesh: str, count
     problem = desk.tables.problem
     choices = [solve(problem).choice, *(rng.integers(0, problem.sizes) for _ in range(count))]
     for choice in choices:
-        Machine(desk.assembly(tuple(int(c) for c in choice)), dict(values)).check()
+        Machine(desk.decoded(tuple(int(c) for c in choice)), dict(values)).check()
 
 
 @pytest.mark.parametrize("mesh", MESHES)
@@ -151,4 +151,4 @@ def test_random_graphs_under_random_plans(graph: Graph, mesh: str, seed: int) ->
     }
     for _ in range(3):
         choice = tuple(int(c) for c in rng.integers(0, desk.tables.problem.sizes))
-        Machine(desk.assembly(choice), dict(values)).check()
+        Machine(desk.decoded(choice), dict(values)).check()

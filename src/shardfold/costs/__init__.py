@@ -14,7 +14,7 @@ from shardfold.costs.models.registry import (
 from shardfold.costs.models.roofline import Roofline
 from shardfold.costs.parameters import OPTIMIZERS, Optimizer, optimizer_named
 from shardfold.costs.profile.profile import Profile
-from shardfold.costs.tables import Tabulated, tabulate
+from shardfold.costs.tables import Tables, tabulate
 from shardfold.costs.variables import Vertex
 
 __all__ = [
@@ -28,7 +28,7 @@ __all__ = [
     "Pricing",
     "Profile",
     "Roofline",
-    "Tabulated",
+    "Tables",
     "Vertex",
     "measured_by",
     "optimizer_named",

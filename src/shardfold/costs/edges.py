@@ -74,7 +74,7 @@ class Edge:
         storage = None if self.storage is None else self.storage.at(source)
         return replace(self, left=left, needed=needed, storage=storage)
 
-    def legs(self, passes: int = 1) -> tuple[Leg, ...]:
+    def legs(self, micro_batches: int = 1) -> tuple[Leg, ...]:
         """All that travels on the edge, in order; in a step of so many passes, one pass's."""
         values = (forward_states(self.left), forward_states(self.needed))
         found = [Leg("value", "forward", *values)]
@@ -85,7 +85,7 @@ class Edge:
             found.append(Leg("value", "backward", *values, only=regathers))
         if self.has_gradient:
             gradients = (gradient_states(self.needed), gradient_states(self.left))
-            may_defer = self.storage is not None and passes > 1
+            may_defer = self.storage is not None and micro_batches > 1
             found.append(Leg("gradient", "backward", *gradients, may_defer=may_defer))
         if self.has_gradient and self.reduces_sum:
             summed = (gradient_states(self.left), forward_states(self.left))

@@ -40,11 +40,11 @@ def is_beside(model: CostModel, step: Collective) -> bool:
     return takes is None or not takes(step)
 
 
-def price(steps: Steps, model: CostModel, passes: int = 1) -> Values:
+def price(steps: Steps, model: CostModel, micro_batches: int = 1) -> Values:
     """Seconds of each case: the sum over its steps, each as often as so many passes do it."""
     total = np.zeros(steps.cases)
     for step in steps.steps:
-        often = times(step, passes)
+        often = times(step, micro_batches)
         if isinstance(step, Compute):
             total += model.compute_seconds(step) * often
         elif step.kind != "slice":

@@ -112,13 +112,13 @@ def by_axes(masks: NDArray[np.int64], axes: int) -> list[tuple[tuple[int, ...], 
     return groups
 
 
-def times(step: Step, passes: int) -> int:
+def times(step: Step, micro_batches: int) -> int:
     """How often a step is done where a training step takes so many passes over parts of a batch.
 
     An optimizer's update is done once, whatever it says.
     """
     turn = "last" if step.phase == "update" else step.turn
-    return {"every": passes, "later": passes - 1, "last": 1}[turn]
+    return {"every": micro_batches, "later": micro_batches - 1, "last": 1}[turn]
 
 
 def is_deferred(kinds: Sequence[Kind]) -> bool:

@@ -54,14 +54,14 @@ from shardfold.sharding.layouts import (
 
 
 @dataclass(frozen=True, slots=True)
-class Tabulated:
+class Tables:
     """A search problem, and what its vertices and edges stand for."""
 
     mesh: Mesh
     wiring: Wiring
     problem: Problem
     regions: Regions = KEEP_ALL
-    passes: int = 1  # over parts of the batch, in a step
+    micro_batches: int = 1  # over parts of the batch, in a step
 
     @property
     def vertices(self) -> tuple[Vertex, ...]:
@@ -82,15 +82,15 @@ def tabulate(
     optimizer: Optimizer,
     regions: Regions = KEEP_ALL,
     prices: EdgePrices | None = None,
-    passes: int = 1,
-) -> Tabulated:
+    micro_batches: int = 1,
+) -> Tables:
     """Price every choice of every decision of `graph` on `mesh`; `regions` are recomputed.
 
     `prices` of the same mesh, model and number of passes, where there are any, are used and added
     to. The graph is that of one pass; seconds are of a step, which takes so many.
     """
-    prices = EdgePrices(mesh, model, passes) if prices is None else prices
-    assert prices.passes == passes
+    prices = EdgePrices(mesh, model, micro_batches) if prices is None else prices
+    assert prices.micro_batches == micro_batches
     return _Tabulator(graph, subdims, mesh, model, optimizer, regions, prices).run()
 
 
@@ -110,7 +110,7 @@ class _Tabulator:
         self.graph, self.subdims, self.mesh = graph, subdims, mesh
         self.model, self.optimizer, self.regions = model, optimizer, regions
         self.saved = Saved(graph, subdims, regions)
-        self.prices, self.passes = prices, prices.passes
+        self.prices, self.micro_batches = prices, prices.micro_batches
         self.constant = constant_tensors(graph)
         self.readers, self.writers = graph.readers(), graph.writers()
         self.vertices: list[Vertex] = []
@@ -118,7 +118,7 @@ class _Tabulator:
         self.bytes: list[Values] = []
         self.cache: dict[Any, Any] = {}
 
-    def run(self) -> Tabulated:
+    def run(self) -> Tables:
         for index in range(len(self.graph.ops)):
             self._operator(index)
         sides = Sides([vertex.space for vertex in self.vertices if vertex.space is not None])
@@ -138,7 +138,7 @@ class _Tabulator:
             tuple(size for _, size in priced),
             tuple(self._name(v) for v in self.vertices),
         )
-        return Tabulated(self.mesh, wiring, problem, self.regions, self.passes)
+        return Tables(self.mesh, wiring, problem, self.regions, self.micro_batches)
 
     def _name(self, vertex: Vertex) -> str:
         named = self.graph.ops if vertex.what == "op" else self.graph.tensors
@@ -175,7 +175,7 @@ class _Tabulator:
             if constant:
                 space = Space(rule, np.full((1, len(self.mesh.axes)), -1, dtype=np.int8))
             steps = operator_steps(space, tensors, self.mesh, again)
-            costs = price(steps, self.model, self.passes)
+            costs = price(steps, self.model, self.micro_batches)
             memory = saved_bytes(space, tensors, kept, self.mesh)
             memory = memory + sum(tensors.results[k].bytes for k in later)
             self.cache[key] = (space, costs, memory)
@@ -241,10 +241,10 @@ class _Tabulator:
         if not self.graph.tensors[tensor].requires_grad:
             return np.zeros(len(memory)), memory
         steps = update_steps(storage, subdims, kind, self.optimizer, self.mesh)
-        costs = price(steps, self.model, self.passes)
-        if self.passes > 1:
+        costs = price(steps, self.model, self.micro_batches)
+        if self.micro_batches > 1:
             added = sum_up_steps(storage, subdims, kind, self.mesh)
-            costs = costs + price(added, self.model, self.passes)
+            costs = costs + price(added, self.model, self.micro_batches)
         # The parameter, its gradient, and the optimizer's state.
         return costs, memory * (2 + self.optimizer.states)
 
@@ -259,22 +259,22 @@ class EdgePrices:
     Seconds are those of a training step of so many passes.
     """
 
-    def __init__(self, mesh: Mesh, model: CostModel, passes: int = 1) -> None:
-        self.mesh, self.model, self.passes = mesh, model, passes
+    def __init__(self, mesh: Mesh, model: CostModel, micro_batches: int = 1) -> None:
+        self.mesh, self.model, self.micro_batches = mesh, model, micro_batches
         self.tables: dict[object, Values] = {}
         self.zeros: dict[tuple[int, ...], Values] = {}
 
     def seconds(self, edge: Edge) -> Values:
         """Seconds for every choice of the source (rows) and of the target (columns)."""
         total = np.zeros((len(edge.left), len(edge.needed)))
-        for leg in edge.legs(self.passes):
+        for leg in edge.legs(self.micro_batches):
             total += self._leg(edge, leg)
         return total
 
     def _leg(self, edge: Edge, leg: Leg) -> Values:
         if leg.what == "sum":  # whatever the reader needs
             steps = edge.steps(leg, self.mesh.shape)
-            return price(steps, self.model, self.passes)[:, None]
+            return price(steps, self.model, self.micro_batches)[:, None]
         table = self._table(edge, leg)
         table = table.T if leg.what == "gradient" else table
         return table if leg.only is None else table * leg.only[:, None]
@@ -290,7 +290,7 @@ class EdgePrices:
         if key not in self.tables:
             shape, size = self.mesh.shape, edge.item_bytes
             steps = reshard_all(rows, columns, shape, edge.subdims, size, phase)
-            costs = price(defer(steps) if leg.may_defer else steps, self.model, self.passes)
+            costs = price(defer(steps) if leg.may_defer else steps, self.model, self.micro_batches)
             self.tables[key] = costs.reshape(len(rows), len(columns))
         return self.tables[key][of_row][:, of_column]
 

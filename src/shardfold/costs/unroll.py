@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from shardfold.costs.tables import Tabulated
+from shardfold.costs.tables import Tables
 from shardfold.costs.variables import Place, Vertex
 from shardfold.graph import Graph, Repeat
 from shardfold.graph.repeats import MODEL
@@ -39,7 +39,7 @@ class Copies:
 
 
 @dataclass(frozen=True, slots=True)
-class Unfolded:
+class UnrolledProblem:
     """The problem of the whole model; its first vertices are those of the tables."""
 
     problem: Problem
@@ -54,28 +54,28 @@ class Unfolded:
         return full
 
 
-def unfold(tabulated: Tabulated, graph: Graph) -> Unfolded:
+def unroll(tables: Tables, graph: Graph) -> UnrolledProblem:
     """The problem with all periods of every run."""
     if not graph.repeats:
-        return Unfolded(tabulated.problem)
-    builder = _Builder(tabulated)
+        return UnrolledProblem(tables.problem)
+    builder = _Builder(tables)
     runs = tuple(builder.insert(repeat, graph) for repeat in graph.repeats)
-    return Unfolded(builder.problem(), runs)
+    return UnrolledProblem(builder.problem(), runs)
 
 
 class _Builder:
     """A problem as growing lists: which table stands at each vertex and each edge."""
 
-    def __init__(self, tabulated: Tabulated) -> None:
-        self.tabulated = tabulated
-        problem = tabulated.problem
+    def __init__(self, tables: Tables) -> None:
+        self.tables = tables
+        problem = tables.problem
         self.vertices = np.arange(len(problem))  # the vertex whose tables each one has
         self.edges = np.arange(len(problem.edges))
         self.ends = np.array(problem.edges, dtype=np.int64).reshape(-1, 2)
 
     def insert(self, repeat: Repeat, graph: Graph) -> Copies:
-        traced = _traced_vertices(self.tabulated, repeat, graph)
-        _check_alike(self.tabulated.problem, traced)
+        traced = _traced_vertices(self.tables, repeat, graph)
+        _check_alike(self.tables.problem, traced)
         model, following = traced[MODEL], traced[MODEL + 1]
         width, count = len(model), repeat.missing
         copies = len(self.vertices) + np.arange(count * width).reshape(count, width)
@@ -107,14 +107,14 @@ class _Builder:
         self.edges = np.concatenate([self.edges[~bridge], copied, self.edges[bridge]])
 
     def problem(self) -> Problem:
-        return self.tabulated.problem.spread(self.vertices, self.ends, self.edges)
+        return self.tables.problem.spread(self.vertices, self.ends, self.edges)
 
 
-def _traced_vertices(tabulated: Tabulated, repeat: Repeat, graph: Graph) -> Ints:
+def _traced_vertices(tables: Tables, repeat: Repeat, graph: Graph) -> Ints:
     """The vertices of each traced period, in the order of what they stand for in it."""
     writers, readers = graph.writers(), graph.readers()
     periods: list[dict[object, int]] = [{} for _ in range(repeat.traced)]
-    for number, vertex in enumerate(tabulated.vertices):
+    for number, vertex in enumerate(tables.vertices):
         for op, position in _places(vertex, writers, readers):
             period = repeat.period_of(op)
             if period is None:

@@ -43,52 +43,52 @@ from shardfold.search import Problem
 from shardfold.search.subproblem import Kept, Subproblem, restrict
 from shardfold.sharding import Subdims
 from shardfold.simulate import simulate
-from shardfold.simulate.decoded import Assembly
+from shardfold.simulate.decoded import DecodedChoice
 from shardfold.simulate.tasks import Scheduler
 from shardfold.strategies.pins import matching
 
 SAME = 1e-12  # of the step: terms below are rounding
 
 
-def terms(assembly: Assembly, v: int, other: Sequence[int]) -> tuple[Term, ...]:
-    """Where the costs of `other` and of the assembly's choice differ, the largest part first.
+def terms(decoded: DecodedChoice, v: int, other: Sequence[int]) -> tuple[Term, ...]:
+    """Where the costs of `other` and of the decoded choice differ, the largest part first.
 
     The operator of vertex v has its arithmetic and its collectives apart; every other term is an
     operator's own work, or all that a tensor or a parameter is moved and updated.
     """
-    problem, tables, mine = assembly.tabulated.problem, assembly.tabulated, assembly.choice
+    problem, tables, mine = decoded.tables.problem, decoded.tables, decoded.choice
     found: dict[str, float] = defaultdict(float)
-    prefix = shared_prefix([op.origin.module for op in assembly.graph.ops])
+    prefix = shared_prefix([op.origin.module for op in decoded.graph.ops])
     for u, vertex in enumerate(tables.vertices):
         if mine[u] == other[u]:
             continue
         if u == v:
-            for label, seconds in _own(assembly, v, other[v]).items():
+            for label, seconds in _own(decoded, v, other[v]).items():
                 found[label] += seconds
             continue
         change = float(problem.costs[u][other[u]] - problem.costs[u][mine[u]])
         is_operator = vertex.space is not None
-        label = _work(assembly.graph, vertex.index, prefix) if is_operator else ""
-        found[label or moves(assembly.graph, vertex.index)] += change
+        label = _work(decoded.graph, vertex.index, prefix) if is_operator else ""
+        found[label or moves(decoded.graph, vertex.index)] += change
     for edge, table in zip(tables.edges, problem.edge_costs, strict=True):
         before = (mine[edge.source], mine[edge.target])
         after = (other[edge.source], other[edge.target])
         if before != after:
-            found[moves(assembly.graph, edge.tensor)] += float(table[after] - table[before])
+            found[moves(decoded.graph, edge.tensor)] += float(table[after] - table[before])
     least = SAME * problem.total(mine)
     kept = [Term(what, seconds) for what, seconds in found.items() if abs(seconds) > least]
     return tuple(sorted(kept, key=lambda term: -abs(term.seconds)))
 
 
-def _own(assembly: Assembly, v: int, choice: int) -> dict[str, float]:
+def _own(decoded: DecodedChoice, v: int, choice: int) -> dict[str, float]:
     """How much more arithmetic and communication vertex v has under `choice`."""
-    vertex = assembly.tabulated.vertices[v]
+    vertex = decoded.tables.vertices[v]
     assert vertex.space is not None
     found: dict[str, float] = defaultdict(float)
-    for sign, at in ((1, choice), (-1, assembly.choice[v])):
-        for step in assembly.own(vertex.index, vertex.space, at):
+    for sign, at in ((1, choice), (-1, decoded.choice[v])):
+        for step in decoded.own(vertex.index, vertex.space, at):
             what = "its own arithmetic" if isinstance(step, Compute) else "its own collectives"
-            found[what] += sign * assembly.price(step) * assembly.passes
+            found[what] += sign * decoded.price(step) * decoded.micro_batches
     return found
 
 
@@ -108,28 +108,28 @@ def moves(graph: Graph, tensor: int) -> str:
     return f"moves of {found.name}"
 
 
-def changes(assembly: Assembly, v: int, other: Sequence[int]) -> tuple[Change, ...]:
+def changes(decoded: DecodedChoice, v: int, other: Sequence[int]) -> tuple[Change, ...]:
     """The operators that `other` splits otherwise, the nearest to vertex v first."""
     found = []
-    for u in _by_distance(assembly, v):
-        vertex = assembly.tabulated.vertices[u]
-        if u == v or vertex.space is None or assembly.choice[u] == other[u]:
+    for u in _by_distance(decoded, v):
+        vertex = decoded.tables.vertices[u]
+        if u == v or vertex.space is None or decoded.choice[u] == other[u]:
             continue
         configs = vertex.space.configs
         before, after = (
-            assembly.splits.of(vertex.index, vertex.space, configs[at].tolist())
-            for at in (assembly.choice[u], other[u])
+            decoded.splits.of(vertex.index, vertex.space, configs[at].tolist())
+            for at in (decoded.choice[u], other[u])
         )
         if before != after:
-            op = assembly.graph.ops[vertex.index]
+            op = decoded.graph.ops[vertex.index]
             found.append(Change(op.name, op.origin.module, op.kind, before, after))
     return tuple(found)
 
 
-def _by_distance(assembly: Assembly, v: int) -> list[int]:
+def _by_distance(decoded: DecodedChoice, v: int) -> list[int]:
     """All vertices that edges join to v, nearest first."""
     neighbours: dict[int, list[int]] = defaultdict(list)
-    for a, b in assembly.tabulated.problem.edges:
+    for a, b in decoded.tables.problem.edges:
         neighbours[a].append(b)
         neighbours[b].append(a)
     seen, queue = {v: None}, deque([v])
@@ -144,10 +144,10 @@ def _by_distance(assembly: Assembly, v: int) -> list[int]:
 ROUNDING = 1e-9  # of the step: differences below are rounding
 
 
-def holding(assembly: Assembly, v: int, additive_seconds: float) -> Holding | None:
+def holding(decoded: DecodedChoice, v: int, additive_seconds: float) -> Holding | None:
     """What operator v would choose by itself, and who holds it back; None if it has its choice."""
-    tables, problem = assembly.tabulated, assembly.tabulated.problem
-    own, mine = problem.costs[v], assembly.choice[v]
+    tables, problem = decoded.tables, decoded.tables.problem
+    own, mine = problem.costs[v], decoded.choice[v]
     alone = int(own.argmin())
     saved = float(own[mine] - own[alone])
     space = tables.vertices[v].space
@@ -158,12 +158,12 @@ def holding(assembly: Assembly, v: int, additive_seconds: float) -> Holding | No
     for edge, table in zip(tables.edges, problem.edge_costs, strict=True):
         if v not in (edge.source, edge.target):
             continue
-        ends = (assembly.choice[edge.source], assembly.choice[edge.target])
+        ends = (decoded.choice[edge.source], decoded.choice[edge.target])
         other = (alone, ends[1]) if edge.source == v else (ends[0], alone)
-        held[moves(assembly.graph, edge.tensor)] += float(table[other] - table[ends])
+        held[moves(decoded.graph, edge.tensor)] += float(table[other] - table[ends])
     terms = [Term(what, more) for what, more in held.items() if more > ROUNDING * additive_seconds]
     return Holding(
-        split=assembly.splits.of(tables.vertices[v].index, space, space.configs[alone].tolist()),
+        split=decoded.splits.of(tables.vertices[v].index, space, space.configs[alone].tolist()),
         saved_seconds=saved,
         holders=tuple(sorted(terms, key=lambda term: -term.seconds)),
     )
@@ -181,7 +181,7 @@ Watch = Callable[[int, int], None]
 class Case:
     """A plan on its tables: the choice, what its pins leave, and the limit that it keeps to."""
 
-    assembly: Assembly
+    decoded: DecodedChoice
     left: Subproblem
     limit_bytes: float | None  # None: no plan fits
     scheduler: Scheduler | None = None  # None: the costs know no overlap
@@ -194,29 +194,29 @@ class Case:
     @property
     def problem(self) -> Problem:
         """Every choice, pinned or not."""
-        return self.assembly.tabulated.problem
+        return self.decoded.tables.problem
 
     @cached_property
     def additive_seconds(self) -> float:
         """What the plan's choice costs."""
-        return self.problem.total(self.assembly.choice)
+        return self.problem.total(self.decoded.choice)
 
     @cached_property
     def step_seconds(self) -> float:
         """The plan's step: simulated, or the additive cost where the costs know no overlap."""
         if self.scheduler is None:
             return self.additive_seconds
-        return simulate(self.scheduler.alone(self.assembly)).step_seconds
+        return simulate(self.scheduler.alone(self.decoded)).step_seconds
 
     @cached_property
     def entries(self) -> tuple[OperatorEntry, ...]:
         """The plan's operators, as in the graph."""
-        return operator_entries(self.assembly)
+        return operator_entries(self.decoded)
 
     @cached_property
     def vertex_of(self) -> dict[int, int]:
         """The vertex of each operator."""
-        vertices = self.assembly.tabulated.vertices
+        vertices = self.decoded.tables.vertices
         return {vertex.index: v for v, vertex in enumerate(vertices) if vertex.space is not None}
 
 
@@ -226,11 +226,11 @@ def case_of(
     """The plan's tables made anew, with its own choice, pins and limit."""
     limit = plan.estimate.limit_bytes
     setting = Setting(plan, graph, subdims, cluster, pricing, limit)
-    assembly = replace(setting.tables, choice=recalled(plan, setting.tables))
+    decoded = replace(setting.tables, choice=recalled(plan, setting.tables))
     scheduler = Scheduler(graph, subdims, cluster) if pricing.overlaps else None
-    if assembly.tabulated.problem.total_bytes(assembly.choice) <= limit:
-        return Case(assembly, setting.left, limit, scheduler), setting
-    return Case(assembly, setting.left, None, scheduler), replace(setting, limit_bytes=None)
+    if decoded.tables.problem.total_bytes(decoded.choice) <= limit:
+        return Case(decoded, setting.left, limit, scheduler), setting
+    return Case(decoded, setting.left, None, scheduler), replace(setting, limit_bytes=None)
 
 
 def price_elsewhere(
@@ -245,14 +245,14 @@ def price_elsewhere(
     try:
         mesh = mesh_from_text("x".join(str(axis.size) for axis in plan.mesh) or "1", cluster)
         model = pricing.model(cluster, mesh)
-        assembly = restated(plan, graph, subdims, mesh, model, optimizer)
+        decoded = restated(plan, graph, subdims, mesh, model, optimizer)
     except (ClusterError, PlanError) as error:
         return Priced(None, None, str(error))
     if pricing.overlaps:
-        found = simulate(Scheduler(graph, subdims, cluster).alone(assembly))
+        found = simulate(Scheduler(graph, subdims, cluster).alone(decoded))
         return Priced(found.step_seconds, found.peak_bytes)
-    problem = assembly.tabulated.problem
-    return Priced(problem.total(assembly.choice), problem.total_bytes(assembly.choice))
+    problem = decoded.tables.problem
+    return Priced(problem.total(decoded.choice), problem.total_bytes(decoded.choice))
 
 
 def explain(
@@ -302,7 +302,7 @@ def explain(
 
 def _picked(case: Case, pattern: str | None, everything: bool) -> tuple[list[tuple[int, int]], int]:
     """The operators to explain, each with how many are alike; and how many are left out."""
-    graph, entries = case.assembly.graph, case.entries
+    graph, entries = case.decoded.graph, case.entries
     groups = [[i] for i in range(len(entries))] if pattern is None else matching(pattern, graph)
     named = [index for group in groups for index in group]
     if everything:
@@ -325,10 +325,10 @@ def _reason(case: Case, index: int, alike: int, everything: bool) -> Reason:
     """Search with each other split of operator `index`, and compare the best with the plan."""
     v = case.vertex_of[index]
     entry = case.entries[index]
-    offered = case.assembly.offered(v)
+    offered = case.decoded.offered(v)
     chosen = frozenset(entry.split.items())
     found = alternatives(case.limit, v, offered, chosen, everything)
-    other = case.assembly.choice
+    other = case.decoded.choice
     if found and found[0].solution is not None:
         is_free = not case.limit.binds and case.limit.is_within(found[0].solution)
         other = _nearest(case, found[0].kept) if is_free else tuple(found[0].solution.choice)
@@ -338,9 +338,9 @@ def _reason(case: Case, index: int, alike: int, everything: bool) -> Reason:
         is_pinned=v in case.left.kept,
         additive_seconds=case.additive_seconds,
         alternatives=tuple(map(_alternative, found)),
-        terms=terms(case.assembly, v, other),
-        changes=changes(case.assembly, v, other),
-        holding=holding(case.assembly, v, case.additive_seconds),
+        terms=terms(case.decoded, v, other),
+        changes=changes(case.decoded, v, other),
+        holding=holding(case.decoded, v, case.additive_seconds),
     )
 
 
@@ -360,7 +360,7 @@ def _nearest(case: Case, kept: Kept) -> tuple[int, ...]:
     problem, trifle = case.problem, TIE * case.additive_seconds
     known: dict[tuple[int, int], Values] = {}
     costs = []
-    for table, at in zip(problem.costs, case.assembly.choice, strict=True):
+    for table, at in zip(problem.costs, case.decoded.choice, strict=True):
         key = (id(table), at)
         if key not in known:
             known[key] = table + trifle * (np.arange(len(table)) != at)

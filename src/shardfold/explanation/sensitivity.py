@@ -23,9 +23,9 @@ from shardfold.plans.plan import Plan
 from shardfold.plans.read import mesh_on, tables_for
 from shardfold.search.subproblem import Subproblem, restrict
 from shardfold.sharding import Subdims
-from shardfold.simulate.decoded import Assembly
+from shardfold.sharding.split_names import Key
+from shardfold.simulate.decoded import DecodedChoice
 from shardfold.strategies.pins import held, parse_pins, refused
-from shardfold.strategies.split_names import Key
 
 FURTHEST = 16.0
 FINEST = 1.05  # the ratio of two factors between which nothing more is asked
@@ -47,7 +47,7 @@ class Setting:
     limit_bytes: float | None
 
     @cached_property
-    def tables(self) -> Assembly:
+    def tables(self) -> DecodedChoice:
         """The tables on the plan's mesh, without a choice."""
         mesh = mesh_on(self.plan, self.cluster)
         model = self.pricing.model(self.cluster, mesh)
@@ -57,7 +57,7 @@ class Setting:
     @cached_property
     def left(self) -> Subproblem:
         """The choices that the plan's pins leave."""
-        tables = self.tables.tabulated
+        tables = self.tables.tables
         pins = parse_pins(self.plan.provenance.request.pins)
         kept, refusal = held(pins, self.tables.splits, tables)
         if refusal is not None:
@@ -96,15 +96,15 @@ class Setting:
 class Winner:
     """The best choice of a setting."""
 
-    assembly: Assembly
+    decoded: DecodedChoice
     additive_seconds: float
 
     def split(self, v: int) -> dict[str, int]:
         """How operator vertex v is split."""
-        vertex = self.assembly.tabulated.vertices[v]
+        vertex = self.decoded.tables.vertices[v]
         assert vertex.space is not None
-        row = vertex.space.configs[self.assembly.choice[v]].tolist()
-        return self.assembly.splits.of(vertex.index, vertex.space, row)
+        row = vertex.space.configs[self.decoded.choice[v]].tolist()
+        return self.decoded.splits.of(vertex.index, vertex.space, row)
 
 
 @dataclass

@@ -15,11 +15,11 @@ from functools import cached_property
 import numpy as np
 
 from shardfold.cluster import Cluster, Mesh
-from shardfold.costs import CostModel, Optimizer, Pricing, Tabulated, tabulate
+from shardfold.costs import CostModel, Optimizer, Pricing, Tables, tabulate
 from shardfold.costs.recompute import Regions
 from shardfold.costs.steps import Values
 from shardfold.costs.tables import EdgePrices
-from shardfold.costs.unroll import Ints, Unfolded, unfold
+from shardfold.costs.unroll import Ints, UnrolledProblem, unroll
 from shardfold.graph import Graph
 from shardfold.operators import Maker, rules_of
 from shardfold.plans.request import Recompute
@@ -28,9 +28,9 @@ from shardfold.search.subproblem import Subproblem
 from shardfold.sharding import Subdims, find_subdims
 from shardfold.simulate import Schedule, Simulation
 from shardfold.simulate import simulate as run_schedule
-from shardfold.simulate.decoded import Assembly
+from shardfold.simulate.decoded import DecodedChoice
 from shardfold.simulate.tasks import Scheduler
-from shardfold.simulate.unrolled import Whole
+from shardfold.simulate.unrolled import UnrolledChoice
 from shardfold.strategies.pins import Pin
 
 RESERVE = 0.1  # of a device's memory: fragments, workspaces, the framework itself
@@ -68,8 +68,8 @@ class Case:
     request: Request
     scheduler: Scheduler  # of the graph, on whatever mesh
     prices: EdgePrices  # of the mesh, whatever is recomputed
-    tables: Tabulated
-    unrolled: Unfolded  # the problem with all periods of every run
+    tables: Tables
+    unrolled: UnrolledProblem  # the problem with all periods of every run
     allowed: Subproblem  # the choices that pins leave: all, without any
     known: list[Ints] = field(default_factory=list)  # good choices, as they are met
 
@@ -109,15 +109,15 @@ class Case:
         return discount(self.tables, self.unrolled.problem, 0.0)
 
     @cached_property
-    def _assembly(self) -> Assembly:
+    def _decoded(self) -> DecodedChoice:
         """What all choices have in common."""
         model, optimizer = self.cost_model, self.request.optimizer
-        return Assembly(self.graph, self.subdims, self.tables, (), model, optimizer)
+        return DecodedChoice(self.graph, self.subdims, self.tables, (), model, optimizer)
 
-    def decode(self, choice: Sequence[int]) -> Whole:
+    def decode(self, choice: Sequence[int]) -> UnrolledChoice:
         """What a choice means for every operator of the model."""
-        assembly = self._assembly.choosing(tuple(choice[: len(self.tables.vertices)]))
-        return Whole(assembly, self.unrolled, np.array(choice))
+        decoded = self._decoded.choosing(tuple(choice[: len(self.tables.vertices)]))
+        return UnrolledChoice(decoded, self.unrolled, np.array(choice))
 
 
 def make_case(request: Request, scheduler: Scheduler, prices: EdgePrices, regions: Regions) -> Case:
@@ -132,12 +132,12 @@ def make_case(request: Request, scheduler: Scheduler, prices: EdgePrices, region
         prices,
         request.micro_batches,
     )
-    unrolled = unfold(tables, scheduler.graph)
+    unrolled = unroll(tables, scheduler.graph)
     every = Subproblem(unrolled.problem, {})
     return Case(request, scheduler, prices, tables, unrolled, every)
 
 
-def discount(tables: Tabulated, problem: Problem, weight: float) -> Problem:
+def discount(tables: Tables, problem: Problem, weight: float) -> Problem:
     """A problem made of these tables, with the edges of parameters at a part of their cost."""
     scaled: dict[int, Values] = {
         id(costs): costs * weight

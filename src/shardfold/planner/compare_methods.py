@@ -256,7 +256,7 @@ def sent_bytes(candidate: Candidate) -> float:
         VOLUME[step.kind](math.prod(shape[a] for a in step.axes))
         * float(step.bytes[0])
         * step.repeats
-        for steps in candidate.case.decode(candidate.choice).assembly.steps.values()
+        for steps in candidate.case.decode(candidate.choice).decoded.steps.values()
         for step in steps
         if isinstance(step, Collective) and step.kind != "slice"
     )

@@ -19,9 +19,9 @@ from shardfold.planner.case import Candidate, Case, Request, make_case
 from shardfold.planner.select import HINT, Selection, least_seconds
 from shardfold.search import Solution, unproven
 from shardfold.search.subproblem import restrict
+from shardfold.sharding.split_names import Splits
 from shardfold.simulate.tasks import Scheduler
 from shardfold.strategies.pins import Refusal, held, refused
-from shardfold.strategies.split_names import Splits
 
 Watch = Callable[[int, int], None]
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from shardfold.costs import Tabulated
+from shardfold.costs import Tables
 from shardfold.costs.recompute import KEEP_ALL, Regions, block_regions, in_model
 from shardfold.graph import Graph
 from shardfold.graph.divide_run import divided
@@ -81,7 +81,7 @@ def _is_hopeless(ranking: Ranking, whole: Case, keeping: Case, count: int) -> bo
     return least_seconds(keeping.unrolled.problem) + more >= ranking.winner.seconds
 
 
-def more_seconds(graph: Graph, keeping: Tabulated, whole: Tabulated, border: int) -> float:
+def more_seconds(graph: Graph, keeping: Tables, whole: Tables, border: int) -> float:
     """What is added at least by recomputing all that comes before an operator of the model.
 
     The tables `keeping` recompute nothing, and `whole` all that can be. An operator that runs
@@ -94,7 +94,7 @@ def more_seconds(graph: Graph, keeping: Tabulated, whole: Tabulated, border: int
     return sum(more[op] for op in before)
 
 
-def _least(tables: Tabulated) -> list[tuple[int, float]]:
+def _least(tables: Tables) -> list[tuple[int, float]]:
     """Every operator with the seconds of its cheapest choice."""
     pairs = zip(tables.vertices, tables.problem.costs, strict=True)
     return [(vertex.index, float(cost.min())) for vertex, cost in pairs if vertex.what == "op"]

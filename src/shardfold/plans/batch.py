@@ -25,7 +25,7 @@ import numpy as np
 from shardfold.errors import InputError, PlanError, RunError
 from shardfold.plans.plan import InputEntry, Plan
 from shardfold.sharding.layouts import Bounds, chunk
-from shardfold.simulate.decoded import Assembly
+from shardfold.simulate.decoded import DecodedChoice
 
 if TYPE_CHECKING:
     from shardfold.plans.plan import Plan
@@ -110,16 +110,16 @@ WHOLE, SAMPLES = "replicated", "dim 0"
 
 
 def inputs_of(
-    assembly: Assembly, cuts: Mapping[str, tuple[str, int]] = MappingProxyType({})
+    decoded: DecodedChoice, cuts: Mapping[str, tuple[str, int]] = MappingProxyType({})
 ) -> tuple[InputEntry, ...]:
     """Every tensor of the batch, and how it is cut into parts: of devices, and of passes."""
-    graph, subdims = assembly.graph, assembly.subdims
-    votes, leading = _votes(assembly)
+    graph, subdims = decoded.graph, decoded.subdims
+    votes, leading = _votes(decoded)
     entries = []
     for index, tensor in enumerate(graph.tensors):
         if tensor.role != "input":
             continue
-        is_batch = _has_samples(assembly, index) and subdims.classes[index][0] == leading
+        is_batch = _has_samples(decoded, index) and subdims.classes[index][0] == leading
         layout = tuple(SAMPLES if vote and is_batch else WHOLE for vote in votes)
         place, dim = cuts.get(tensor.name, ("", None))
         kind = tensor.type
@@ -127,26 +127,26 @@ def inputs_of(
     return tuple(entries)
 
 
-def _has_samples(assembly: Assembly, tensor: int) -> bool:
+def _has_samples(decoded: DecodedChoice, tensor: int) -> bool:
     """Whether the leading dim is one piece, of which every device can have a range."""
-    return assembly.subdims.dims[tensor].count(0) == 1
+    return decoded.subdims.dims[tensor].count(0) == 1
 
 
-def _votes(assembly: Assembly) -> tuple[list[bool], int]:
+def _votes(decoded: DecodedChoice) -> tuple[list[bool], int]:
     """For each axis, whether it splits the samples; and which atom the samples are."""
-    graph, subdims, tabulated = assembly.graph, assembly.subdims, assembly.tabulated
-    weights = np.zeros((2, len(tabulated.mesh.axes)))
+    graph, subdims, tables = decoded.graph, decoded.subdims, decoded.tables
+    weights = np.zeros((2, len(tables.mesh.axes)))
     sizes: dict[int, float] = {}
     for tensor, readers in graph.readers().items():
-        if graph.tensors[tensor].role != "input" or not _has_samples(assembly, tensor):
+        if graph.tensors[tensor].role != "input" or not _has_samples(decoded, tensor):
             continue
         leading, size = subdims.classes[tensor][0], graph.tensors[tensor].type.bytes
         sizes[leading] = sizes.get(leading, 0.0) + size
         for reader, position in readers:
             if not graph.has_gradient(reader):
                 continue  # made whole on every device, and sliced for free
-            layouts = tabulated.wiring.sides.operand(reader, position)
-            row = layouts[assembly.choice[reader]]
+            layouts = tables.wiring.sides.operand(reader, position)
+            row = layouts[decoded.choice[reader]]
             weights[(row == 0).astype(int), range(len(row))] += size
     most = max(sizes, key=lambda k: sizes[k], default=-1)
     return [bool(yes > no) for no, yes in weights.T], most

@@ -28,7 +28,7 @@ from shardfold.plans.plan import (
     Provenance,
 )
 from shardfold.plans.request import Request
-from shardfold.simulate.unrolled import Whole
+from shardfold.simulate.unrolled import UnrolledChoice
 from shardfold.strategies.baselines import batch_factors, data_parallel, fully_sharded
 from shardfold.strategies.pins import matching
 
@@ -86,14 +86,14 @@ def describe(
             notes=case.graph.notes,
             model=model,
         ),
-        inputs=inputs_of(whole.assembly, cuts or {}),
+        inputs=inputs_of(whole.decoded, cuts or {}),
         pinned=_pinned(operators, selection),
         recompute=tuple((r.start, r.stop) for r in in_model(case.recomputed, case.graph).ranges),
         sketch=sketch(whole),
         simulation=winner.simulation,
         finalists=_finalists(selection),
         schedule=winner.schedule(),
-        micro_batches=case.tables.passes,
+        micro_batches=case.tables.micro_batches,
     )
 
 
@@ -138,7 +138,7 @@ def _finalists(selection: Selection) -> tuple[FinalistEntry, ...]:
     return tuple(sorted(found, key=lambda entry: entry.step_seconds))
 
 
-def _estimate(whole: Whole, selection: Selection) -> Estimate:
+def _estimate(whole: UnrolledChoice, selection: Selection) -> Estimate:
     """The winner's figures, and those of the two baselines that everybody knows.
 
     They are of simulated steps, else the sums that the search minimises.

@@ -16,15 +16,15 @@ from shardfold.graph.repeats import operator_order
 from shardfold.plans.entries import layout_words
 from shardfold.plans.plan import Face, Move, Row, Side, Sketch
 from shardfold.sharding.layouts import Layouts
-from shardfold.simulate.decoded import Assembly
-from shardfold.simulate.unrolled import Whole
+from shardfold.simulate.decoded import DecodedChoice
+from shardfold.simulate.unrolled import UnrolledChoice
 
 OUTSIDE = 0  # what an operand reads that no operator writes: an input, a parameter, a buffer
 
 
-def sketch(whole: Whole) -> Sketch:
+def sketch(unrolled: UnrolledChoice) -> Sketch:
     """The sketch of a solved model, every layer of it."""
-    return _Drawer(whole).sketch()
+    return _Drawer(unrolled).sketch()
 
 
 def expanded(sketch: Sketch) -> Iterator[Row]:
@@ -44,8 +44,8 @@ def written_by(row: Row, at: int) -> tuple[int | None, ...]:
 class _Drawer:
     """Collects faces and rows, each once."""
 
-    def __init__(self, whole: Whole) -> None:
-        self.whole, self.graph = whole, whole.assembly.graph
+    def __init__(self, unrolled: UnrolledChoice) -> None:
+        self.unrolled, self.graph = unrolled, unrolled.decoded.graph
         self.faces: dict[Face, int] = {}
         self.rows: dict[Row, int] = {}
         self.writer = {t: i for i, op in enumerate(self.graph.ops) for t in op.results}
@@ -58,13 +58,13 @@ class _Drawer:
         known: dict[tuple[int, int], tuple[int, ...]] = {}
         periods: list[tuple[int, ...]] = []
         at = 0
-        for run in self.whole.runs:
+        for run in self.unrolled.runs:
             periods += self._alone(range(at, run.repeat.start))
             for order in range(run.repeat.count):
-                assembly, period = run.period(order)
-                key = (id(assembly), period)
+                decoded, period = run.period(order)
+                key = (id(decoded), period)
                 if key not in known:
-                    views = _Views(assembly)
+                    views = _Views(decoded)
                     ops = run.repeat.ops(period)
                     known[key] = tuple(self._row(views, op) for op in ops)
                 periods.append(known[key])
@@ -74,7 +74,7 @@ class _Drawer:
         return Sketch(tuple(self.faces), tuple(self.rows), pieces)
 
     def _alone(self, ops: range) -> list[tuple[int, ...]]:
-        views = _Views(self.whole.assembly)
+        views = _Views(self.unrolled.decoded)
         return [tuple(self._row(views, op) for op in ops)] if ops else []
 
     def _row(self, views: _Views, op: int) -> int:
@@ -109,16 +109,16 @@ class _Drawer:
 
 
 class _Views:
-    """What one assembly says of its operators."""
+    """What a decoded choice says of its operators."""
 
-    def __init__(self, assembly: Assembly) -> None:
-        self.assembly, self.wiring = assembly, assembly.tabulated.wiring
+    def __init__(self, decoded: DecodedChoice) -> None:
+        self.decoded, self.wiring = decoded, decoded.tables.wiring
 
     def face(self, op: int) -> Face:
         """The factors and the tensors of an operator, as it is split."""
-        sides, choice = self.wiring.sides, self.assembly.choice[op]
-        space, call = sides.spaces[op], self.assembly.graph.ops[op]
-        words = self.assembly.splits.names(op, space)
+        sides, choice = self.wiring.sides, self.decoded.choice[op]
+        space, call = sides.spaces[op], self.decoded.graph.ops[op]
+        words = self.decoded.splits.names(op, space)
         factors = tuple(zip(space.rule.factors, words, space.rule.sizes, strict=True))
         operands = [
             self._side(o.name, o.tensor, sides.operand(op, k), choice)
@@ -131,8 +131,8 @@ class _Views:
         return Face(str(space.rule.rule), factors, tuple(operands), tuple(results))
 
     def _side(self, name: str, tensor: int, layouts: Layouts, choice: int) -> Side:
-        found = self.assembly.graph.tensors[tensor]
-        states = layout_words(self.assembly.subdims, tensor, layouts, choice)
+        found = self.decoded.graph.tensors[tensor]
+        states = layout_words(self.decoded.subdims, tensor, layouts, choice)
         return Side(name, found.role, found.type.dtype, found.type.shape, states)
 
     def moves(self, op: int) -> tuple[Move, ...]:
@@ -142,12 +142,12 @@ class _Views:
         the layout that their readers share.
         """
         edges = list(enumerate(self.wiring.operand_edge[op]))
-        for k, tensor in enumerate(self.assembly.graph.ops[op].results):
+        for k, tensor in enumerate(self.decoded.graph.ops[op].results):
             edges.append((-1 - k, self.wiring.shared_edge.get(tensor)))
         found: dict[tuple[int, str, str, tuple[str, ...]], list[float]] = defaultdict(list)
-        names = self.assembly.tabulated.mesh.names
+        names = self.decoded.tables.mesh.names
         for operand, edge in edges:
-            for step in () if edge is None else self.assembly.moved(edge):
+            for step in () if edge is None else self.decoded.moved(edge):
                 if isinstance(step, Collective) and step.kind != "slice":
                     axes = tuple(names[a] for a in step.axes)
                     found[operand, step.phase, step.kind, axes].append(float(step.bytes[0]))
@@ -156,7 +156,7 @@ class _Views:
     def work(self, op: int) -> tuple[tuple[str, float], ...]:
         """Seconds of the operator's local work in all passes, phase by phase."""
         found: dict[str, float] = defaultdict(float)
-        for step in self.assembly.steps[op]:
+        for step in self.decoded.steps[op]:
             if isinstance(step, Compute):
-                found[step.phase] += self.assembly.total(step)
+                found[step.phase] += self.decoded.total(step)
         return tuple(found.items())

@@ -24,8 +24,8 @@ from shardfold.plans.plan import (
 from shardfold.sharding import Space, Subdims
 from shardfold.sharding.configs import CONFIG_WORDS
 from shardfold.sharding.layouts import REPLICATED, STATE_WORDS, Layouts
-from shardfold.simulate.decoded import Assembly
-from shardfold.simulate.unrolled import RunSteps, Whole
+from shardfold.simulate.decoded import DecodedChoice
+from shardfold.simulate.unrolled import RunSteps, UnrolledChoice
 
 Entry = TypeVar("Entry")
 Renamed = Callable[[Sequence[str]], Entry]  # an entry, under the paths of a period's blocks
@@ -35,15 +35,15 @@ Renamed = Callable[[Sequence[str]], Entry]  # an entry, under the paths of a per
 
 
 def operator_entries(
-    at: Assembly, within: Iterable[int] | None = None
+    at: DecodedChoice, within: Iterable[int] | None = None
 ) -> tuple[OperatorEntry, ...]:
     """An entry for every operator, in execution order, or for those of a range."""
     every = range(len(at.graph.ops))
     return tuple(_operator(at, op) for op in (every if within is None else within))
 
 
-def _operator(at: Assembly, index: int) -> OperatorEntry:
-    op, space = at.graph.ops[index], at.tabulated.wiring.sides.spaces[index]
+def _operator(at: DecodedChoice, index: int) -> OperatorEntry:
+    op, space = at.graph.ops[index], at.tables.wiring.sides.spaces[index]
     row, steps = space.configs[at.choice[index]].tolist(), at.steps[index]
     return OperatorEntry(
         op.name,
@@ -57,14 +57,14 @@ def _operator(at: Assembly, index: int) -> OperatorEntry:
     )
 
 
-def _collectives(steps: list[Step], at: Assembly) -> tuple[CollectiveEntry, ...]:
-    names = at.tabulated.mesh.names
+def _collectives(steps: list[Step], at: DecodedChoice) -> tuple[CollectiveEntry, ...]:
+    names = at.tables.mesh.names
     entries: dict[tuple[str, str, tuple[str, ...], float], list[float]] = defaultdict(list)
     for step in steps:
         if isinstance(step, Collective) and step.kind != "slice":
             axes = tuple(names[a] for a in step.axes)
             key = (step.phase, step.kind, axes, float(step.bytes[0]))
-            count = step.repeats * times(step, at.passes)
+            count = step.repeats * times(step, at.micro_batches)
             entries[key].extend([at.seconds(step) / step.repeats] * count)
     return tuple(
         CollectiveEntry(phase, kind, axes, size, len(each), math.fsum(each))
@@ -72,31 +72,31 @@ def _collectives(steps: list[Step], at: Assembly) -> tuple[CollectiveEntry, ...]
     )
 
 
-def tensor_entries(at: Assembly) -> tuple[TensorEntry, ...]:
+def tensor_entries(at: DecodedChoice) -> tuple[TensorEntry, ...]:
     """An entry for every tensor that several operators read."""
-    vertices = enumerate(at.tabulated.vertices)
+    vertices = enumerate(at.tables.vertices)
     return tuple(_tensor(at, v) for v, vertex in vertices if vertex.what == "tensor")
 
 
-def _tensor(at: Assembly, v: int) -> TensorEntry:
-    vertex = at.tabulated.vertices[v]
+def _tensor(at: DecodedChoice, v: int) -> TensorEntry:
+    vertex = at.tables.vertices[v]
     assert vertex.layouts is not None
     layout = layout_words(at.subdims, vertex.index, vertex.layouts, at.choice[v])
     return TensorEntry(at.graph.tensors[vertex.index].name, layout)
 
 
-def parameter_entries(at: Assembly) -> tuple[ParameterEntry, ...]:
+def parameter_entries(at: DecodedChoice) -> tuple[ParameterEntry, ...]:
     """An entry for every parameter; one that no operator reads is stored whole."""
     return tuple(_parameter(at, index) for index in at.graph.parameters())
 
 
-def _parameter(at: Assembly, index: int) -> ParameterEntry:
+def _parameter(at: DecodedChoice, index: int) -> ParameterEntry:
     tensor = at.graph.tensors[index]
-    v = at.tabulated.wiring.storage_vertex.get(index)
+    v = at.tables.wiring.storage_vertex.get(index)
     if v is None:
-        layout = (STATE_WORDS[REPLICATED],) * len(at.tabulated.mesh.axes)
+        layout = (STATE_WORDS[REPLICATED],) * len(at.tables.mesh.axes)
         return ParameterEntry(tensor.names, tensor.type.shape, layout, False)
-    storage = at.tabulated.vertices[v].storage
+    storage = at.tables.vertices[v].storage
     assert storage is not None
     layout = layout_words(at.subdims, index, storage.layouts, at.choice[v])
     regathers = bool(storage.regathers[at.choice[v]])
@@ -125,10 +125,10 @@ def factor_name(space: Space, factor: int) -> str:
 # Of a model with all its layers
 
 
-def every_operator(model: Whole) -> tuple[OperatorEntry, ...]:
+def every_operator(model: UnrolledChoice) -> tuple[OperatorEntry, ...]:
     """An entry for every operator of the model, in execution order."""
     found: list[OperatorEntry] = []
-    at, own = 0, model.assembly
+    at, own = 0, model.decoded
     for run in model.runs:
         found += operator_entries(own, range(at, run.repeat.start))
         for order, made in run.each(_operators_of):
@@ -138,7 +138,7 @@ def every_operator(model: Whole) -> tuple[OperatorEntry, ...]:
 
 
 def _operators_of(
-    run: RunSteps, who: Assembly, period: int, paths: Sequence[str]
+    run: RunSteps, who: DecodedChoice, period: int, paths: Sequence[str]
 ) -> list[Renamed[OperatorEntry]]:
     def renamed(entry: OperatorEntry) -> Renamed[OperatorEntry]:
         name, module = (_apart(text, paths) for text in (entry.name, entry.module))
@@ -147,12 +147,12 @@ def _operators_of(
     return [renamed(entry) for entry in operator_entries(who, run.repeat.ops(period))]
 
 
-def every_tensor(model: Whole) -> tuple[TensorEntry, ...]:
+def every_tensor(model: UnrolledChoice) -> tuple[TensorEntry, ...]:
     """An entry for every tensor that several operators read, as they are written."""
-    graph, vertices = model.assembly.graph, model.assembly.tabulated.vertices
+    graph, vertices = model.decoded.graph, model.decoded.tables.vertices
     place, writers = places(graph), graph.writers()
     found = [
-        (place[writers[vertices[v].index][0]], _tensor(model.assembly, v))
+        (place[writers[vertices[v].index][0]], _tensor(model.decoded, v))
         for v in model.outside
         if vertices[v].what == "tensor"
     ]
@@ -168,7 +168,7 @@ def every_tensor(model: Whole) -> tuple[TensorEntry, ...]:
 
 
 def _tensors_of(
-    run: RunSteps, who: Assembly, period: int, paths: Sequence[str]
+    run: RunSteps, who: DecodedChoice, period: int, paths: Sequence[str]
 ) -> list[tuple[int, Renamed[TensorEntry]]]:
     """The shared tensors of a period, with their numbers in the graph."""
 
@@ -177,14 +177,14 @@ def _tensors_of(
         return lambda to: replace(entry, name=_joined(name, to))
 
     found = run.vertices(who, period, "tensor")
-    return [(who.tabulated.vertices[v].index, renamed(_tensor(who, v))) for v in found]
+    return [(who.tables.vertices[v].index, renamed(_tensor(who, v))) for v in found]
 
 
-def every_parameter(model: Whole) -> tuple[ParameterEntry, ...]:
+def every_parameter(model: UnrolledChoice) -> tuple[ParameterEntry, ...]:
     """An entry for every parameter of the model, by name."""
-    own = model.assembly
+    own = model.decoded
     inside = {
-        own.tabulated.vertices[v].index
+        own.tables.vertices[v].index
         for run in model.runs
         for period in range(run.repeat.traced)
         for v in run.vertices(own, period, "parameter")
@@ -197,14 +197,14 @@ def every_parameter(model: Whole) -> tuple[ParameterEntry, ...]:
 
 
 def _parameters_of(
-    run: RunSteps, who: Assembly, period: int, paths: Sequence[str]
+    run: RunSteps, who: DecodedChoice, period: int, paths: Sequence[str]
 ) -> list[Renamed[ParameterEntry]]:
     def renamed(entry: ParameterEntry) -> Renamed[ParameterEntry]:
         names = [_apart(name, paths) for name in entry.names]
         return lambda to: replace(entry, names=tuple(_joined(name, to) for name in names))
 
     found = run.vertices(who, period, "parameter")
-    return [renamed(_parameter(who, who.tabulated.vertices[v].index)) for v in found]
+    return [renamed(_parameter(who, who.tables.vertices[v].index)) for v in found]
 
 
 Name = tuple[int, str]  # the block among its period's, -1 for none; what follows its path
@@ -221,12 +221,12 @@ def _joined(name: Name, paths: Sequence[str]) -> str:
     return name[1] if name[0] < 0 else paths[name[0]] + name[1]
 
 
-def unsplit_entries(model: Whole, additive_seconds: float) -> tuple[UnsplitEntry, ...]:
+def unsplit_entries(model: UnrolledChoice, additive_seconds: float) -> tuple[UnsplitEntry, ...]:
     """Operators that every device computes in full because nothing else was on offer."""
     groups: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0.0, 0.0])
     for at, vertices, count in model.weighted():
         for v in vertices:
-            space = at.tabulated.vertices[v].space
+            space = at.tables.vertices[v].space
             if space is None or len(space.configs) > 1:
                 continue
             work = [step for step in at.steps[v] if isinstance(step, Compute)]

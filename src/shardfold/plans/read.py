@@ -24,7 +24,7 @@ from shardfold.plans.plan import Plan
 from shardfold.sharding import Space, Subdims, space_of
 from shardfold.sharding.configs import CONFIG_WORDS, NONE
 from shardfold.sharding.layouts import STATE_WORDS
-from shardfold.simulate.decoded import Assembly
+from shardfold.simulate.decoded import DecodedChoice
 
 Entry = TypeVar("Entry")
 Row = tuple[int, ...]  # a state, or a factor, for each mesh axis
@@ -38,7 +38,7 @@ class Decisions:
 
     mesh: Mesh
     configs: tuple[Space, ...]  # one configuration each
-    kept: dict[int, Row]  # tensors with several readers, and the loss
+    shared: dict[int, Row]  # tensors with several readers, and the loss
     stored: dict[int, Row]  # parameters
     regathers: frozenset[int]
     regions: Regions = KEEP_ALL  # operators that run again before backward
@@ -72,30 +72,30 @@ def decisions_of(plan: Plan, graph: Graph, subdims: Subdims, mesh: Mesh | None =
 
 def tables_for(
     plan: Plan, graph: Graph, subdims: Subdims, mesh: Mesh, model: CostModel, optimizer: Optimizer
-) -> Assembly:
+) -> DecodedChoice:
     """Tables made anew with the plan's recomputation and micro-batches, and no choice yet."""
     again = stated_regions(plan.recompute, graph, subdims)
-    passes = plan.micro_batches
-    tables = tabulate(graph, subdims, mesh, model, optimizer, again, passes=passes)
-    return Assembly(graph, subdims, tables, (0,) * len(tables.vertices), model, optimizer)
+    given = (graph, subdims, mesh, model, optimizer, again)
+    tables = tabulate(*given, micro_batches=plan.micro_batches)
+    return DecodedChoice(graph, subdims, tables, (0,) * len(tables.vertices), model, optimizer)
 
 
 def restated(
     plan: Plan, graph: Graph, subdims: Subdims, mesh: Mesh, model: CostModel, optimizer: Optimizer
-) -> Assembly:
+) -> DecodedChoice:
     """The plan's choice on tables made anew, on a mesh with as many axes as its own."""
     blank = tables_for(plan, graph, subdims, mesh, model, optimizer)
     return replace(blank, choice=recalled(plan, blank))
 
 
-def recalled(plan: Plan, assembly: Assembly) -> tuple[int, ...]:
+def recalled(plan: Plan, decoded: DecodedChoice) -> tuple[int, ...]:
     """The plan's choice for every vertex of a graph with the same operators.
 
-    The assembly's own choice does not matter. A configuration or a layout that a hand-edited plan
+    The decoded choice itself does not matter. A configuration or a layout that a hand-edited plan
     names and that is not on offer is an error.
     """
-    tables = assembly.tabulated
-    decided = decisions_of(plan, assembly.graph, assembly.subdims, tables.mesh)
+    tables = decoded.tables
+    decided = decisions_of(plan, decoded.graph, decoded.subdims, tables.mesh)
     known: dict[object, dict[Row, int]] = {}
     choice = []
     for vertex in tables.vertices:
@@ -104,7 +104,7 @@ def recalled(plan: Plan, assembly: Assembly) -> tuple[int, ...]:
             known[key] = {row: number for number, row in enumerate(_offered(vertex))}
         wanted = _decided(vertex, decided)
         if wanted not in known[key]:
-            raise _absent(vertex, assembly, len(known[key]))
+            raise _absent(vertex, decoded, len(known[key]))
         choice.append(known[key][wanted])
     return tuple(choice)
 
@@ -189,7 +189,7 @@ def _decided(vertex: Vertex, decided: Decisions) -> Row:
         return tuple(decided.configs[vertex.index].configs[0].tolist())
     if vertex.storage is not None:
         return (*decided.stored[vertex.index], int(vertex.index in decided.regathers))
-    return decided.kept[vertex.index]
+    return decided.shared[vertex.index]
 
 
 def _offered(vertex: Vertex) -> list[Row]:
@@ -204,10 +204,10 @@ def _offered(vertex: Vertex) -> list[Row]:
     return [(*row, int(regather)) for row, regather in zip(rows, again, strict=True)]
 
 
-def _absent(vertex: Vertex, assembly: Assembly, offered: int) -> PlanError:
-    graph = assembly.graph
+def _absent(vertex: Vertex, decoded: DecodedChoice, offered: int) -> PlanError:
+    graph = decoded.graph
     names = (graph.ops if vertex.space is not None else graph.tensors)[vertex.index]
     return PlanError(
         f"What the plan has for {names.name} is not among the {offered} choices that are on offer "
-        f"on the mesh {assembly.tabulated.mesh}."
+        f"on the mesh {decoded.tables.mesh}."
     )

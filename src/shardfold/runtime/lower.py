@@ -182,7 +182,7 @@ class _Lowering:
         """The plan's decisions, each with the one choice that was made."""
         given = self.decisions
         found = [Vertex("op", i, space=space) for i, space in enumerate(given.configs)]
-        found += [Vertex("tensor", t, layouts=_layouts(row)) for t, row in given.kept.items()]
+        found += [Vertex("tensor", t, layouts=_layouts(row)) for t, row in given.shared.items()]
         for tensor, row in given.stored.items():
             storage = Storage(_layouts(row), np.array([tensor in given.regathers]))
             found.append(Vertex("parameter", tensor, layouts=storage.layouts, storage=storage))

@@ -7,22 +7,22 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from shardfold.costs import CostModel, Tabulated
+from shardfold.costs import CostModel, Tables
 from shardfold.costs.operator_steps import Tensors, operator_steps
 from shardfold.costs.parameters import Optimizer, sum_up_steps, update_steps
 from shardfold.costs.steps import Collective, Compute, Step, times
 from shardfold.graph import Graph
 from shardfold.sharding import Space, Subdims
-from shardfold.strategies.split_names import Key, Rows, Split, Splits
+from shardfold.sharding.split_names import Key, Rows, Split, Splits
 
 
 @dataclass(frozen=True)
-class Assembly:
+class DecodedChoice:
     """A choice for a problem, with all that is needed to say which steps it implies."""
 
     graph: Graph
     subdims: Subdims
-    tabulated: Tabulated
+    tables: Tables
     choice: tuple[int, ...]
     model: CostModel
     optimizer: Optimizer
@@ -32,7 +32,7 @@ class Assembly:
         default_factory=dict, compare=False, repr=False
     )
 
-    def choosing(self, choice: tuple[int, ...]) -> Assembly:
+    def choosing(self, choice: tuple[int, ...]) -> DecodedChoice:
         """The same problem under another choice; steps that are alike are made once for both."""
         other = replace(self, choice=choice)
         other.__dict__["splits"] = self.splits
@@ -41,11 +41,11 @@ class Assembly:
     @cached_property
     def splits(self) -> Splits:
         """The operators' splits in words."""
-        return Splits(self.graph, self.subdims, self.tabulated.mesh)
+        return Splits(self.graph, self.subdims, self.tables.mesh)
 
     def offered(self, op: int) -> dict[Key, tuple[Split, Rows]]:
         """Every distinct split of an operator, with the configurations that make it."""
-        return self.splits.offered(op, self.tabulated.wiring.sides.spaces[op])
+        return self.splits.offered(op, self.tables.wiring.sides.spaces[op])
 
     @cached_property
     def steps(self) -> dict[int, list[Step]]:
@@ -56,13 +56,13 @@ class Assembly:
         these are the steps of one: `times` says how often each is done.
         """
         found: dict[int, list[Step]] = defaultdict(list)
-        for v, vertex in enumerate(self.tabulated.vertices):
+        for v, vertex in enumerate(self.tables.vertices):
             if vertex.space is not None:
                 found[v].extend(self.work(v))
         updated: set[int] = set()
-        for number, edge in enumerate(self.tabulated.edges):
+        for number, edge in enumerate(self.tables.edges):
             at = edge.target
-            if self.tabulated.vertices[at].space is None:
+            if self.tables.vertices[at].space is None:
                 at = edge.source
             found[at].extend(self.moved(number))
             if edge.storage is not None and edge.source not in updated:
@@ -72,44 +72,44 @@ class Assembly:
 
     def work(self, v: int) -> list[Step]:
         """The steps of the operator at vertex `v`, without its reshards."""
-        vertex = self.tabulated.vertices[v]
+        vertex = self.tables.vertices[v]
         assert vertex.space is not None
-        key = (id(self.tabulated.problem.costs[v]), self.choice[v])
+        key = (id(self.tables.problem.costs[v]), self.choice[v])
         if key not in self.known:
             self.known[key] = self.own(vertex.index, vertex.space, self.choice[v])
         return self.known[key]
 
     def update(self, v: int) -> list[Step]:
         """The update of the parameter at vertex `v`."""
-        key = (id(self.tabulated.problem.costs[v]), self.choice[v])
+        key = (id(self.tables.problem.costs[v]), self.choice[v])
         if key not in self.known:
             self.known[key] = self._update(v)
         return self.known[key]
 
     def summed_up(self, v: int) -> list[Step]:
         """What a pass adds to the gradient of the parameter at vertex `v`, where there are more."""
-        vertex = self.tabulated.vertices[v]
+        vertex = self.tables.vertices[v]
         tensor = self.graph.tensors[vertex.index]
-        if self.passes == 1 or vertex.storage is None or not tensor.requires_grad:
+        if self.micro_batches == 1 or vertex.storage is None or not tensor.requires_grad:
             return []
-        key = ("summed", id(self.tabulated.problem.costs[v]), self.choice[v])
+        key = ("summed", id(self.tables.problem.costs[v]), self.choice[v])
         if key not in self.known:
-            kept, mesh = self.subdims.tensors[vertex.index], self.tabulated.mesh
+            kept, mesh = self.subdims.tensors[vertex.index], self.tables.mesh
             steps = sum_up_steps(vertex.storage, kept, tensor.type, mesh)
             self.known[key] = steps.case(self.choice[v])
         return self.known[key]
 
     @property
-    def passes(self) -> int:
+    def micro_batches(self) -> int:
         """Over parts of the batch, in a step."""
-        return self.tabulated.passes
+        return self.tables.micro_batches
 
     def own(self, index: int, space: Space, choice: int) -> list[Step]:
         """The steps of one operator under one of its configurations, without its reshards."""
         single = Space(space.rule, space.configs[choice : choice + 1])
         tensors = Tensors.of(self.graph, self.subdims, index)
-        again = self.tabulated.regions.runs_again(index)
-        return operator_steps(single, tensors, self.tabulated.mesh, again).case(0)
+        again = self.tables.regions.runs_again(index)
+        return operator_steps(single, tensors, self.tables.mesh, again).case(0)
 
     def moved(self, number: int) -> list[Step]:
         """The steps that bring one edge's tensor from the layout it is left in to the needed."""
@@ -118,18 +118,18 @@ class Assembly:
 
     def moves(self, number: int) -> tuple[list[Step], list[Step]]:
         """The steps of one edge apart: those of values, and those of the gradient."""
-        edge = self.tabulated.edges[number]
+        edge = self.tables.edges[number]
         pair = (self.choice[edge.source], self.choice[edge.target])
-        key = (id(self.tabulated.problem.edge_costs[number]), pair)
+        key = (id(self.tables.problem.edge_costs[number]), pair)
         if key not in self.parts:
             self.parts[key] = ([], [])
-            one, shape = edge.at(*pair), self.tabulated.mesh.shape
-            for leg in one.legs(self.passes):
+            one, shape = edge.at(*pair), self.tables.mesh.shape
+            for leg in one.legs(self.micro_batches):
                 self.parts[key][leg.what != "value"].extend(one.steps(leg, shape).case(0))
         return self.parts[key]
 
     def _update(self, v: int) -> list[Step]:
-        vertex = self.tabulated.vertices[v]
+        vertex = self.tables.vertices[v]
         tensor = self.graph.tensors[vertex.index]
         if vertex.storage is None or not tensor.requires_grad:
             return []
@@ -138,11 +138,11 @@ class Assembly:
             self.subdims.tensors[vertex.index],
             tensor.type,
             self.optimizer,
-            self.tabulated.mesh,
+            self.tables.mesh,
         ).case(self.choice[v])
 
     def seconds(self, step: Step) -> float:
-        """As `price`, for steps of this assembly: operators that are alike share them."""
+        """As `price`, for steps of this choice: operators that are alike share them."""
         found = self.prices.get(id(step))
         if found is None:
             found = self.prices[id(step)] = self.price(step)
@@ -150,7 +150,7 @@ class Assembly:
 
     def total(self, step: Step) -> float:
         """The seconds of a step in all passes that do it."""
-        return self.seconds(step) * times(step, self.passes)
+        return self.seconds(step) * times(step, self.micro_batches)
 
     def price(self, step: Step) -> float:
         """What one step of one case costs."""

@@ -9,7 +9,7 @@ from shardfold.costs.saved import Extra, extras, keeps_results, kept_operands
 from shardfold.graph import Graph
 from shardfold.sharding import Subdims
 from shardfold.sharding.layouts import Layouts, local_items
-from shardfold.simulate.decoded import Assembly
+from shardfold.simulate.decoded import DecodedChoice
 
 Row = tuple[int, ...]
 
@@ -45,10 +45,10 @@ class MemoryFacts:
 class LocalLayouts:
     """Where everything lies under one choice: operands, results, stored parameters."""
 
-    def __init__(self, assembly: Assembly, facts: MemoryFacts) -> None:
-        self.assembly, self.facts, self.wiring = assembly, facts, assembly.tabulated.wiring
-        self.graph, self.regions = assembly.graph, assembly.tabulated.regions
-        self.shape: Row = tuple(assembly.tabulated.mesh.shape)
+    def __init__(self, decoded: DecodedChoice, facts: MemoryFacts) -> None:
+        self.decoded, self.facts, self.wiring = decoded, facts, decoded.tables.wiring
+        self.graph, self.regions = decoded.graph, decoded.tables.regions
+        self.shape: Row = tuple(decoded.tables.mesh.shape)
 
     def operand_row(self, op: int, position: int) -> Row:
         """How an operator needs an operand to lie."""
@@ -59,19 +59,19 @@ class LocalLayouts:
         return self._row(self.wiring.sides.result(op, position), op)
 
     def _row(self, layouts: Layouts, vertex: int) -> Row:
-        return row_of(layouts, self.assembly.choice[vertex])
+        return row_of(layouts, self.decoded.choice[vertex])
 
     def moves(self, edge: int | None, row: Row) -> bool:
         """Whether an operand has to be copied on its way: by steps, or sliced out of the whole."""
         if edge is None:
             return any(state >= 0 for state in row)
-        return any(step.phase == "forward" for step in self.assembly.moved(edge))
+        return any(step.phase == "forward" for step in self.decoded.moved(edge))
 
     def stored_bytes(self, vertex: int) -> float:
         """Bytes of the part of a parameter that a device keeps."""
-        chosen = self.assembly.tabulated.vertices[vertex]
+        chosen = self.decoded.tables.vertices[vertex]
         assert chosen.layouts is not None
-        row = row_of(chosen.layouts, self.assembly.choice[vertex])
+        row = row_of(chosen.layouts, self.decoded.choice[vertex])
         return self.facts.local_bytes(chosen.index, row, self.shape)
 
     def extra_bytes(self, op: int, life: str) -> float:
@@ -85,7 +85,7 @@ class LocalLayouts:
     def _splits(self, op: int, base: str) -> bool:
         """Whether an operator's configuration splits one of its factors."""
         space = self.wiring.sides.spaces[op]
-        row = space.configs[self.assembly.choice[op]].tolist()
+        row = space.configs[self.decoded.choice[op]].tolist()
         return any(factor >= 0 and space.rule.base(factor) == base for factor in row)
 
     def _extra_bytes(self, op: int, extra: Extra) -> float:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 from shardfold.costs.memory_format import CASTS, DROPOUTS, PERMUTED, RESHAPED
 from shardfold.costs.steps import Collective, Step
-from shardfold.simulate.decoded import Assembly
+from shardfold.simulate.decoded import DecodedChoice
 from shardfold.simulate.local_layouts import LocalLayouts, MemoryFacts, row_of
 
 Bytes = dict[str, float]
@@ -112,10 +112,10 @@ class Gradients:
     def _moved(
         self, op: int, tensor: int, edge: int | None, gradient: _Gradient, left: bool = False
     ) -> _Gradient:
-        if edge is None or not self.at.assembly.moves(edge)[1]:
+        if edge is None or not self.at.decoded.moves(edge)[1]:
             return gradient
-        at = self.at.assembly.tabulated.edges[edge]
-        row = row_of(at.left, self.at.assembly.choice[at.source])
+        at = self.at.decoded.tables.edges[edge]
+        row = row_of(at.left, self.at.decoded.choice[at.source])
         size = self.at.facts.local_bytes(tensor, row, self.at.shape)
         found = self._new(self.phases[op], size)
         self._release(gradient, self.phases[op])
@@ -133,7 +133,7 @@ class Gradients:
         if found.gradient:
             add(phase.takes, "buffers", found.gradient)
         else:  # with several passes, it lives until it is added to those before
-            alone = self.at.assembly.passes == 1
+            alone = self.at.decoded.micro_batches == 1
             add(phase.takes, "gradients" if alone else "buffers", found.reduced)
 
     def _new(self, phase: PhaseMemory, size: float) -> _Gradient:
@@ -170,9 +170,9 @@ class _Memory:
 class Footprint:
     """The memory of every operator of a graph under one choice."""
 
-    def __init__(self, assembly: Assembly, facts: MemoryFacts) -> None:
-        self.layouts = LocalLayouts(assembly, facts)
-        self.graph, self.regions = assembly.graph, assembly.tabulated.regions
+    def __init__(self, decoded: DecodedChoice, facts: MemoryFacts) -> None:
+        self.layouts = LocalLayouts(decoded, facts)
+        self.graph, self.regions = decoded.graph, decoded.tables.regions
         count = len(self.graph.ops)
         self.kept_bytes = 0.0  # that autograd keeps as forward ends
         self.forward = [PhaseMemory() for _ in range(count)]
@@ -185,21 +185,21 @@ class Footprint:
         self._run()
 
     def _gathered(self, op: int, position: int) -> GatheredParameter | None:
-        at_place, assembly = self.layouts, self.layouts.assembly
+        at_place, decoded = self.layouts, self.layouts.decoded
         tensor = self.graph.ops[op].inputs[position]
         edge = at_place.wiring.operand_edge[op][position]
         if edge is None or self.graph.tensors[tensor].role != "parameter":
             return None
-        at = assembly.tabulated.edges[edge]
-        row = row_of(at.needed, assembly.choice[at.target])
+        at = decoded.tables.edges[edge]
+        row = row_of(at.needed, decoded.choice[at.target])
         used = at_place.facts.local_bytes(tensor, row, at_place.shape)
         stored = at_place.stored_bytes(at.source)
-        values = assembly.moves(edge)[0]
+        values = decoded.moves(edge)[0]
         found = GatheredParameter(used if values else 0.0)
         assert at.regathers is not None
-        found.regathered = bool(at.regathers[assembly.choice[at.source]]) and not at.is_recomputed
+        found.regathered = bool(at.regathers[decoded.choice[at.source]]) and not at.is_recomputed
         if at.has_gradient:
-            reduces = bool(assembly.moves(edge)[1])
+            reduces = bool(decoded.moves(edge)[1])
             found.gradient, found.reduced = (used if reduces else 0.0), stored
         return found
 
@@ -330,8 +330,8 @@ class _Walk:
         edge = self.at.wiring.shared_edge.get(tensor)
         if edge is None:
             return memory
-        at = self.at.assembly.tabulated.edges[edge]
-        row = row_of(at.needed, self.at.assembly.choice[at.target])
+        at = self.at.decoded.tables.edges[edge]
+        row = row_of(at.needed, self.at.decoded.choice[at.target])
         if not self.at.moves(edge, row):
             return memory
         return self._new(op, self.at.facts.local_bytes(tensor, row, self.at.shape), "activations")

@@ -20,36 +20,36 @@ import numpy as np
 from shardfold.cluster import Cluster
 from shardfold.costs.model import is_beside
 from shardfold.costs.steps import Collective, Compute, Step, is_deferred
-from shardfold.costs.unroll import Unfolded
+from shardfold.costs.unroll import UnrolledProblem
 from shardfold.graph import Graph
 from shardfold.sharding import Subdims
 from shardfold.simulate import Again, Operator, Schedule, Segment, Task
-from shardfold.simulate.decoded import Assembly
+from shardfold.simulate.decoded import DecodedChoice
 from shardfold.simulate.local_layouts import MemoryFacts
 from shardfold.simulate.memory import Bytes, Footprint, PhaseMemory, scratch
 from shardfold.simulate.schedule import Mode
-from shardfold.simulate.unrolled import Whole
+from shardfold.simulate.unrolled import UnrolledChoice
 
 
 class OperatorTasks:
     """The tasks of every operator of a graph under one choice, made as they are asked for."""
 
     def __init__(
-        self, assembly: Assembly, facts: MemoryFacts, useful_flops: Callable[[int], float]
+        self, decoded: DecodedChoice, facts: MemoryFacts, useful_flops: Callable[[int], float]
     ) -> None:
-        self.assembly, self.useful_flops = assembly, useful_flops
-        self.graph, self.mesh = assembly.graph, assembly.tabulated.mesh
-        self.wiring = assembly.tabulated.wiring
-        self.footprint = Footprint(assembly, facts)
-        self.regions = assembly.tabulated.regions
+        self.decoded, self.useful_flops = decoded, useful_flops
+        self.graph, self.mesh = decoded.graph, decoded.tables.mesh
+        self.wiring = decoded.tables.wiring
+        self.footprint = Footprint(decoded, facts)
+        self.regions = decoded.tables.regions
         self.ends = {region[-1]: region for region in self.regions.ranges}
         self.first: dict[int, int] = {}  # parameter: the operator that answers for it
         for index, op in enumerate(self.graph.ops):
             for tensor in op.inputs:
                 self.first.setdefault(tensor, index)
         self.leaving: dict[int, list[int]] = defaultdict(list)  # edges from each vertex
-        if assembly.passes > 1:
-            for number, edge in enumerate(assembly.tabulated.edges):
+        if decoded.micro_batches > 1:
+            for number, edge in enumerate(decoded.tables.edges):
                 self.leaving[edge.source].append(number)
 
     def resident(self, op: int) -> Bytes:
@@ -59,9 +59,9 @@ class OperatorTasks:
             size = self.footprint.layouts.stored_bytes(vertex)
             found["parameters"] = found.get("parameters", 0.0) + size
             if self.graph.tensors[tensor].requires_grad:
-                state = size * self.assembly.optimizer.states
+                state = size * self.decoded.optimizer.states
                 found["optimizer"] = found.get("optimizer", 0.0) + state
-                if self.assembly.passes > 1:
+                if self.decoded.micro_batches > 1:
                     sums = self._gradient_bytes(vertex)
                     found["gradients"] = found.get("gradients", 0.0) + sums
         return found
@@ -69,11 +69,11 @@ class OperatorTasks:
     def _gradient_bytes(self, vertex: int) -> float:
         """Bytes of a parameter's gradient; of several passes, each that is held back has a sum."""
         size = self.footprint.layouts.stored_bytes(vertex)
-        if self.assembly.passes == 1:
+        if self.decoded.micro_batches == 1:
             return size
-        edges = self.assembly.tabulated.edges
+        edges = self.decoded.tables.edges
         waiting = [
-            is_deferred([s.kind for s in self.assembly.moves(k)[1] if isinstance(s, Collective)])
+            is_deferred([s.kind for s in self.decoded.moves(k)[1] if isinstance(s, Collective)])
             and not edges[k].reduces_sum
             for k in self.leaving[vertex]
         ]
@@ -92,7 +92,7 @@ class OperatorTasks:
                 and tensor not in seen
             ):
                 seen.add(tensor)
-                yield tensor, self.assembly.tabulated.edges[edge].source
+                yield tensor, self.decoded.tables.edges[edge].source
 
     def operator(self, op: int) -> Operator:
         """All tasks of one operator."""
@@ -120,7 +120,7 @@ class OperatorTasks:
             if step.phase == phase
         ]
         moved = [s for s in self._moved(op, gradient=False) if s.phase == phase]
-        work = [s for s in self.assembly.work(op) if s.phase == phase]
+        work = [s for s in self.decoded.work(op) if s.phase == phase]
         shared = [s for s in self._shared_steps(op, gradient=False) if s.phase == phase]
         return tasks + self._in_order([*moved, *work, *shared], phase, memory)
 
@@ -132,7 +132,7 @@ class OperatorTasks:
             if step.phase == "backward"
         ]
         shared = self._shared_steps(op, gradient=True)
-        work = [s for s in self.assembly.work(op) if s.phase == "backward"]
+        work = [s for s in self.decoded.work(op) if s.phase == "backward"]
         moved = self._moved(op, gradient=True)
         memory = self.footprint.backward[op]
         tasks += self._in_order([*shared, *work, *moved], "backward", memory)
@@ -143,8 +143,8 @@ class OperatorTasks:
         for tensor, vertex in self._answers_for(op):
             gradient = self._gradient_bytes(vertex)
             gives = {"gradients": gradient} if self.graph.tensors[tensor].requires_grad else {}
-            for step in self.assembly.update(vertex):
-                found.append(Task("update", self.assembly.seconds(step), gives=gives))
+            for step in self.decoded.update(vertex):
+                found.append(Task("update", self.decoded.seconds(step), gives=gives))
         return found
 
     # Steps
@@ -154,7 +154,7 @@ class OperatorTasks:
         return [
             (position, step)
             for position, edge in self._edges(op, parameters=True)
-            for step in self.assembly.moves(edge)[0]
+            for step in self.decoded.moves(edge)[0]
             if _is_sent(step)
         ]
 
@@ -171,13 +171,13 @@ class OperatorTasks:
         return [
             step
             for _, edge in self._edges(op, parameters=False)
-            for step in self.assembly.moves(edge)[gradient]
+            for step in self.decoded.moves(edge)[gradient]
         ]
 
     def _shared_steps(self, op: int, *, gradient: bool) -> list[Step]:
         """Of results that go to the layout that several readers share."""
         edges = (self.wiring.shared_edge.get(tensor) for tensor in self.graph.ops[op].results)
-        return [s for e in edges if e is not None for s in self.assembly.moves(e)[gradient]]
+        return [s for e in edges if e is not None for s in self.decoded.moves(e)[gradient]]
 
     # Tasks
 
@@ -186,7 +186,7 @@ class OperatorTasks:
         tasks = [
             self._sent(step, "wait")
             if isinstance(step, Collective)
-            else Task(phase, self.assembly.seconds(step))
+            else Task(phase, self.decoded.seconds(step))
             for step in steps
             if isinstance(step, Compute) or _is_sent(step)
         ]
@@ -205,7 +205,7 @@ class OperatorTasks:
         buffers: Bytes = {"buffers": extra} if extra else {}
         return Task(
             step.kind,
-            self.assembly.seconds(step),
+            self.decoded.seconds(step),
             mode,
             tuple(sorted({self.mesh.axes[a].level for a in step.axes})),
             float(step.bytes[0]),
@@ -228,7 +228,7 @@ class OperatorTasks:
 
     def _unless_waited(self, step: Collective, mode: Mode) -> Mode:
         """Ahead or behind, unless sending takes the very processor that computes."""
-        return mode if is_beside(self.assembly.model, step) else "wait"
+        return mode if is_beside(self.decoded.model, step) else "wait"
 
     def _behind(self, steps: Sequence[Step]) -> list[Task]:
         sent = [step for step in steps if isinstance(step, Collective)]
@@ -236,11 +236,11 @@ class OperatorTasks:
 
     def _reductions(self, op: int) -> list[Task]:
         """Gradients of parameters: the part that stays comes, what was reduced goes."""
-        if self.assembly.passes > 1:
+        if self.decoded.micro_batches > 1:
             return self._summed(op)
         tasks: list[Task] = []
         for position, edge in self._edges(op, parameters=True):
-            steps = [s for s in self.assembly.moves(edge)[1] if _is_sent(s)]
+            steps = [s for s in self.decoded.moves(edge)[1] if _is_sent(s)]
             found = self.footprint.gathered[op][position]
             if found is None or not found.gradient:
                 continue
@@ -262,15 +262,15 @@ class OperatorTasks:
         round.
         """
         tasks = [
-            Task("backward", self.assembly.seconds(step), turn=step.turn)
+            Task("backward", self.decoded.seconds(step), turn=step.turn)
             for _, vertex in self._answers_for(op)
-            for step in self.assembly.summed_up(vertex)
+            for step in self.decoded.summed_up(vertex)
         ]
         for position, edge in self._edges(op, parameters=True):
             found = self.footprint.gathered[op][position]
             if found is None:
                 continue
-            steps = [s for s in self.assembly.moves(edge)[1] if _is_sent(s)]
+            steps = [s for s in self.decoded.moves(edge)[1] if _is_sent(s)]
             each = self._behind(steps)
             fresh = found.gradient or found.reduced
             if not each or each[0].turn == "last":
@@ -316,14 +316,14 @@ class Scheduler:
     flops: dict[object, float] = field(default_factory=dict)
     shared: list[MemoryFacts] = field(default_factory=list)
 
-    def schedule(self, whole: Whole) -> Schedule:
+    def schedule(self, whole: UnrolledChoice) -> Schedule:
         """The schedule of a whole model under a choice."""
         return _Builder(self, whole).run()
 
-    def alone(self, assembly: Assembly) -> Schedule:
+    def alone(self, decoded: DecodedChoice) -> Schedule:
         """The schedule of a graph that holds every period."""
-        unfolded = Unfolded(assembly.tabulated.problem)
-        return self.schedule(Whole(assembly, unfolded, np.array(assembly.choice)))
+        unrolled = UnrolledProblem(decoded.tables.problem)
+        return self.schedule(UnrolledChoice(decoded, unrolled, np.array(decoded.choice)))
 
     @property
     def facts(self) -> MemoryFacts:
@@ -346,14 +346,14 @@ class Scheduler:
 
 
 class _Builder:
-    def __init__(self, scheduler: Scheduler, whole: Whole) -> None:
+    def __init__(self, scheduler: Scheduler, whole: UnrolledChoice) -> None:
         self.scheduler, self.whole = scheduler, whole
         self.tasks: dict[tuple[int, ...], OperatorTasks] = {}
         self.resident: Bytes = {"parameters": 0.0, "optimizer": 0.0}
 
     def run(self) -> Schedule:
         graph, cluster = self.scheduler.graph, self.scheduler.cluster
-        own = self._of(self.whole.assembly)
+        own = self._of(self.whole.decoded)
         segments: list[Segment] = []
         at = 0
         for run in self.whole.runs:
@@ -376,17 +376,17 @@ class _Builder:
             segments=tuple(s for s in segments if s.operators),
             resident={kind: size for kind, size in self.resident.items() if size},
             peak_flops=cluster.device.peak(self._dtype()),
-            passes=self.whole.assembly.passes,
+            passes=self.whole.decoded.micro_batches,
         )
 
-    def _of(self, assembly: Assembly) -> OperatorTasks:
-        if assembly.choice not in self.tasks:
-            self.tasks[assembly.choice] = OperatorTasks(
-                assembly,
+    def _of(self, decoded: DecodedChoice) -> OperatorTasks:
+        if decoded.choice not in self.tasks:
+            self.tasks[decoded.choice] = OperatorTasks(
+                decoded,
                 self.scheduler.facts,
                 self.scheduler.useful_flops,
             )
-        return self.tasks[assembly.choice]
+        return self.tasks[decoded.choice]
 
     def _plain(self, who: OperatorTasks, ops: range) -> list[Segment]:
         """Operators outside a run, by the block that they are in."""
@@ -409,7 +409,7 @@ class _Builder:
         read = {t for op in graph.ops for t in op.inputs}
         for index, tensor in enumerate(graph.tensors):
             if tensor.role in ("input", "buffer"):
-                times = self.whole.assembly.passes if tensor.role == "input" else 1
+                times = self.whole.decoded.micro_batches if tensor.role == "input" else 1
                 size = times * tensor.type.bytes
                 self.resident["buffers"] = self.resident.get("buffers", 0.0) + size
             elif tensor.role == "parameter" and index not in read:

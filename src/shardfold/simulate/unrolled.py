@@ -16,101 +16,101 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from shardfold.costs.unroll import Copies, Unfolded
+from shardfold.costs.unroll import Copies, UnrolledProblem
 from shardfold.graph.repeats import MODEL
-from shardfold.simulate.decoded import Assembly
+from shardfold.simulate.decoded import DecodedChoice
 
 Ints = NDArray[np.int64]
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Whole:
-    """The solved problem of a whole model; `assembly` describes the graph's own vertices."""
+class UnrolledChoice:
+    """A choice for every layer of a model; `decoded` describes the graph's own vertices."""
 
-    assembly: Assembly
-    unfolded: Unfolded
-    choice: Ints  # of every vertex of the unfolded problem
+    decoded: DecodedChoice
+    unrolled: UnrolledProblem
+    choice: Ints  # of every vertex of the unrolled problem
 
     @cached_property
     def runs(self) -> list[RunSteps]:
         """The runs, with who describes each of their periods."""
-        return [RunSteps(self.assembly, run, run.rows(self.choice)) for run in self.unfolded.runs]
+        return [RunSteps(self.decoded, run, run.rows(self.choice)) for run in self.unrolled.runs]
 
     @cached_property
     def outside(self) -> list[int]:
         """The vertices that are in no run."""
         in_runs = {v for run in self.runs for v in run.copies.traced.reshape(-1).tolist()}
-        return [v for v in range(len(self.assembly.tabulated.vertices)) if v not in in_runs]
+        return [v for v in range(len(self.decoded.tables.vertices)) if v not in in_runs]
 
     def totals(self) -> dict[str, float]:
         """Seconds of local work, of communication and of the update."""
         totals = {"compute": 0.0, "communication": 0.0, "update": 0.0}
-        for assembly, vertices, times in self.weighted():
-            for kind, seconds in assembly.totals(vertices).items():
+        for decoded, vertices, times in self.weighted():
+            for kind, seconds in decoded.totals(vertices).items():
                 totals[kind] += times * seconds
         return totals
 
-    def weighted(self) -> Iterator[tuple[Assembly, Sequence[int], int]]:
+    def weighted(self) -> Iterator[tuple[DecodedChoice, Sequence[int], int]]:
         """Who describes which vertices, and how many times they stand in the model."""
-        yield self.assembly, self.outside, 1
+        yield self.decoded, self.outside, 1
         for run in self.runs:
             periods = [run.period(order) for order in range(run.repeat.count)]
-            who = {id(assembly): assembly for assembly, _ in periods}
-            counts = Counter((id(assembly), period) for assembly, period in periods)
+            who = {id(decoded): decoded for decoded, _ in periods}
+            counts = Counter((id(decoded), period) for decoded, period in periods)
             for (key, period), times in counts.items():
                 yield who[key], run.copies.traced[period].tolist(), times
 
 
-Make = Callable[["RunSteps", Assembly, int, Sequence[str]], T]
+Make = Callable[["RunSteps", DecodedChoice, int, Sequence[str]], T]
 
 
 class RunSteps:
-    """One run: which assembly describes which of its periods."""
+    """One run: which decoded choice describes which of its periods."""
 
-    def __init__(self, assembly: Assembly, copies: Copies, rows: Ints) -> None:
-        self.assembly, self.copies, self.rows = assembly, copies, rows
+    def __init__(self, decoded: DecodedChoice, copies: Copies, rows: Ints) -> None:
+        self.decoded, self.copies, self.rows = decoded, copies, rows
         self.repeat = copies.repeat
-        self.known: dict[object, Assembly] = {}
+        self.known: dict[object, DecodedChoice] = {}
 
-    def period(self, order: int) -> tuple[Assembly, int]:
-        """The assembly, and the traced period in it, that describe the order-th period."""
+    def period(self, order: int) -> tuple[DecodedChoice, int]:
+        """The decoded choice, and the traced period in it, that describe the order-th period."""
         return self._periods[order]
 
     @cached_property
-    def _periods(self) -> list[tuple[Assembly, int]]:
+    def _periods(self) -> list[tuple[DecodedChoice, int]]:
         last = self.repeat.count - 1
         between = [
             (self._with([MODEL - 1, MODEL, MODEL + 1], self.rows[order - 1 : order + 2]), MODEL)
             for order in range(1, last)
         ]
         closing = self._with([MODEL], self.rows[last - 1 : last]), self.repeat.traced - 1
-        return [(self.assembly, 0), *between, closing]
+        return [(self.decoded, 0), *between, closing]
 
     def each(self, make: Make[T]) -> Iterator[tuple[int, T]]:
         """What `make` gives for each period, made once for all that are described alike.
 
-        It is given the run, the assembly, the traced period in it, and the paths of that period's
-        blocks.
+        It is given the run, the decoded choice, the traced period in it, and the paths of that
+        period's blocks.
         """
         known: dict[tuple[int, int], T] = {}
-        for order, (assembly, period) in enumerate(self._periods):
-            key = (id(assembly), period)
+        for order, (decoded, period) in enumerate(self._periods):
+            key = (id(decoded), period)
             if key not in known:
                 bearer = MODEL if period == MODEL else order
-                known[key] = make(self, assembly, period, self.repeat.paths[bearer])
+                known[key] = make(self, decoded, period, self.repeat.paths[bearer])
             yield order, known[key]
 
-    def _with(self, periods: list[int], rows: Ints) -> Assembly:
-        """The assembly with the choices of some traced periods set to the given ones."""
+    def _with(self, periods: list[int], rows: Ints) -> DecodedChoice:
+        """The same with the choices of some traced periods set to the given ones."""
         key = (tuple(periods), rows.tobytes())
         if key not in self.known:
-            choice = np.array(self.assembly.choice)
+            choice = np.array(self.decoded.choice)
             choice[self.copies.traced[periods]] = rows
-            self.known[key] = self.assembly.choosing(tuple(choice.tolist()))
+            self.known[key] = self.decoded.choosing(tuple(choice.tolist()))
         return self.known[key]
 
-    def vertices(self, who: Assembly, period: int, what: str) -> list[int]:
+    def vertices(self, who: DecodedChoice, period: int, what: str) -> list[int]:
         """The vertices of one kind that belong to a traced period."""
-        vertices = who.tabulated.vertices
+        vertices = who.tables.vertices
         return [v for v in self.copies.traced[period].tolist() if vertices[v].what == what]

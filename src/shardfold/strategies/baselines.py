@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shardfold.costs import Tabulated, Vertex
+from shardfold.costs import Tables, Vertex
 from shardfold.graph import Graph
 from shardfold.sharding import Space, Subdims
 from shardfold.sharding.configs import NONE
@@ -34,68 +34,68 @@ def batch_factors(graph: Graph, subdims: Subdims) -> BatchFactors:
     ]
 
 
-def data_parallel(tabulated: Tabulated, batch: BatchFactors) -> Choice:
+def data_parallel(tables: Tables, batch: BatchFactors) -> Choice:
     """Every operator by batch, over as many devices as the batch allows; gradients all-reduced."""
-    return _by_batch(tabulated, batch, _as_used)
+    return _by_batch(tables, batch, _as_used)
 
 
-def fully_sharded(tabulated: Tabulated, batch: BatchFactors) -> Choice:
+def fully_sharded(tables: Tables, batch: BatchFactors) -> Choice:
     """As data parallel, but parameters and their state are split over all devices (ZeRO-3)."""
-    return _by_batch(tabulated, batch, _most_sharded)
+    return _by_batch(tables, batch, _most_sharded)
 
 
-def sharded_state(tabulated: Tabulated, batch: BatchFactors) -> Choice:
+def sharded_state(tables: Tables, batch: BatchFactors) -> Choice:
     """As data parallel, but gradients and optimizer state are split over all devices (ZeRO-2).
 
     Parameters are gathered once a step, and kept.
     """
-    return _by_batch(tabulated, batch, _sharded_and_kept)
+    return _by_batch(tables, batch, _sharded_and_kept)
 
 
-def hybrid_sharded(tabulated: Tabulated, batch: BatchFactors) -> Choice:
+def hybrid_sharded(tables: Tables, batch: BatchFactors) -> Choice:
     """As fully sharded, but within the innermost level only: every node has a full copy."""
-    inner = tabulated.mesh.axes[-1].level
-    outer = [a for a, axis in enumerate(tabulated.mesh.axes) if axis.level != inner]
-    return _by_batch(tabulated, batch, lambda vertex: _most_sharded(vertex, outer))
+    inner = tables.mesh.axes[-1].level
+    outer = [a for a, axis in enumerate(tables.mesh.axes) if axis.level != inner]
+    return _by_batch(tables, batch, lambda vertex: _most_sharded(vertex, outer))
 
 
-def stored_in_parts(tabulated: Tabulated, choice: Choice) -> Choice:
+def stored_in_parts(tables: Tables, choice: Choice) -> Choice:
     """The same splits, with parameters split over all devices and gathered where they are used."""
-    return _stored(tabulated, choice, _most_sharded)
+    return _stored(tables, choice, _most_sharded)
 
 
-def stored_whole(tabulated: Tabulated, choice: Choice) -> Choice:
+def stored_whole(tables: Tables, choice: Choice) -> Choice:
     """The same splits, with parameters replicated where their use is."""
-    return _stored(tabulated, choice, _as_used)
+    return _stored(tables, choice, _as_used)
 
 
-def _stored(tabulated: Tabulated, choice: Choice, allowed: Allowed) -> Choice:
-    vertices = enumerate(tabulated.vertices)
+def _stored(tables: Tables, choice: Choice, allowed: Allowed) -> Choice:
+    vertices = enumerate(tables.vertices)
     fixed = {v: choice[v] for v, vertex in vertices if vertex.storage is None}
-    return complete(tabulated, fixed, allowed)
+    return complete(tables, fixed, allowed)
 
 
-def _by_batch(tabulated: Tabulated, batch: BatchFactors, allowed: Allowed) -> Choice:
+def _by_batch(tables: Tables, batch: BatchFactors, allowed: Allowed) -> Choice:
     """The set of axes that the batch can be split over with the most devices, then the cheapest."""
-    axes = range(len(tabulated.mesh.axes))
+    axes = range(len(tables.mesh.axes))
     best: tuple[float, float, Choice] | None = None
     for count in reversed(range(len(axes) + 1)):
         for used in combinations(axes, count):
-            devices = float(np.prod([tabulated.mesh.axes[a].size for a in used]))
+            devices = float(np.prod([tables.mesh.axes[a].size for a in used]))
             if best is not None and devices < -best[0]:
                 continue
-            fixed, legal = _batch_configs(tabulated, batch, used)
+            fixed, legal = _batch_configs(tables, batch, used)
             if not legal:
                 continue
-            choice = complete(tabulated, fixed, allowed)
-            candidate = (-devices, tabulated.problem.total(choice), choice)
+            choice = complete(tables, fixed, allowed)
+            candidate = (-devices, tables.problem.total(choice), choice)
             best = candidate if best is None else min(best, candidate)
     assert best is not None  # the empty set of axes is always legal
     return best[2]
 
 
 def _batch_configs(
-    tabulated: Tabulated, batch: BatchFactors, used: tuple[int, ...]
+    tables: Tables, batch: BatchFactors, used: tuple[int, ...]
 ) -> tuple[dict[int, int], bool]:
     """Per operator vertex, the configuration that splits the batch over `used`.
 
@@ -103,7 +103,7 @@ def _batch_configs(
     """
     fixed: dict[int, int] = {}
     known: dict[tuple[int, int | None], int | None] = {}
-    for v, vertex in enumerate(tabulated.vertices):
+    for v, vertex in enumerate(tables.vertices):
         if vertex.space is None:
             continue
         factor = batch[vertex.index] if len(vertex.space.configs) > 1 else None
@@ -125,9 +125,9 @@ def _row(space: Space, factor: int | None, used: tuple[int, ...]) -> int | None:
     return int(found[0]) if len(found) else None
 
 
-def complete(tabulated: Tabulated, fixed: dict[int, int], allowed: Allowed) -> Choice:
+def complete(tables: Tables, fixed: dict[int, int], allowed: Allowed) -> Choice:
     """Choose for every vertex that is not fixed, given its fixed neighbours."""
-    problem = tabulated.problem
+    problem = tables.problem
     costs: dict[int, Any] = {
         v: problem.costs[v].copy() for v in range(len(problem.costs)) if v not in fixed
     }
@@ -138,7 +138,7 @@ def complete(tabulated: Tabulated, fixed: dict[int, int], allowed: Allowed) -> C
             costs[u] += table[:, fixed[v]]
     choice = dict(fixed)
     for v, total in costs.items():
-        mask = allowed(tabulated.vertices[v])
+        mask = allowed(tables.vertices[v])
         choice[v] = int(np.argmin(total if mask is None else np.where(mask, total, np.inf)))
     return tuple(choice[v] for v in range(len(problem.costs)))
 

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from shardfold.costs import Tabulated
-from shardfold.costs.unroll import Unfolded
+from shardfold.costs import Tables
+from shardfold.costs.unroll import UnrolledProblem
 from shardfold.errors import InputError, nearest
 from shardfold.graph import Graph
 from shardfold.sharding import Subdims
@@ -38,9 +38,9 @@ class Setting:
 
     graph: Graph
     subdims: Subdims
-    tabulated: Tabulated
+    tables: Tables
     limit_bytes: float = math.inf
-    unfolded: Unfolded | None = None  # where the graph holds only a few periods of a run
+    unrolled: UnrolledProblem | None = None  # where the graph holds only a few periods of a run
     known: dict[tuple[Axes, bool], Choice | None] = field(default_factory=dict)  # by degree
 
     @cached_property
@@ -56,19 +56,19 @@ class Setting:
     @cached_property
     def axes(self) -> Axes:
         """Every axis of the mesh."""
-        return tuple(range(len(self.tabulated.mesh.axes)))
+        return tuple(range(len(self.tables.mesh.axes)))
 
     @cached_property
     def inner(self) -> Axes:
         """The axes on the innermost level of links."""
-        axes = self.tabulated.mesh.axes
+        axes = self.tables.mesh.axes
         return tuple(a for a in self.axes if axes[a].level == axes[-1].level)
 
     def rank(self, choice: Choice) -> tuple[bool, float]:
         """What is better comes first: what fits in memory, then the shorter step."""
-        problem, whole = self.tabulated.problem, tuple(choice)
-        if self.unfolded is not None:
-            problem, whole = self.unfolded.problem, tuple(self.unfolded.extended(choice).tolist())
+        problem, whole = self.tables.problem, tuple(choice)
+        if self.unrolled is not None:
+            problem, whole = self.unrolled.problem, tuple(self.unrolled.extended(choice).tolist())
         return (problem.total_bytes(whole) > self.limit_bytes, problem.total(whole))
 
 
@@ -77,24 +77,24 @@ Strategy = Callable[[Setting], Choice | Unfit]
 
 def data_parallel(setting: Setting) -> Choice:
     """Every operator by batch; gradients all-reduced."""
-    return baselines.data_parallel(setting.tabulated, setting.batch)
+    return baselines.data_parallel(setting.tables, setting.batch)
 
 
 def zero_2(setting: Setting) -> Choice:
     """Data parallel with gradients and optimizer state split over all devices."""
-    return baselines.sharded_state(setting.tabulated, setting.batch)
+    return baselines.sharded_state(setting.tables, setting.batch)
 
 
 def fsdp(setting: Setting) -> Choice:
     """Data parallel with parameters split over all devices, gathered where they are used."""
-    return baselines.fully_sharded(setting.tabulated, setting.batch)
+    return baselines.fully_sharded(setting.tables, setting.batch)
 
 
 def hsdp(setting: Setting) -> Choice | Unfit:
     """Parameters split within a node, copied between nodes."""
     if setting.inner == setting.axes:
         return Unfit("the cluster has one level of links, so it is the same as fsdp")
-    return baselines.hybrid_sharded(setting.tabulated, setting.batch)
+    return baselines.hybrid_sharded(setting.tables, setting.batch)
 
 
 def krizhevsky_2014(setting: Setting) -> Choice | Unfit:
@@ -110,7 +110,7 @@ def krizhevsky_2014(setting: Setting) -> Choice | Unfit:
     outs = {product.op: product.out for product in roles.products}
     between = (Way(setting.axes, (frozenset[int]().union(*outs.values()), roles.batch)),)
     own = {op: (Way(setting.axes, (out,)),) for op, out in outs.items()}
-    return choose_ways(setting.tabulated, setting.subdims, lambda op: own.get(op, between))
+    return choose_ways(setting.tables, setting.subdims, lambda op: own.get(op, between))
 
 
 def megatron(setting: Setting) -> Choice | Unfit:
@@ -142,7 +142,7 @@ def sharded_by_node(setting: Setting) -> Choice | Unfit:
     found = next(iter(_degrees(setting, setting.inner, sequence=True)), None)
     if found is None or not parts_over_all(setting, found):
         return Unfit("its heads or feed-forward features do not divide over a node")
-    return baselines.stored_in_parts(setting.tabulated, found)
+    return baselines.stored_in_parts(setting.tables, found)
 
 
 def parts_over_all(setting: Setting, choice: Choice) -> bool:
@@ -167,7 +167,7 @@ def expert_parallel(setting: Setting) -> Choice | Unfit:
     by_batch = (Way(setting.axes, (roles.batch,)),)
     ops = setting.graph.ops
     return choose_ways(
-        setting.tabulated,
+        setting.tables,
         setting.subdims,
         lambda op: by_expert if ops[op].kind == EXPERTS else by_batch,
     )
@@ -201,7 +201,7 @@ def _degrees(setting: Setting, within: Axes, *, sequence: bool) -> Iterator[Choi
 def _sharded(setting: Setting) -> Iterator[Choice]:
     """Every degree with sequence parallelism that leaves devices to split parameters over."""
     for choice in _degrees(setting, setting.inner, sequence=True):
-        yield baselines.stored_in_parts(setting.tabulated, choice)
+        yield baselines.stored_in_parts(setting.tables, choice)
 
 
 def _of_degree(setting: Setting, tensor: Axes, sequence: bool) -> tuple[Choice, Axes]:
@@ -209,7 +209,7 @@ def _of_degree(setting: Setting, tensor: Axes, sequence: bool) -> tuple[Choice, 
     data = tuple(a for a in setting.axes if a not in tensor)
     tried = (roles.tensor_parallel, roles.seq) if sequence else (roles.tensor_parallel,)
     ways = (Way(data, (roles.batch,)), Way(tensor, tried))
-    return choose_ways(setting.tabulated, setting.subdims, lambda op: ways), tensor
+    return choose_ways(setting.tables, setting.subdims, lambda op: ways), tensor
 
 
 def _is_split(setting: Setting, choice: Choice, tensor: Axes) -> bool:
@@ -219,7 +219,7 @@ def _is_split(setting: Setting, choice: Choice, tensor: Axes) -> bool:
     named |= {product.op for product in setting.roles.products if product.reduced & inner}
     return all(
         parts_over(vertex.space, choice[v], tensor)
-        for v, vertex in enumerate(setting.tabulated.vertices)
+        for v, vertex in enumerate(setting.tables.vertices)
         if vertex.space is not None and vertex.index in named
     )
 

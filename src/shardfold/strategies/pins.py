@@ -13,11 +13,11 @@ from fnmatch import fnmatchcase
 
 import numpy as np
 
-from shardfold.costs import Tabulated
+from shardfold.costs import Tables
 from shardfold.errors import InputError, nearest
 from shardfold.graph import Graph
 from shardfold.graph.names import depth, shared_prefix, without
-from shardfold.strategies.split_names import UNSPLIT, Rows, Split, Splits, in_words
+from shardfold.sharding.split_names import UNSPLIT, Rows, Split, Splits, in_words
 
 REST = "*"  # among the words of a split: and whatever else is best
 NAMED = ":"  # before a pattern: of operators' names, not of modules' paths
@@ -149,15 +149,15 @@ class Refusal:
 
 
 def held(
-    pins: Sequence[Pin], splits: Splits, tabulated: Tabulated
+    pins: Sequence[Pin], splits: Splits, tables: Tables
 ) -> tuple[dict[int, Rows], Refusal | None]:
     """Per vertex the choices that all pins leave it, or the first pin that cannot be followed."""
     kept: dict[int, Rows] = {}
     for pin in pins:
         for group in matching(pin.pattern, splits.graph):
-            able = _held(pin, group, splits, tabulated, kept)
+            able = _held(pin, group, splits, tables, kept)
             if not able:
-                return {}, Refusal(pin, tuple(group), _possible(group, splits, tabulated, kept))
+                return {}, Refusal(pin, tuple(group), _possible(group, splits, tables, kept))
             kept.update(able)
     return kept, None
 
@@ -166,14 +166,14 @@ def _held(
     pin: Pin,
     vertices: Sequence[int],
     splits: Splits,
-    tabulated: Tabulated,
+    tables: Tables,
     kept: Mapping[int, Rows],
 ) -> dict[int, Rows]:
     """The choices that a pin leaves to those of some operators that can follow it."""
     found: dict[int, list[int]] = {}
     for v in vertices:
         before = set(kept[v].tolist()) if v in kept else None
-        for split, rows in splits.offered(v, tabulated.wiring.sides.spaces[v]).values():
+        for split, rows in splits.offered(v, tables.wiring.sides.spaces[v]).values():
             if pin.allows(split):
                 left = [r for r in rows.tolist() if before is None or r in before]
                 found.setdefault(v, []).extend(left)
@@ -181,11 +181,11 @@ def _held(
 
 
 def _possible(
-    vertices: Sequence[int], splits: Splits, tabulated: Tabulated, kept: Mapping[int, Rows]
+    vertices: Sequence[int], splits: Splits, tables: Tables, kept: Mapping[int, Rows]
 ) -> tuple[str, ...]:
     found: dict[str, None] = {}
     for v in vertices:
-        for split, rows in splits.offered(v, tabulated.wiring.sides.spaces[v]).values():
+        for split, rows in splits.offered(v, tables.wiring.sides.spaces[v]).values():
             if v not in kept or set(rows.tolist()) & set(kept[v].tolist()):
                 found[in_words(split)] = None
     return tuple(found)

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from shardfold.costs import Tabulated, Vertex
+from shardfold.costs import Tables, Vertex
 from shardfold.search.subproblem import restrict
 from shardfold.sharding import Space, Subdims
 from shardfold.sharding.configs import NONE
 from shardfold.sharding.layouts import Layouts
+from shardfold.sharding.split_names import Rows
 from shardfold.strategies.roles import Classes
-from shardfold.strategies.split_names import Rows
 
 Mask = NDArray[np.bool_]
 
@@ -36,7 +36,7 @@ Ways = tuple[Way, ...]
 
 
 def choose_ways(
-    tabulated: Tabulated, subdims: Subdims, ways_of: Callable[[int], Ways]
+    tables: Tables, subdims: Subdims, ways_of: Callable[[int], Ways]
 ) -> tuple[int, ...]:
     """The cheapest choice in which operator i is split by `ways_of(i)`.
 
@@ -44,9 +44,9 @@ def choose_ways(
     nothing is gathered twice.
     """
     known: dict[object, Rows] = {}
-    allowed = _per_axis(tabulated, ways_of)
+    allowed = _per_axis(tables, ways_of)
     kept: dict[int, Rows] = {}
-    for v, vertex in enumerate(tabulated.vertices):
+    for v, vertex in enumerate(tables.vertices):
         if vertex.space is not None:
             factors = _factors(vertex, subdims, ways_of(vertex.index))
             key: object = (id(vertex.space.configs), factors)
@@ -54,10 +54,10 @@ def choose_ways(
             factors = tuple(_split_atoms(subdims.classes[vertex.index], each) for each in allowed)
             key = (id(vertex.layouts), id(vertex.storage), factors)
         if key not in known:
-            mask = _mask(vertex, factors, tabulated.mesh.shape)
+            mask = _mask(vertex, factors, tables.mesh.shape)
             known[key] = np.flatnonzero(mask).astype(np.int64)
         kept[v] = known[key]
-    return tuple(restrict(tabulated.problem, kept).solve().choice)
+    return tuple(restrict(tables.problem, kept).solve().choice)
 
 
 def parts_over(space: Space, row: int, axes: Sequence[int]) -> bool:
@@ -65,10 +65,10 @@ def parts_over(space: Space, row: int, axes: Sequence[int]) -> bool:
     return bool((space.configs[row, list(axes)] >= 0).all())
 
 
-def _per_axis(tabulated: Tabulated, ways_of: Callable[[int], Ways]) -> list[Classes]:
+def _per_axis(tables: Tables, ways_of: Callable[[int], Ways]) -> list[Classes]:
     """For each axis, every identity that some operator may split over it."""
-    found: list[set[int]] = [set() for _ in tabulated.mesh.axes]
-    for ways in {ways_of(v.index) for v in tabulated.vertices if v.space is not None}:
+    found: list[set[int]] = [set() for _ in tables.mesh.axes]
+    for ways in {ways_of(v.index) for v in tables.vertices if v.space is not None}:
         for way in ways:
             for axis in way.axes:
                 found[axis].update(*way.roles)

@@ -9,7 +9,7 @@ from shardfold.cluster import mesh_from_text, parse
 from shardfold.costs import OPTIMIZERS, Roofline, price, tabulate
 from shardfold.costs.edges import wire
 from shardfold.costs.recompute import Regions
-from shardfold.costs.tables import Tabulated
+from shardfold.costs.tables import Tables
 from shardfold.costs.variables import Sides, Vertex, shared_tensors
 from shardfold.graph import Graph
 from shardfold.operators import rules_of
@@ -36,10 +36,10 @@ GRAPH = tied()
 SUBDIMS = find_subdims(GRAPH, rules_of(GRAPH))
 
 
-def tables(passes: int = 1, again: range | None = None) -> Tabulated:
+def tables(passes: int = 1, again: range | None = None) -> Tables:
     regions = Regions() if again is None else Regions((again,), frozenset({again[-1]}))
     given = (GRAPH, SUBDIMS, MESH, MODEL, OPTIMIZERS["sgd"], regions)
-    return tabulate(*given, passes=passes)
+    return tabulate(*given, micro_batches=passes)
 
 
 @pytest.mark.parametrize("passes", [1, 3])

@@ -18,7 +18,7 @@ from shardfold.errors import InputError
 from shardfold.graph import Graph
 from shardfold.operators import rules_of
 from shardfold.sharding import find_subdims
-from shardfold.simulate.decoded import Assembly
+from shardfold.simulate.decoded import DecodedChoice
 from shardfold.strategies.baselines import batch_factors, data_parallel
 
 ROWS = 65536  # enough for splitting the batch to pay
@@ -104,7 +104,7 @@ def test_recomputing_costs_one_more_forward_and_keeps_one_tensor_a_block(mesh: s
     rows, width = ROWS // 4, 64
     dropped = 8 * rows * (width + 4 * width + 4 * width) * 4
     assert keeping.problem.total_bytes(by_batch) - again.problem.total_bytes(by_batch) == dropped
-    steps = Assembly(graph, subdims, again, by_batch, prices, adamw).steps.values()
+    steps = DecodedChoice(graph, subdims, again, by_batch, prices, adamw).steps.values()
     repeated = [s for each in steps for s in each if s.phase == "recompute"]
     assert len(repeated) == 8 * 3  # norm, up and gelu; nothing moves between them
     cost = again.problem.total(by_batch) - keeping.problem.total(by_batch)

@@ -10,7 +10,7 @@ from shardfold.cluster import parse
 from shardfold.costs import Roofline, optimizer_named, tabulate
 from shardfold.operators import rules_of
 from shardfold.sharding import find_subdims
-from shardfold.simulate.decoded import Assembly
+from shardfold.simulate.decoded import DecodedChoice
 from shardfold.simulate.local_layouts import MemoryFacts
 from shardfold.simulate.memory import Footprint
 from shardfold.zoo import build
@@ -42,8 +42,8 @@ def kept_by_our_count(module, args, kwargs):
     model, optimizer = Roofline(cluster, mesh), optimizer_named("adamw")
     tables = tabulate(graph, subdims, mesh, model, optimizer)
     alone = (0,) * len(tables.vertices)
-    assembly = Assembly(graph, subdims, tables, alone, model, optimizer)
-    return Footprint(assembly, MemoryFacts(graph, subdims)).kept_bytes
+    decoded = DecodedChoice(graph, subdims, tables, alone, model, optimizer)
+    return Footprint(decoded, MemoryFacts(graph, subdims)).kept_bytes
 
 
 def zoo_model(name):

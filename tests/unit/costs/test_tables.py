@@ -139,9 +139,9 @@ def test_a_tied_weight_is_one_decision_that_both_readers_see() -> None:
 def test_a_tied_weight_that_is_split_alike_moves_nothing() -> None:
     desk = Desk.of(tied(), "2xa100", "2")
     split = {"embedding_0": "v", "linear_1": "n", "cross_entropy_loss_2": "c"}
-    assembly = desk.choose(split)
-    assert parameter_entries(assembly)[0].layout == ("dim 0",)
-    assert all(size < 64 * M * 4 // 2 for _, _, _, size in collectives(assembly))
+    decoded = desk.choose(split)
+    assert parameter_entries(decoded)[0].layout == ("dim 0",)
+    assert all(size < 64 * M * 4 // 2 for _, _, _, size in collectives(decoded))
 
 
 def test_a_tied_weights_gradient_is_reduced_once() -> None:
@@ -159,7 +159,7 @@ def test_a_tied_weights_gradient_is_reduced_once() -> None:
         return problem.total(tuple(choice))
 
     best = min(range(len(problem.costs[weight])), key=total)
-    found = desk.assembly((*plain.choice[:weight], best, *plain.choice[weight + 1 :]))
+    found = desk.decoded((*plain.choice[:weight], best, *plain.choice[weight + 1 :]))
     assert parameter_entries(found)[0].layout == ("replicated, gradient partial",)
     assert collectives(found).count(reduced) == 1
     # What is priced is what the steps say.
@@ -179,7 +179,7 @@ def test_a_fully_sharded_parameter_is_gathered_twice_and_its_gradient_scattered(
     sizes = sorted([M * M * 4, M * N * 4, M * N * 4])
     # The first layer reads the batch, whose gradient nobody asks for: its weight is not needed.
     again = [size for size in sizes if size != M * M * 4]
-    assert collectives(desk.assembly(tuple(choice))) == [
+    assert collectives(desk.decoded(tuple(choice))) == [
         *(("backward", "all_gather", (0,), size) for size in again),
         *(("backward", "reduce_scatter", (0,), size) for size in sizes),
         *(("forward", "all_gather", (0,), size) for size in sizes),

@@ -9,7 +9,7 @@ from shardfold import zoo
 from shardfold.capture import capture, capture_short
 from shardfold.cluster import parse
 from shardfold.costs import optimizer_named, pricing_named, tabulate
-from shardfold.costs.unroll import unfold
+from shardfold.costs.unroll import unroll
 from shardfold.graph import Graph
 from shardfold.operators import rules_of
 from shardfold.search import Problem, repeats, solve
@@ -22,7 +22,7 @@ def problem_of(graph: Graph, cluster: str = "2x2xh100") -> Problem:
     mesh, pricing = target.meshes()[0], pricing_named("roofline")
     subdims = find_subdims(graph, rules_of(graph, pricing.rules))
     model = pricing.model(target, mesh)
-    return unfold(tabulate(graph, subdims, mesh, model, optimizer_named("adamw")), graph).problem
+    return unroll(tabulate(graph, subdims, mesh, model, optimizer_named("adamw")), graph).problem
 
 
 def made_anew(problem: Problem) -> Problem:

@@ -24,8 +24,8 @@ from shardfold.search.factors import factors_of
 from shardfold.search.orders import forecast
 from shardfold.search.pareto import marginals
 from shardfold.sharding import Subdims, find_subdims
+from shardfold.sharding.split_names import in_words
 from shardfold.strategies.pins import Pin
-from shardfold.strategies.split_names import in_words
 
 CLUSTER = "2x2x1080ti"
 COST = "paper"  # knows no overlap: the plan is the best sum, which is what explanations are about
@@ -70,7 +70,7 @@ def test_every_alternative_costs_its_min_marginal(name: str) -> None:
     for reason in it.found.reasons:
         index = next(i for i, op in enumerate(it.graph.ops) if op.name == reason.operator.name)
         v = it.case.vertex_of[index]
-        offered = it.case.assembly.offered(v)
+        offered = it.case.decoded.offered(v)
         assert len(offered) == len(reason.alternatives) + 1
         for alternative in reason.alternatives:
             _, rows = offered[frozenset(alternative.split.items())]
@@ -90,7 +90,7 @@ def test_the_runner_up_costs_what_a_plan_with_that_pin_costs(name: str) -> None:
         if second is None:
             continue
         pin = Pin.parse(f":{reason.operator.name}", in_words(second.split))
-        mesh = [it.case.assembly.tabulated.mesh]
+        mesh = [it.case.decoded.tables.mesh]
         request = Request(target, mesh, pricing, OPTIMIZERS["adamw"], pins=[pin])
         found = search_meshes(it.graph, request, lambda done, total: None)
         assert second.additive_seconds == pytest.approx(found.winner.solution.cost, rel=1e-9)

@@ -133,10 +133,10 @@ def test_what_holds_an_operator_outweighs_what_it_would_save(name: str) -> None:
     graph = capture(module, args, kwargs)
     subdims = find_subdims(graph, rules_of(graph, dict(pricing_named("paper").rules)))
     case, _ = case_of(plan, graph, subdims, parse(CLUSTER), pricing_named("paper"))
-    problem, choice = case.problem, case.assembly.choice
+    problem, choice = case.problem, case.decoded.choice
     held = 0
     for v in case.vertex_of.values():
-        found = holding(case.assembly, v, case.additive_seconds)
+        found = holding(case.decoded, v, case.additive_seconds)
         best = min(problem.costs[v])
         if found is None:
             assert problem.costs[v][choice[v]] <= best + 1e-8 * case.additive_seconds

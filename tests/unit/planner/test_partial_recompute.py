@@ -7,9 +7,9 @@ import pytest
 from shardfold import zoo
 from shardfold.capture import capture_short
 from shardfold.cluster import parse
-from shardfold.costs import OPTIMIZERS, Tabulated, pricing_named, tabulate
+from shardfold.costs import OPTIMIZERS, Tables, pricing_named, tabulate
 from shardfold.costs.recompute import KEEP_ALL, Regions, block_regions, in_model
-from shardfold.costs.unroll import unfold
+from shardfold.costs.unroll import unroll
 from shardfold.graph import Graph
 from shardfold.operators import rules_of
 from shardfold.planner.partial_recompute import divide_at, leading_regions, more_seconds
@@ -24,7 +24,7 @@ def atoms_of(graph: Graph) -> Subdims:
     return find_subdims(graph, rules_of(graph, pricing_named("roofline").rules))
 
 
-def tables_of(graph: Graph, subdims: Subdims, regions: Regions) -> Tabulated:
+def tables_of(graph: Graph, subdims: Subdims, regions: Regions) -> Tables:
     cluster = parse("2x2xh100")
     mesh = cluster.meshes()[0]
     model = pricing_named("roofline").model(cluster, mesh)
@@ -44,13 +44,13 @@ def test_a_border_may_be_before_any_block(graph) -> None:
     every = block_regions(graph, subdims)
     whole = tables_of(graph, subdims, every)
     blocks = in_model(every, graph).ranges
-    least = least_seconds(unfold(keeping, graph).problem)
+    least = least_seconds(unroll(keeping, graph).problem)
     for count in range(1, len(blocks)):
         parted, border = divide_at(graph, subdims, count)
         its_atoms = atoms_of(parted)
         regions = leading_regions(parted, its_atoms, border)
         assert in_model(regions, parted).ranges == blocks[:count]
-        problem = unfold(tables_of(parted, its_atoms, regions), parted).problem
+        problem = unroll(tables_of(parted, its_atoms, regions), parted).problem
         more = more_seconds(graph, keeping, whole, border)
         assert more > 0
         assert least + more <= solve(problem).cost * (1 + 1e-12)

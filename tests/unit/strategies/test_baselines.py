@@ -8,7 +8,7 @@ import pytest
 from shardfold.graph import Graph
 from shardfold.plans.entries import operator_entries, parameter_entries
 from shardfold.search import solve
-from shardfold.simulate.decoded import Assembly
+from shardfold.simulate.decoded import DecodedChoice
 from shardfold.strategies.baselines import batch_factors, data_parallel, fully_sharded
 from virtual.choosing import Desk, collectives
 from virtual.sketch import Sketch
@@ -24,9 +24,9 @@ def mlp(batch: int = B) -> Graph:
     return sketch.graph(sketch.cross_entropy(y, sketch.input(batch, dtype="int64")))
 
 
-def baselines(desk: Desk) -> tuple[Assembly, Assembly]:
+def baselines(desk: Desk) -> tuple[DecodedChoice, DecodedChoice]:
     batch = batch_factors(desk.graph, desk.subdims)
-    return tuple(desk.assembly(c(desk.tables, batch)) for c in (data_parallel, fully_sharded))  # type: ignore[return-value]
+    return tuple(desk.decoded(c(desk.tables, batch)) for c in (data_parallel, fully_sharded))  # type: ignore[return-value]
 
 
 PARAMETERS = sorted([M * M * 4, M * N * 4, M * N * 4, M * 4])
@@ -57,8 +57,8 @@ def test_fully_sharded_gathers_twice_and_scatters_once() -> None:
 @pytest.mark.parametrize("mesh", ["8", "2x4", "2x2x2"])
 def test_every_operator_is_split_by_batch_over_all_devices(mesh: str) -> None:
     desk = Desk.of(mlp(), "8xa100", mesh, "adamw")
-    for assembly in baselines(desk):
-        assert {tuple(entry.split.items()) for entry in operator_entries(assembly)} == {
+    for decoded in baselines(desk):
+        assert {tuple(entry.split.items()) for entry in operator_entries(decoded)} == {
             (("batch", 8),)
         }
 
@@ -72,8 +72,8 @@ def test_fully_sharded_holds_an_eighth_of_the_parameters() -> None:
 
 def test_a_batch_smaller_than_the_devices_uses_fewer_axes() -> None:
     desk = Desk.of(mlp(batch=4), "8xa100", "2x2x2", "adamw")
-    for assembly in baselines(desk):
-        splits = {entry.split["batch"] for entry in operator_entries(assembly)}
+    for decoded in baselines(desk):
+        splits = {entry.split["batch"] for entry in operator_entries(decoded)}
         assert splits == {4}
 
 
@@ -87,6 +87,6 @@ def test_a_batch_of_one_is_not_split() -> None:
 def test_no_baseline_beats_the_plan(mesh: str) -> None:
     desk = Desk.of(mlp(), "8xa100", mesh, "adamw")
     best = solve(desk.tables.problem).cost
-    for assembly in baselines(desk):
-        assert best <= desk.tables.problem.total(assembly.choice) * (1 + 1e-9)
-        assert np.isfinite(desk.tables.problem.total(assembly.choice))
+    for decoded in baselines(desk):
+        assert best <= desk.tables.problem.total(decoded.choice) * (1 + 1e-9)
+        assert np.isfinite(desk.tables.problem.total(decoded.choice))

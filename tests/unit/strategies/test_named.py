@@ -14,7 +14,7 @@ from shardfold.errors import InputError
 from shardfold.graph import Graph
 from shardfold.plans.entries import operator_entries
 from shardfold.search import solve
-from shardfold.simulate.decoded import Assembly
+from shardfold.simulate.decoded import DecodedChoice
 from shardfold.strategies.named import STRATEGIES, Choice, Setting, Unfit, strategy_named
 from shardfold.strategies.roles import Roles
 from virtual.choosing import Desk, collectives
@@ -45,11 +45,11 @@ class Made:
     choice: Choice
 
     @property
-    def assembly(self) -> Assembly:
-        return self.desk.assembly(self.choice)
+    def decoded(self) -> DecodedChoice:
+        return self.desk.decoded(self.choice)
 
     def splits(self, kind: str) -> Counter[tuple[tuple[str, int], ...]]:
-        entries = operator_entries(self.assembly)
+        entries = operator_entries(self.decoded)
         return Counter(tuple(e.split.items()) for e in entries if e.kind == kind)
 
 
@@ -95,7 +95,7 @@ def test_a_step_is_the_sum_of_its_parts(strategy: str, name: str) -> None:
     if isinstance(choice, Unfit):
         assert choice.reason
         return
-    parts = sum(desk.assembly(choice).totals().values())
+    parts = sum(desk.decoded(choice).totals().values())
     assert desk.tables.problem.total(choice) == pytest.approx(parts, rel=1e-9)
 
 
@@ -157,7 +157,7 @@ def test_positions_and_relative_biases_are_no_vocabulary() -> None:
 def test_megatron_reduces_twice_a_layer_in_each_direction() -> None:
     """Shoeybi et al. 2019, figure 4: one all-reduce after attention, one after the MLP; and the
     same in backward, before them. The embedding adds one forward, the head one backward."""
-    found = collectives(made("megatron", "llama3-8b-tiny", "2xh100", "2").assembly)
+    found = collectives(made("megatron", "llama3-8b-tiny", "2xh100", "2").decoded)
     stream = Counter((phase, kind) for phase, kind, _, size in found if size == STREAM)
     assert stream == {
         ("forward", "all_reduce"): 2 * LAYERS + 1,
@@ -171,7 +171,7 @@ def test_megatron_reduces_twice_a_layer_in_each_direction() -> None:
 
 def test_sequence_parallelism_gathers_and_scatters_instead() -> None:
     """Korthikanti et al. 2022: each all-reduce becomes an all-gather and a reduce-scatter."""
-    found = collectives(made("megatron+sp", "llama3-8b-tiny", "2xh100", "2").assembly)
+    found = collectives(made("megatron+sp", "llama3-8b-tiny", "2xh100", "2").decoded)
     stream = Counter((phase, kind) for phase, kind, _, size in found if size == STREAM)
     assert not any(kind == "all_reduce" for _, kind in stream)
     assert stream["forward", "reduce_scatter"] == 2 * LAYERS + 1
@@ -186,7 +186,7 @@ def test_megatron_splits_tensors_within_a_node_and_the_batch_between() -> None:
     assert products[("batch", 4), ("heads", 2)] == 4 * LAYERS
     assert products[("batch", 4), ("out", 2)] == 2 * LAYERS
     assert products[("batch", 4), ("in", 2)] == LAYERS
-    norms = [e for e in operator_entries(found.assembly) if e.kind == "aten.rsqrt"]
+    norms = [e for e in operator_entries(found.decoded) if e.kind == "aten.rsqrt"]
     assert {tuple(e.split.items()) for e in norms} == {(("batch", 4),)}
 
 
@@ -222,14 +222,14 @@ def test_zero_2_gathers_once_and_zero_3_twice() -> None:
     weights = 7  # backward needs these again, and no bias; conv1's is too small to be sharded
     for strategy, again in (("zero-2", 0), ("fsdp", weights)):
         found = made(strategy, "alexnet-tiny", "8xa100", "8")
-        moved = [(phase, kind) for phase, kind, _, size in collectives(found.assembly) if size > 64]
+        moved = [(phase, kind) for phase, kind, _, size in collectives(found.decoded) if size > 64]
         counts = Counter(moved)
         assert counts["forward", "all_gather"] == counts["backward", "reduce_scatter"] > weights
         assert counts["backward", "all_gather"] == again
 
 
 def test_hybrid_sharding_gathers_within_a_node_only() -> None:
-    found = collectives(made("hsdp", "alexnet-tiny", "2x4xh100", "2x4").assembly)
+    found = collectives(made("hsdp", "alexnet-tiny", "2x4xh100", "2x4").decoded)
     assert {axes for _, kind, axes, _ in found if kind == "all_gather"} == {(1,)}
     assert (0,) in {axes for _, kind, axes, _ in found if kind == "all_reduce"}
 

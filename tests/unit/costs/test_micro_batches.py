@@ -13,7 +13,7 @@ from shardfold.costs.steps import Collective, defer, is_deferred, times
 from shardfold.operators import rules_of
 from shardfold.sharding import find_subdims
 from shardfold.simulate import simulate
-from shardfold.simulate.decoded import Assembly
+from shardfold.simulate.decoded import DecodedChoice
 from shardfold.simulate.tasks import Scheduler
 from shardfold.strategies.baselines import batch_factors, data_parallel, fully_sharded
 
@@ -29,9 +29,9 @@ def captured(request):
     return graph, find_subdims(graph, rules_of(graph))
 
 
-def assembly(captured, passes, choose):
-    tables = tabulate(*captured, MESH, MODEL, ADAMW, passes=passes)
-    return Assembly(*captured, tables, choose(tables), MODEL, ADAMW)
+def decoded(captured, passes, choose):
+    tables = tabulate(*captured, MESH, MODEL, ADAMW, micro_batches=passes)
+    return DecodedChoice(*captured, tables, choose(tables), MODEL, ADAMW)
 
 
 def anything(seed):
@@ -54,29 +54,29 @@ def split(at):
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("passes", [2, 5])
 def test_tables_price_every_step_as_often_as_it_is_done(captured, seed, passes):
-    at = assembly(captured, passes, anything(seed))
+    at = decoded(captured, passes, anything(seed))
     found = split(at)
     total = passes * found["every"] + (passes - 1) * found["later"] + found["last"]
-    assert at.tabulated.problem.total(at.choice) == pytest.approx(total, rel=1e-9)
+    assert at.tables.problem.total(at.choice) == pytest.approx(total, rel=1e-9)
     assert sum(at.totals().values()) == pytest.approx(total, rel=1e-9)
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_the_simulated_step_does_the_same(captured, seed):
-    at = assembly(captured, 3, anything(seed))
+    at = decoded(captured, 3, anything(seed))
     found = simulate(Scheduler(*captured, CLUSTER).alone(at))
     both = found.compute_seconds + found.communication_seconds
-    assert both == pytest.approx(at.tabulated.problem.total(at.choice), rel=1e-9)
+    assert both == pytest.approx(at.tables.problem.total(at.choice), rel=1e-9)
 
 
 def test_data_parallelism_reduces_once_and_sharded_gradients_every_time(captured):
     batch = batch_factors(*captured)
-    plain = assembly(captured, 4, lambda tables: data_parallel(tables, batch))
-    sharded = assembly(captured, 4, lambda tables: fully_sharded(tables, batch))
+    plain = decoded(captured, 4, lambda tables: data_parallel(tables, batch))
+    sharded = decoded(captured, 4, lambda tables: fully_sharded(tables, batch))
     reduced, scattered = (
         [
             (times(step, 4), step.kind)
-            for number, edge in enumerate(at.tabulated.edges)
+            for number, edge in enumerate(at.tables.edges)
             if edge.regathers is not None
             for step in at.moves(number)[1]
         ]
@@ -89,7 +89,7 @@ def test_data_parallelism_reduces_once_and_sharded_gradients_every_time(captured
 
 
 def test_memory_is_that_of_one_pass_and_of_all_gradients(captured):
-    at = assembly(captured, 4, lambda tables: data_parallel(tables, batch_factors(*captured)))
+    at = decoded(captured, 4, lambda tables: data_parallel(tables, batch_factors(*captured)))
     schedule = Scheduler(*captured, CLUSTER).alone(at)
     parameters = sum(t.type.bytes for t in captured[0].tensors if t.role == "parameter")
     assert schedule.resident["gradients"] >= parameters
