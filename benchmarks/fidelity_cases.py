@@ -65,7 +65,11 @@ class Case:
             return sf.plan(module, args, kwargs, cluster=SINGLE, recompute=recompute)
         with tempfile.TemporaryDirectory() as folder:
             compare(
-                module, args, kwargs, cluster=CLUSTER, methods=(self.method,), save_plans=folder
+                *(module, args, kwargs),
+                cluster=CLUSTER,
+                methods=(self.method,),
+                save_plans=folder,
+                micro_batches=1,
             )
             return Plan.load(Path(folder) / f"{self.method}.json")
 

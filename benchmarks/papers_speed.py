@@ -38,6 +38,7 @@ def rows() -> Iterator[dict[str, Any]]:
                     optimizer=OPTIMIZER,
                     methods=(*OURS, "data-parallel", "mcmc", *EXPERT[model]),
                     effort=Effort(moves=MOVES),
+                    micro_batches=1,
                 )
                 results, over = found.as_plain()["results"], found.speedups
                 speedups = {name: over[name] for name in ("mcmc", *OURS)}

@@ -103,14 +103,17 @@ class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         found = msgspec.structs.replace(self, **plain)
         if found.profile is not None:
             found = msgspec.structs.replace(found, cost=MEASURED)
+        pricing_named(found.cost)
         found.check()
         return found
 
     def check(self) -> None:
-        """Refuse a word that is not known, before any work is done."""
+        """Refuse a word that is not known, before any work is done.
+
+        The cost model may be one of the user's own, which is asked for when prices are.
+        """
         if self.dtype is not None and self.dtype not in DTYPES:
             raise InputError(f"Unknown dtype {self.dtype!r}. {nearest(self.dtype, DTYPES)}")
-        pricing_named(self.cost)
         optimizer_named(self.optimizer)
         parse_pins(self.pins)
         words = get_args(Recompute)

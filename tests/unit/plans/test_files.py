@@ -240,6 +240,11 @@ def test_a_plan_of_version_1_says_how_it_is_made_anew(plan: Plan) -> None:
             loads(changed(plan, version=1, **odd))
 
 
+def test_a_plan_by_a_cost_model_of_ones_own_loads(plan: Plan) -> None:
+    found = loads(edited(plan, "provenance", "request", "cost", value="mine"))
+    assert found.provenance.request.cost == "mine"
+
+
 AXIS = {"name": "gpu", "size": 4, "level": "gpu"}
 
 
