@@ -291,7 +291,7 @@ def architecture() -> str:
         parts.append(f'<text {turned} class="m">{name}</text>')
         parts.append(line([(left, y), (left + cell * len(packages), y)], LINE, 0.5))
         parts.append(box(x + 5, y + 5, 12, 12, "#e6e8ea"))
-        for other in uses[name]:
+        for other in sorted(uses[name]):
             if other != name and other in packages:
                 column = left + cell * packages.index(other) + cell / 2
                 parts.append(f'<circle cx="{column:.1f}" cy="{y + 11:.1f}" r="4" fill="{BLUE}"/>')
