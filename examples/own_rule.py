@@ -1,4 +1,4 @@
-"""A model with an operator of its own, and the rule that lets shardfold split it.
+"""A model with an operator of its own, and the description that lets shardfold split it.
 
 shardfold plan examples/own_rule.py:make --cluster 8xa100
 """
@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shardfold.operators.call import Call
-from shardfold.operators.notation import Rule
+from shardfold.operators import Access, Call, Extra, Kernel, LocalWork, Operator, Rule
 
 
 @torch.library.custom_op("mine::low_rank", mutates_args=())
@@ -48,8 +47,8 @@ def low_rank_rule(call: Call) -> Rule:
     rows = tuple(f"i{k}" for k in range(len(call.shape("x")) - 1))
     (_, wide_in), (wide_out, _) = call.shape("down"), call.shape("up")
     return call.rule(
-        {"x": "... m", "down": "r m", "up": "n r"},
-        "... n",
+        {"x": "... m", "down": "r m", "up": "n r"},  # operands, by their names in the schema
+        "... n",  # the result
         engine="matrix",
         over=(*rows, "r"),  # work is counted per row and rank,
         flops=2.0 * (wide_in + wide_out),  # a multiply-add for each in and each out feature
@@ -59,7 +58,30 @@ def low_rank_rule(call: Call) -> Rule:
     )
 
 
-RULES = {"mine.low_rank": low_rank_rule}
+def low_rank_kernels(work: LocalWork, phase: str) -> list[Kernel]:
+    """Two products of so many rows, columns and inner features; backward, five."""
+    m, n, r = work.factor("m"), work.factor("n"), work.factor("r")
+    rows = work.operand_items(0) / m
+    first = Kernel("matmul.nt", work.dtype, (rows, r, m))
+    second = Kernel("matmul.nt", work.dtype, (rows, n, r))
+    return [first, second] if phase != "backward" else [first, first, first, second, second]
+
+
+def low_rank_extras(call: Call, access: Access) -> tuple[Extra, ...]:
+    """Backward makes the thin middle once more: so many bytes for each row of x."""
+    rank, _ = call.shape("down")
+    return (Extra(0, float(rank * call.inputs[0].item_bytes), over=1, life="backward"),)
+
+
+RULES = {
+    "mine.low_rank": Operator(
+        low_rank_rule,
+        kernels=low_rank_kernels,
+        extras=low_rank_extras,
+        makes_result=True,
+        makes_gradients=frozenset({"x", "down", "up"}),
+    )
+}
 
 
 class Net(nn.Module):
@@ -67,8 +89,8 @@ class Net(nn.Module):
 
     def __init__(self, width: int, rank: int) -> None:
         super().__init__()
-        self.down = nn.Parameter(torch.empty(rank, width))
-        self.up = nn.Parameter(torch.empty(width, rank))
+        self.down = nn.Parameter(torch.randn(rank, width) / width**0.5)
+        self.up = nn.Parameter(torch.randn(width, rank) / rank**0.5)
 
     def forward(self, x: Tensor) -> Tensor:
         """The mean square of what comes out."""
@@ -79,3 +101,9 @@ def make(batch: int = 8192) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]
     """The model and an example batch."""
     with torch.device("meta"):
         return Net(width=8192, rank=512), (torch.empty(batch, 8192),), {}
+
+
+def small() -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
+    """The same with numbers, small enough for any machine."""
+    torch.manual_seed(0)
+    return Net(width=32, rank=8), (torch.randn(16, 32),), {}

@@ -21,7 +21,7 @@ from shardfold.explanation.explain import case_of, price_elsewhere
 from shardfold.explanation.explain import explain as explain_case
 from shardfold.explanation.types import Explanation, Kept, WhatIf
 from shardfold.graph import Graph
-from shardfold.operators import Maker, rules_of
+from shardfold.operators import Rules, rules_of
 from shardfold.planner.capture_cache import Captures
 from shardfold.planner.case import Request as Search
 from shardfold.planner.compare_methods import METHODS, Comparison, Effort, Methods, check_methods
@@ -68,7 +68,7 @@ class Planner:
         *,
         cluster: str | Cluster | None = None,
         loss: Callable[[Any], Any] | None = None,
-        rules: Mapping[str, Maker] | None = None,
+        rules: Rules | None = None,
         watch: Watch = ignore,
         **options: Unpack[Options],
     ) -> None:
@@ -333,7 +333,7 @@ def plan(
     *,
     cluster: str | Cluster,
     loss: Callable[[Any], Any] | None = None,
-    rules: Mapping[str, Maker] | None = None,
+    rules: Rules | None = None,
     save_problem: str | Path | None = None,
     watch: Watch = ignore,
     **options: Unpack[Options],
@@ -359,7 +359,7 @@ def compare(
     effort: Effort | None = None,
     save_plans: str | Path | None = None,
     loss: Callable[[Any], Any] | None = None,
-    rules: Mapping[str, Maker] | None = None,
+    rules: Rules | None = None,
     watch: Watch = ignore,
     **options: Unpack[Options],
 ) -> Comparison:
@@ -384,7 +384,7 @@ def explain(
     seconds: float = 0.0,
     profile: str | Path | Profile | None = None,
     loss: Callable[[Any], Any] | None = None,
-    rules: Mapping[str, Maker] | None = None,
+    rules: Rules | None = None,
     watch: Watch = ignore,
 ) -> Explanation:
     """Why `plan` splits operators as it does: `Planner.explain`.
@@ -403,7 +403,7 @@ def what_if(
     plan: Plan,
     cluster: str | Cluster | None = None,
     loss: Callable[[Any], Any] | None = None,
-    rules: Mapping[str, Maker] | None = None,
+    rules: Rules | None = None,
     watch: Watch = ignore,
     **changes: Unpack[Options],
 ) -> WhatIf:

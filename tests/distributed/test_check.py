@@ -39,7 +39,7 @@ from dataclasses import replace
 
 def along(call):
     """A running sum whose own dim may be split: it may not."""
-    return replace(TABLE["aten.cumsum"](call), whole=frozenset(), linear=())
+    return replace(TABLE["aten.cumsum"].rule(call), whole=frozenset(), linear=())
 
 RULES = {"aten.cumsum": along}
 '''
@@ -50,7 +50,7 @@ def wrong(call: Call) -> Rule:
 
     from shardfold.operators.reductions import TABLE
 
-    return replace(TABLE["aten.cumsum"](call), whole=frozenset(), linear=())
+    return replace(TABLE["aten.cumsum"].rule(call), whole=frozenset(), linear=())
 
 
 def split_running_sum(folder: Path) -> tuple[str, str]:

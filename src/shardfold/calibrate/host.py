@@ -36,7 +36,6 @@ from shardfold.calibrate.op_chains import (
     times,
 )
 from shardfold.calibrate.timers import Times, middle, per_link, rounded, times_of, wait
-from shardfold.costs.memory_format import EXPERTS
 from shardfold.costs.models.measured import EACH, SORT
 from shardfold.costs.profile.profile import HostEntry
 from shardfold.runtime.ops.batch_norm import BatchNorm, Shared, passes_for
@@ -85,6 +84,7 @@ def at_pace(entries: Sequence[HostEntry], pace: Times) -> tuple[HostEntry, ...]:
 
 
 FEW_EXPERTS, MANY_EXPERTS, DRAWS = 2, 16, 21
+EXPERTS = "shardfold.expert_linear"
 EXPERTS_TIMES = (EXPERTS, EXPERTS + EACH, EXPERTS + SORT)
 Take = Callable[[str, torch.dtype], tuple[HostEntry, ...]]
 Takes = dict[tuple[str, ...], Take]

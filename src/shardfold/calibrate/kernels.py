@@ -21,11 +21,11 @@ from shardfold.calibrate.timers import Call, Clock
 from shardfold.costs.profile.families import (
     ATTENTIONS,
     LAYOUTS,
-    PARITIES,
     UPDATED_TOGETHER,
-    WINDOWS,
 )
 from shardfold.costs.profile.profile import Table
+from shardfold.operators.convolution import WINDOWS
+from shardfold.operators.matrix import PARITIES
 from shardfold.runtime.ops.batch_norm import BatchNorm, Shared, passes_for
 
 LARGEST_HEADS = 16  # of one example; further heads are further examples

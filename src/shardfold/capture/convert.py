@@ -38,6 +38,7 @@ from shardfold.capture.shorten import KEPT, Run
 from shardfold.errors import ModelError
 from shardfold.graph import Graph, Op, Operand, Origin, Repeat, Tensor, TensorType
 from shardfold.graph.repeats import are_alike
+from shardfold.operators import Operator, operator_of
 
 FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 
@@ -50,15 +51,6 @@ def origin_of(node: fx.Node) -> Origin:
     return Origin(stack[-1][0] if stack else "", source)
 
 
-# Operators that only check or re-label: what they return is what they were given.
-TRANSPARENT = {"aten.alias", "aten.lift_fresh_copy", "aten.lift_fresh", "aten.lift"}
-IGNORED = {
-    "aten._assert_tensor_metadata",
-    "aten._assert_async",
-    "aten._assert_scalar",
-    "aten.sym_constrain_range",
-    "aten.sym_constrain_range_for_size",
-}
 WRITE = "shardfold.write"
 # Composite region wrappers: (position of the subgraph, whether gradients flow inside).
 REGIONS = {"wrap_with_set_grad_enabled": 1, "wrap_with_autocast": 4}
@@ -243,9 +235,10 @@ class _Converter:
             return self._inline([ref.value for ref in args[0]], args[1], grad)
         if kind == "shardfold.constant":
             return self._constant(node.name, constants[args[0]])
-        if kind in IGNORED:
+        described = operator_of(kind)
+        if described.left_out == "check":
             return None
-        if kind in TRANSPARENT or _is_no_op(kind, node):
+        if _is_left_out(described, node):
             self.memory.link(node, args[0].node, is_same=True)
             return args[0].value
         if kind == "aten.broadcast_tensors" and _are_alike([a.node for a in args[0]]):
@@ -285,7 +278,7 @@ class _Converter:
         _check_operator(node, kind)
         operands, attributes = _arguments(node, args, kwargs)
         self.calls.append(_invocation(node, args, kwargs))
-        flows = grad and kind != "aten.detach"
+        flows = grad and not operator_of(kind).stops_gradient
         flows = flows and any(self.tensors[o.tensor].requires_grad for o in operands)
         outputs, spec = pytree.tree_flatten(node.meta["val"])
         name = self._name(node)
@@ -788,19 +781,21 @@ def _are_alike(nodes: list[fx.Node]) -> bool:
     return len({tuple(node.meta["val"].shape) for node in nodes}) == 1
 
 
-def _is_no_op(kind: str, node: fx.Node) -> bool:
-    """A cast to the same dtype, a dropout of nothing, a view to the same shape."""
+def _is_left_out(described: Operator, node: fx.Node) -> bool:
+    """Whether a call returns what it was given: a cast to the same dtype, a dropout of nothing."""
+    if described.left_out in ("never", "always"):
+        return described.left_out == "always"
     source = node.args[0] if node.args else None
     if not isinstance(source, fx.Node) or not isinstance(node.meta.get("val"), torch.Tensor):
         return False
     before, after = source.meta.get("val"), node.meta["val"]
     if not isinstance(before, torch.Tensor) or before.dtype != after.dtype:
         return False
-    if kind in ("aten.to", "aten._to_copy", "aten.type_as", "aten.contiguous"):
-        return before.is_contiguous() or kind != "aten.contiguous"
-    if kind in ("aten.view", "aten.reshape", "aten.expand", "aten.slice", "aten.flatten"):
+    if described.left_out == "same shape":
         return bool(before.shape == after.shape)
-    return kind == "aten.dropout" and node.args[1] == 0.0
+    if described.left_out == "idle":
+        return bool(node.args[1] == 0.0)
+    return described.left_out == "same dtype" or before.is_contiguous()
 
 
 def _shared_names(program: ExportedProgram) -> dict[str, str]:

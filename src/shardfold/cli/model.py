@@ -30,7 +30,7 @@ from shardfold.zoo.catalog import Entry, entry, names
 if TYPE_CHECKING:
     from torch import nn
 
-    from shardfold.operators import Maker
+    from shardfold.operators import Rules
 
 CONFIG = "hf:"
 Sizes = Mapping[str, Any]
@@ -44,7 +44,7 @@ class Example:
     module: nn.Module
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
-    rules: Mapping[str, Maker] = field(default_factory=dict)
+    rules: Rules = field(default_factory=dict)
 
 
 def load_model(text: str, sizes: Sizes, device: str = "meta") -> Example:
@@ -169,13 +169,18 @@ def _checked(made: Any, name: str) -> tuple[Any, tuple[Any, ...], dict[str, Any]
     return module, tuple(args), kwargs
 
 
-def _rules(module: ModuleType, source: str) -> Mapping[str, Maker]:
+def _rules(module: ModuleType, source: str) -> Rules:
+    from shardfold.operators import Operator
+
     rules = getattr(module, "RULES", {})
     if isinstance(rules, Mapping) and all(
-        isinstance(key, str) and callable(maker) for key, maker in rules.items()
+        isinstance(kind, str) and (callable(own) or isinstance(own, Operator))
+        for kind, own in rules.items()
     ):
         return rules
-    raise ModelError(f"RULES in {source} must map operator names to functions of a Call.")
+    raise ModelError(
+        f"RULES in {source} must map operator names to functions of a Call, or to Operators."
+    )
 
 
 def _type(value: Any) -> str:

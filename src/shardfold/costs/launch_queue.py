@@ -19,7 +19,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from shardfold.costs.models.measured import Measured, is_in_calls
-from shardfold.costs.profile.kernels import kernels_of
 from shardfold.costs.steps import Collective, Step
 
 
@@ -57,7 +56,7 @@ def asked_for(step: Step, model: Measured) -> Iterator[Asked]:
     if step.work is None or not is_in_calls(step):
         yield Asked(float(model.host_seconds(step)[0]), float(model.device_seconds(step)[0]))
         return
-    for kernel, host in model.calls_of(step, kernels_of(step.work, step.phase)):
+    for kernel, host in model.calls_of(step, step.work.kernels(step.phase)):
         device_seconds = float(model.kernel_seconds(kernel)[0])
         times = round(float(np.broadcast_to(kernel.times, (1,))[0]))
         if kernel.is_awaited:

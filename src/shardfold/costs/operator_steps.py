@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardfold.cluster import Device, Mesh
-from shardfold.costs.memory_format import Habit, habit_of
+from shardfold.costs.memory_format import access_of
 from shardfold.costs.steps import (
     Collective,
     Compute,
@@ -25,7 +25,7 @@ from shardfold.costs.steps import (
     recompute,
 )
 from shardfold.graph import Graph, TensorType
-from shardfold.operators.notation import Exchange
+from shardfold.operators import Access, Exchange, Kernel
 from shardfold.sharding import Space, Subdims
 from shardfold.sharding.layouts import forward_states, local_items
 
@@ -40,7 +40,7 @@ class Tensors:
     results: tuple[TensorType, ...]
     result_atoms: tuple[tuple[int, ...], ...]
     result_grads: tuple[bool, ...]
-    habit: Habit = field(default=Habit(), compare=False)  # operators that are alike share a table
+    access: Access = field(default=Access(), compare=False)  # alike operators share a table
 
     @classmethod
     def of(cls, graph: Graph, subdims: Subdims, index: int) -> Tensors:
@@ -53,7 +53,7 @@ class Tensors:
             tuple(take[t].type for t in op.results),
             tuple(subdims.tensors[t] for t in op.results),
             tuple(take[t].requires_grad for t in op.results),
-            habit_of(graph, index),
+            access_of(graph, subdims, index),
         )
 
 
@@ -126,6 +126,24 @@ class Work:
         """The operator under one configuration."""
         return replace(self, space=Space(self.space.rule, self.space.configs[row : row + 1]))
 
+    def kernels(self, phase: str) -> list[Kernel]:
+        """The kernels of one pass, and the additions of gradients to those of other readers."""
+        if self.access.is_idle:
+            return []
+        found = self.space.rule.rule.operator.kernels(self, phase)
+        if phase == "backward":
+            found += [
+                Kernel("vector", self.inputs[k].dtype, (3.0 * self.operand_bytes(k),), times)
+                for k, times in enumerate(self.access.adds)
+                if times
+            ]
+        return found
+
+    @property
+    def access(self) -> Access:
+        """How the operator meets memory."""
+        return self.tensors.access
+
     @property
     def inputs(self) -> tuple[TensorType, ...]:
         """The operands, whole."""
@@ -186,6 +204,14 @@ class Work:
         rule = self.space.rule
         members = [i for i in range(len(rule.factors)) if rule.base(i) == base]
         points: Values = np.prod(local[:, members], axis=1, dtype=np.float64)
+        return points
+
+    def last_dim(self) -> Values:
+        """The points of the first operand's last dim on the fullest device."""
+        factors = self.space.rule.rule.operands[0][-1]
+        if not factors:
+            return np.full(len(self.space.configs), float(self.inputs[0].shape[-1]))
+        points: Values = np.prod([self.factor(f) for f in factors], axis=0)
         return points
 
 

@@ -7,10 +7,14 @@ q is. Grouped queries: the query's heads are (h r), h key heads with r queries e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+
+import numpy as np
 
 from shardfold.operators.call import Call
+from shardfold.operators.kernels import Access, Kernel, LocalWork, way
 from shardfold.operators.notation import TOKEN, Rule
+from shardfold.operators.operator import Extra, Operator
 
 
 def _attention(call: Call) -> Rule:
@@ -58,6 +62,37 @@ def _mask(full: str, dims: int) -> str:
     return " ".join(tokens[len(tokens) - dims :])
 
 
-TABLE: Mapping[str, Callable[[Call], Rule]] = {
-    "aten.scaled_dot_product_attention": _attention,
+def _causal_rows(call: Call) -> frozenset[str]:
+    """A causal mask of a part of the queries begins at its first row."""
+    return frozenset({"q"} if call.attribute("is_causal", False) else ())
+
+
+def _kernels(work: LocalWork, phase: str) -> list[Kernel]:
+    queries, keys, depth = work.factor("q"), work.factor("k"), work.factor("d")
+    heads = work.operand_items(0) / (queries * depth)
+    is_causal = bool(work.access.attributes.get("is_causal", False))
+    kind = "causal" if is_causal else "full"
+    if 3 in work.trained:  # a mask without a gradient is as good as none
+        kind = "bias"
+    elif is_causal and work.inputs[0].shape[-3] != work.inputs[1].shape[-3]:
+        kind = "shared"
+    length = np.sqrt(queries * keys)
+    return [Kernel(f"attention.{kind}.{way(phase)}", work.dtype, (heads, length, depth))]
+
+
+def _extras(call: Call, access: Access) -> tuple[Extra, ...]:
+    return (Extra(-1, 4.0, 1),)  # the logarithm of each row's sum
+
+
+TABLE: Mapping[str, Operator] = {
+    "aten.scaled_dot_product_attention": Operator(
+        _attention,
+        "own form",
+        ranges=_causal_rows,
+        kernels=_kernels,
+        extras=_extras,
+        memory="attention",
+        makes_gradients=frozenset({"query", "key", "value"}),
+        words={"h": "heads", "r": "queries", "q": "seq", "k": "keys"},
+    ),
 }

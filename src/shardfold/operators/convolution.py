@@ -6,11 +6,29 @@ taps are never split but count as work. Splitting space exchanges a halo of rows
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
 
 from shardfold.operators.call import Call
+from shardfold.operators.kernels import Kernel, LocalWork, way
 from shardfold.operators.notation import Rule
+from shardfold.operators.operator import Operator
 from shardfold.operators.windows import SPATIAL, halos, windows
+
+# The windows that convolutions are measured with: taps and stride.
+WINDOWS: Mapping[str, tuple[tuple[int, int], int]] = {
+    "1x1": ((1, 1), 1),
+    "1x1/2": ((1, 1), 2),
+    "3x3": ((3, 3), 1),
+    "3x3/2": ((3, 3), 2),
+    "5x5": ((5, 5), 1),
+    "1x7": ((1, 7), 1),
+    "7x7/2": ((7, 7), 2),
+    "16x16/16": ((16, 16), 16),
+}
 
 
 def _merged(sizes: Mapping[str, int], *factors: str) -> str:
@@ -86,12 +104,49 @@ def _either(call: Call) -> Rule:
     return _transposed(call) if call.attribute("transposed", False) else _forward(call)
 
 
-TABLE: Mapping[str, Callable[[Call], Rule]] = {
-    "aten.conv1d": _forward,
-    "aten.conv2d": _forward,
-    "aten.conv3d": _forward,
-    "aten.conv_transpose1d": _transposed,
-    "aten.conv_transpose2d": _transposed,
-    "aten.conv_transpose3d": _transposed,
-    "aten.convolution": _either,
+def _unsupported(call: Call) -> frozenset[str]:
+    """Groups of a transposed convolution; space where padding is given by name."""
+    if call.attribute("transposed", False) or "transpose" in call.op.kind:
+        return frozenset({"g"})
+    return frozenset(SPATIAL if isinstance(call.attribute("padding", 0), str) else ())
+
+
+def _kernels(work: LocalWork, phase: str) -> list[Kernel]:
+    stride = work.access.attributes.get("stride", 1)
+    taps = work.inputs[1].shape[2:]
+    window = _nearest_window(taps, stride if isinstance(stride, int) else stride[0])
+    b, c, n = work.factor("b"), work.factor("c"), work.factor("n") * work.factor("g")
+    side = np.sqrt(work.result_items(0) / (b * n))
+    (high, wide), _ = WINDOWS[window]
+    more = math.prod(taps) / (high * wide)
+    found = [Kernel(f"conv.{window}.{way(phase)}", work.dtype, (b, c * more, n, side))]
+    if phase == "backward" and 2 in work.trained:
+        found.append(Kernel("sum_columns", work.dtype, (b * side * side, n)))
+    return found
+
+
+def _nearest_window(kernel: tuple[int, ...], stride: int) -> str:
+    """The window that was measured with the same stride and the nearest number of taps."""
+    taps = math.prod(kernel)
+
+    def distance(name: str) -> tuple[bool, float]:
+        (high, wide), step = WINDOWS[name]
+        return (step != stride, abs(math.log(high * wide / taps)))
+
+    return min(WINDOWS, key=distance)
+
+
+CONVOLUTION = Operator(
+    local="own form",
+    unsupported=_unsupported,
+    makes_result=True,
+    makes_gradients=frozenset({"input", "weight"}),
+    is_convolution=True,
+)
+TRANSPOSED = Operator(_transposed, "own form", _unsupported, is_convolution=True)
+
+TABLE: Mapping[str, Operator] = {
+    **{f"aten.conv{k}d": replace(CONVOLUTION, rule=_forward, kernels=_kernels) for k in (1, 2, 3)},
+    **{f"aten.conv_transpose{k}d": TRANSPOSED for k in (1, 2, 3)},
+    "aten.convolution": replace(CONVOLUTION, rule=_either),
 }

@@ -5,25 +5,28 @@ What autograd keeps differs: some need their operands again, some their result, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
+import numpy as np
+
+from shardfold.graph import Op
 from shardfold.operators.call import Call
+from shardfold.operators.kernels import (
+    Access,
+    Kernel,
+    KernelMaker,
+    LocalWork,
+    broadcast_sum,
+    copied,
+    elementwise_family,
+    memory_pass,
+    pointwise,
+)
 from shardfold.operators.notation import Dim, Rule
+from shardfold.operators.operator import Extra, Operator, aten, keeps_means
 
-KEEPS_OPERANDS = (
-    "abs clamp clamp_min clamp_max cos erf gelu log log1p log2 mul div pow silu hardtanh "
-    "hardsigmoid hardswish leaky_relu log_sigmoid mish relu6 sin softplus square "
-    "addcmul addcdiv atan2 rsub true_divide float_power lerp fmod remainder xlogy maximum minimum"
-).split()
-KEEPS_RESULT = "celu elu exp expm1 relu reciprocal rsqrt selu sigmoid sqrt tanh threshold".split()
-KEEPS_NOTHING = (
-    "add sub neg where masked_fill eq ne lt le gt ge logical_and logical_or "
-    "logical_not logical_xor bitwise_and bitwise_or bitwise_not bitwise_xor __and__ __or__ "
-    "__xor__ ceil floor round sign trunc floor_divide isnan isinf isfinite fill nan_to_num "
-    "bernoulli ceil copy rand_like randn_like"
-).split()
 LINEAR = {"aten.add", "aten.sub", "aten.neg", "aten.mul", "aten.div"}
-DROPOUTS = ("dropout", "native_dropout", "alpha_dropout", "feature_dropout")
 
 
 def broadcast(call: Call, **properties: object) -> Rule:
@@ -101,10 +104,123 @@ def _cast(call: Call) -> Rule:
     )
 
 
-TABLE: Mapping[str, Callable[[Call], Rule]] = {
-    "aten.prelu": _prelu,
-    **{f"aten.{name}": _keeps_operands for name in KEEPS_OPERANDS},
-    **{f"aten.{name}": _keeps_result for name in (*KEEPS_RESULT, *DROPOUTS)},
-    **{f"aten.{name}": _keeps_nothing for name in KEEPS_NOTHING},
-    **{f"aten.{name}": _cast for name in ("to", "_to_copy", "type_as", "clone", "contiguous")},
+def _multiplied(*, divides: bool) -> KernelMaker:
+    """Backward, a pass for the gradient of each operand, and a sum where it was broadcast."""
+
+    def make(work: LocalWork, phase: str) -> list[Kernel]:
+        if phase != "backward":
+            return pointwise(work, phase)
+        whole = work.result_bytes(0)
+        if len(work.inputs) == 1:
+            family = elementwise_family(work, strided=False)
+            return [memory_pass(2.0 * whole, work.dtype, family)]
+        found = []
+        for k in work.trained:
+            other = work.operand_bytes(1 - k) if k < 2 else whole
+            strided = work.access.is_strided and bool(np.any(other < whole))
+            family = elementwise_family(work, strided=strided)
+            times = 2 if divides and k == 1 else 1
+            found += [memory_pass(2.0 * whole + other, work.results[0].dtype, family)] * times
+            found += broadcast_sum(work, k)
+            if work.inputs[k].dtype != work.results[0].dtype:
+                found.append(memory_pass(work.operand_bytes(k) + whole, work.dtype, "cast"))
+        return found
+
+    return make
+
+
+def _added(*, negates: bool = False) -> KernelMaker:
+    """Gradients pass as they are: nothing to do but to sum what was broadcast."""
+
+    def make(work: LocalWork, phase: str) -> list[Kernel]:
+        if phase != "backward":
+            return pointwise(work, phase)
+        found = []
+        for k in work.trained:
+            found += broadcast_sum(work, k)
+            if k == 1 and negates:
+                found.append(memory_pass(2.0 * work.operand_bytes(k), work.dtype))
+        return found
+
+    return make
+
+
+def _power(work: LocalWork, phase: str) -> list[Kernel]:
+    """The base to one less, times the exponent, times the gradient: three passes."""
+    if phase != "backward":
+        return pointwise(work, phase)
+    whole = work.result_bytes(0)
+    return [memory_pass(times * whole, work.dtype) for times in (2.0, 2.0, 3.0)]
+
+
+def _converted(work: LocalWork, phase: str) -> list[Kernel]:
+    size = work.operand_bytes(0) + work.result_bytes(0)
+    source = work.results[0] if phase == "backward" else work.inputs[0]
+    return [memory_pass(size, source.dtype, "cast")]
+
+
+def _mask(call: Call, access: Access) -> tuple[Extra, ...]:
+    return () if access.is_idle else (Extra(-1, 1.0),)
+
+
+def _is_scaled_mean(op: Op, means: Sequence[bool]) -> bool:
+    """A mean times what is no mean."""
+    return sum(means) == 1
+
+
+def _is_divided_mean(op: Op, means: Sequence[bool]) -> bool:
+    """A mean by what is no mean, and not rounded."""
+    return means[0] and not any(means[1:]) and op.attributes.get("rounding_mode") is None
+
+
+OPERANDS = Operator(_keeps_operands, memory="pointwise")  # that need their operands again
+RESULT = Operator(_keeps_result, memory="pointwise")  # that need their result again
+NOTHING = Operator(_keeps_nothing, memory="pointwise")
+ADDITION = replace(NOTHING, keeps_means=keeps_means)
+CAST = Operator(_cast, memory="cast", keeps_means=keeps_means)
+DROPOUT = Operator(_keeps_result, "own form", saves_beside=True, extras=_mask, memory="dropout")
+
+TABLE: Mapping[str, Operator] = {
+    "aten.prelu": Operator(_prelu, memory="pointwise"),
+    **aten(
+        "abs clamp clamp_min clamp_max cos erf gelu log log1p log2 silu hardtanh hardsigmoid "
+        "hardswish leaky_relu log_sigmoid mish relu6 sin softplus square addcmul addcdiv atan2 "
+        "true_divide float_power lerp fmod remainder xlogy maximum minimum",
+        OPERANDS,
+    ),
+    "aten.mul": replace(OPERANDS, kernels=_multiplied(divides=False), keeps_means=_is_scaled_mean),
+    "aten.div": replace(OPERANDS, kernels=_multiplied(divides=True), keeps_means=_is_divided_mean),
+    "aten.pow": replace(OPERANDS, kernels=_power),
+    "aten.rsub": replace(OPERANDS, kernels=_added(), keeps_means=keeps_means),
+    **aten(
+        "celu elu exp expm1 relu reciprocal rsqrt selu sigmoid sqrt tanh threshold",
+        RESULT,
+    ),
+    "aten.add": replace(ADDITION, kernels=_added(), hands_gradient_on=True),
+    "aten.sub": replace(ADDITION, kernels=_added(negates=True), hands_gradient_on=True),
+    "aten.neg": ADDITION,
+    **aten(
+        "where masked_fill eq ne lt le gt ge logical_and logical_or logical_not logical_xor "
+        "bitwise_and bitwise_or bitwise_not bitwise_xor __and__ __or__ __xor__ ceil floor round "
+        "sign trunc floor_divide isnan isinf isfinite fill nan_to_num copy",
+        NOTHING,
+    ),
+    "aten.to": replace(CAST, kernels=_converted, left_out="same dtype"),
+    "aten._to_copy": replace(
+        CAST, kernels=_converted, launched_as="aten.to", left_out="same dtype"
+    ),
+    "aten.type_as": replace(CAST, left_out="same dtype"),
+    "aten.clone": replace(CAST, kernels=copied, memory="copy"),
+    "aten.contiguous": replace(CAST, kernels=copied, memory="copy if needed", left_out="in order"),
+    "aten.dropout": replace(DROPOUT, left_out="idle"),
+    **aten("native_dropout alpha_dropout feature_dropout", DROPOUT),
+    "aten.feature_alpha_dropout": replace(DROPOUT, rule=None),
+    "aten.bernoulli": replace(NOTHING, local="own form"),
+    # Random numbers: drawn by position, or refused by name.
+    **aten(
+        "multinomial normal uniform exponential poisson rrelu rrelu_with_noise random binomial "
+        "cauchy geometric log_normal _sample_dirichlet _standard_gamma _fused_dropout "
+        "fractional_max_pool2d fractional_max_pool3d",
+        Operator(local="own form"),
+    ),
 }

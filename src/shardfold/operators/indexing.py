@@ -8,11 +8,14 @@ mirror image: `v d, t, t d -> v d`, a part of v takes only the rows that fall in
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from shardfold.operators.call import Call
+from shardfold.operators.kernels import Kernel, LocalWork
 from shardfold.operators.notation import Rule
+from shardfold.operators.operator import Operator, aten
 
 
 def _own(shape: tuple[int, ...], prefix: str = "i") -> list[str]:
@@ -249,57 +252,60 @@ def _created_like(call: Call) -> Rule:
     return call.rule({call.op.operands[0].name: names}, names, backward=0.0)
 
 
-CREATED = [
-    "arange",
-    "zeros",
-    "ones",
-    "full",
-    "empty",
-    "scalar_tensor",
-    "eye",
-    "linspace",
-    "rand",
-    "randn",
-    "randint",
-    "randperm",
-    "tril_indices",
-    "triu_indices",
-    "new_zeros",
-    "new_ones",
-    "new_full",
-    "new_empty",
-]
-CREATED_LIKE = [
-    "zeros_like",
-    "ones_like",
-    "full_like",
-    "empty_like",
-    "rand_like",
-    "randn_like",
-    "randint_like",
-]
+def _lookup_kernels(work: LocalWork, phase: str) -> list[Kernel]:
+    columns = work.factor("d")
+    rows = work.result_items(0) / columns
+    if phase != "backward":
+        return [Kernel("lookup.forward", work.dtype, (rows, columns))]
+    table = work.operand_items(0) / columns
+    return [Kernel("lookup.backward", work.dtype, (rows, table, columns))]
 
-TABLE: Mapping[str, Callable[[Call], Rule]] = {
-    "aten.embedding": _embedding,
-    "aten.index_select": _index_select,
-    "aten.index": _index,
-    "aten.index_put": _index_put,
-    "aten.gather": _gather,
-    "aten.take_along_dim": _gather,
-    "aten.scatter": _scatter,
-    "aten.scatter_add": _scatter,
-    "aten.scatter_reduce": _scatter,
-    "aten.index_add": _index_write,
-    "aten.index_copy": _index_write,
-    "aten.topk": _ordered,
-    "aten.sort": _ordered,
-    "aten.argsort": _ordered,
-    "aten.one_hot": _one_hot,
-    "aten.bucketize": _bucketize,
-    "aten.searchsorted": _bucketize,
-    "aten.histc": _histogram,
-    "aten.tril": _triangle,
-    "aten.triu": _triangle,
-    **{f"aten.{name}": _created for name in CREATED},
-    **{f"aten.{name}": _created_like for name in CREATED_LIKE},
+
+def _counted_rows(call: Call) -> frozenset[str]:
+    """Gradients that are scaled by how often a row is read, or sparse, need all reads."""
+    counted = call.attribute("scale_grad_by_freq", False) or call.attribute("sparse", False)
+    indices = _own(call.shape("indices"))
+    return frozenset({"v", "d", *indices} if counted else ())
+
+
+def _rows(call: Call) -> frozenset[str]:
+    """The rows of the table, by any of its dims."""
+    return frozenset({"v", *(f"v{k}" for k in range(len(call.inputs[0].shape)))})
+
+
+WRITE = Operator(local="own form", unsupported=_rows)
+CREATED = Operator(_created)
+FILLED = replace(CREATED, fills=True)
+LIKE = Operator(_created_like)
+RANDOM = Operator(_created, "own form")
+
+TABLE: Mapping[str, Operator] = {
+    "aten.embedding": Operator(
+        _embedding,
+        "own form",
+        _counted_rows,
+        ranges=_rows,
+        kernels=_lookup_kernels,
+        makes_result=True,
+        makes_gradients=frozenset({"weight"}),
+        words={"v": "vocab"},
+    ),
+    "aten.index_select": Operator(_index_select, "own form", ranges=_rows),
+    "aten.index": Operator(_index, "own form", ranges=_rows),
+    "aten.gather": Operator(_gather, "own form", ranges=_rows),
+    "aten.take_along_dim": Operator(_gather, "own form", _rows),
+    **aten("scatter scatter_add scatter_reduce", replace(WRITE, rule=_scatter)),
+    **aten("index_add index_copy", replace(WRITE, rule=_index_write)),
+    "aten.index_put": replace(WRITE, rule=_index_put),
+    **aten("topk sort argsort", Operator(_ordered)),
+    "aten.one_hot": Operator(_one_hot),
+    **aten("bucketize searchsorted", Operator(_bucketize)),
+    "aten.histc": Operator(_histogram),
+    **aten("tril triu", Operator(_triangle)),
+    **aten("arange eye linspace tril_indices triu_indices new_empty", CREATED),
+    **aten("zeros ones full empty scalar_tensor new_zeros new_ones new_full", FILLED),
+    **aten("zeros_like ones_like full_like", replace(LIKE, fills=True)),
+    "aten.empty_like": LIKE,
+    **aten("rand randn randint randperm", RANDOM),
+    **aten("rand_like randn_like randint_like", replace(RANDOM, rule=_created_like)),
 }

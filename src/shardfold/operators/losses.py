@@ -7,13 +7,17 @@ the result is complete on every device.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
+from shardfold.graph import Op
 from shardfold.operators.call import Call
+from shardfold.operators.kernels import Access, Kernel, LocalWork, memory_pass, way
 from shardfold.operators.norms import statistics_bytes
 from shardfold.operators.notation import Exchange, Rule
+from shardfold.operators.operator import Extra, Operator, aten, factors
 
 NONE, MEAN = 0, 1
+WIDE_BYTES = 4  # of an item of statistics, at least
 
 
 def _rows(call: Call) -> tuple[list[str], list[str]]:
@@ -96,20 +100,85 @@ def _pointwise(call: Call) -> Rule:
     )
 
 
-POINTWISE = [
-    "mse_loss",
-    "l1_loss",
-    "smooth_l1_loss",
-    "huber_loss",
-    "soft_margin_loss",
-    "kl_div",
-    "binary_cross_entropy",
-    "binary_cross_entropy_with_logits",
-]
-PICKED = ["nll_loss", "nll_loss_nd", "nll_loss2d", "nll_loss_forward", "nll_loss2d_forward"]
+def _kernels(work: LocalWork, phase: str) -> list[Kernel]:
+    """Cross-entropy; with the classes in parts, passes in float32 around the sums of all parts."""
+    wide, is_split = work.last_dim(), work.parts("c") > 1
+    dtype, items = work.inputs[0].dtype, work.operand_items(0)
+    found = [Kernel(f"loss.{way(phase)}", dtype, (items / wide * ~is_split, wide))]
+    if not is_split.any():
+        return found
+    size = 4.0 * items * is_split
+    half = dtype in ("bfloat16", "float16")
+    # Read in two bytes, written in four.
+    cast = [memory_pass(1.5 * size, dtype, "cast")] if half else []
+    strided = memory_pass(2.0 * size, "float32", "strided")
+    passes = [*cast, strided, memory_pass(2.0 * size, "float32")]
+    if phase != "backward":  # the largest; less that; exponentials; their sum
+        sizes = (items / wide * is_split, wide)
+        return [*found, *passes, *(Kernel("sum_rows", kind, sizes) for kind in (dtype, "float32"))]
+    back = [memory_pass(1.5 * size, "float32", "cast")] if half else []
+    return [*found, *passes, strided, *back]
 
-TABLE: Mapping[str, Callable[[Call], Rule]] = {
-    "aten.cross_entropy_loss": _cross_entropy,
-    **{f"aten.{name}": _nll for name in PICKED},
-    **{f"aten.{name}": _pointwise for name in POINTWISE},
+
+def _extras(call: Call, access: Access) -> tuple[Extra, ...]:
+    """The logarithms that it makes, and the count of what is not ignored."""
+    item_bytes = call.inputs[0].item_bytes
+    picked = not call.inputs[call.position("target")].is_floating
+    counted = picked and call.attribute("reduction", MEAN) != NONE
+    count = (Extra(-1, float(item_bytes)),) if counted else ()
+    return (Extra(0, item_bytes), *_of_classes(item_bytes), *count)
+
+
+def _of_classes(item_bytes: int) -> tuple[Extra, ...]:
+    """What cross-entropy takes for a while, beside as much as its logits that it keeps.
+
+    Backward on one device makes the gradient of the logarithms first. With the classes in parts,
+    shares are made in float32: those of float32 logits are what is kept, and then the gradient.
+    """
+    whole = Extra(0, float(item_bytes), life="backward", factor="c", is_split=False)
+    if item_bytes >= WIDE_BYTES:
+        return (whole,)
+    passing = Extra(0, float(WIDE_BYTES - item_bytes), life="forward", factor="c")
+    return (whole, passing, Extra(0, float(WIDE_BYTES), life="backward", factor="c"))
+
+
+def _smoothed_weights(call: Call) -> frozenset[str]:
+    """Class weights together with label smoothing need whole classes."""
+    both = call.has("weight") and call.attribute("label_smoothing", 0.0) > 0
+    return frozenset({"c"} if both else ())
+
+
+def _is_mean(op: Op) -> bool:
+    return bool(op.attributes.get("reduction", MEAN) == MEAN)
+
+
+def _is_even_mean(op: Op) -> bool:
+    """With weights of classes the mean of one part counts for more than that of another."""
+    return _is_mean(op) and not any(operand.name == "weight" for operand in op.operands)
+
+
+PICKED = Operator(_nll, "own form", ranges=factors("c"), is_mean=_is_even_mean)
+POINTWISE = Operator(_pointwise, "own form", is_mean=_is_mean)
+
+TABLE: Mapping[str, Operator] = {
+    "aten.cross_entropy_loss": Operator(
+        _cross_entropy,
+        "own form",
+        _smoothed_weights,
+        ranges=factors("c"),
+        kernels=_kernels,
+        launched_as="aten.softmax",
+        remakes=("self",),
+        extras=_extras,
+        is_mean=_is_even_mean,
+        words={"c": "classes"},
+    ),
+    **aten("nll_loss nll_loss_nd nll_loss2d", PICKED),
+    # The divisor is a result of its own: not run in parts.
+    **aten("nll_loss_forward nll_loss2d_forward", Operator(_nll, "whole")),
+    **aten(
+        "mse_loss l1_loss smooth_l1_loss huber_loss soft_margin_loss kl_div binary_cross_entropy "
+        "binary_cross_entropy_with_logits",
+        POINTWISE,
+    ),
 }

@@ -1,4 +1,4 @@
-"""Matrix products: linear, mm, addmm, bmm, baddbmm, matmul, einsum, grouped products.
+"""Matrix products: linear, mm, addmm, bmm, baddbmm, matmul, einsum.
 
 Two operations a point; the factor that both operands share and the result lacks is reduced, so
 splitting it leaves a partial sum.
@@ -8,10 +8,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import numpy as np
 
 from shardfold.operators.call import Call
+from shardfold.operators.kernels import Kernel, KernelMaker, LocalWork, Values
 from shardfold.operators.notation import Rule
+from shardfold.operators.operator import Operator
 
+PARITIES = ("", ".even", ".odd")  # of the features: a multiple of 8, of 2, or neither
 # operator: (notation per operand, notation of the result)
 NOTATION: Mapping[str, tuple[Mapping[str, str], str]] = {
     "aten.linear": ({"input": "... m", "weight": "n m", "bias": "n"}, "... n"),
@@ -101,56 +107,98 @@ def _letters(term: str, rank: int) -> list[str]:
     return [*before, *(f"dot{k}" for k in reversed(range(hidden))), *after]
 
 
-def _grouped_mm(call: Call) -> Rule:
-    """Rows sorted by expert, each expert's rows times its own matrix.
+def _linear_kernels(*, is_transposed: bool) -> KernelMaker:
+    """The weight is stored by rows of outputs, but for addmm, whose second matrix is not."""
 
-    A part of the rows belongs to experts that another device may hold, so rows and experts stay
-    whole; the features split as in any product.
+    def make(work: LocalWork, phase: str) -> list[Kernel]:
+        first = 0 if is_transposed else len(work.inputs) - 2
+        weight, bias = (1, 2) if is_transposed else (first + 1, 0 if first else -1)
+        k, n = work.factor("m"), work.factor("n")
+        rows, dtype = work.result_items(0) / n, work.dtype
+        if phase != "backward":
+            return _products("nt" if is_transposed else "nn", dtype, (rows, n, k), (n, k))
+        found = []
+        if first in work.trained:
+            found += _products("nn" if is_transposed else "nt", dtype, (rows, k, n), (n, k))
+        if weight in work.trained:
+            sizes = (n, k, rows) if is_transposed else (k, n, rows)
+            found += _products("tn", dtype, sizes, (n, k))
+        if bias in work.trained:
+            found.append(Kernel("sum_columns", dtype, (rows, n)))
+        return found
+
+    return make
+
+
+def _products(
+    layout: str, dtype: str, sizes: tuple[Values, ...], features: tuple[Values, Values]
+) -> list[Kernel]:
+    """A product, by whether a device's own features fill the words that matrix units read.
+
+    Eight, two, or one at a time: 30,522 classes are even, half of them are odd.
     """
-    names = [o.name for o in call.op.operands]
-    left, right = names[0], names[1]
-    if len(call.shape(left)) != 2 or len(call.shape(right)) != 3:
-        return call.undescribed(engine="matrix")
-    return call.rule(
-        {left: "t m", right: "e m n"},
-        "t n",
-        engine="matrix",
-        flops=2.0,
-        over=("t", "m", "n"),
-        whole=frozenset({"t", "e"}),
-        saves=(left, right),
-        crossed=(left, right),
-    )
+    n, k = (np.asarray(each).astype(np.int64) for each in features)
+    common = np.gcd(n, k)
+    parities = np.where(common % 8 == 0, "", np.where(common % 2 == 0, ".even", ".odd"))
+    return [
+        Kernel(f"matmul.{layout}{parity}", dtype, (sizes[0] * (parities == parity), *sizes[1:]))
+        for parity in PARITIES
+        if (parities == parity).any()
+    ]
 
 
-def _expert_linear(call: Call) -> Rule:
-    """Each row times its own expert's matrix.
-
-    A device with some of the experts gives zeros for the rows of the others, so that splitting
-    the experts leaves a partial sum. The rows that meet a part of the experts are taken to be
-    that part of all rows: balanced routing.
-    """
-    experts = call.shape("weight")[0]
-    rows = " ".join(f"i{k}" for k in range(len(call.shape("expert"))))
-    given = len(call.shape("x")) - 1
-    x_rows = " ".join(f"i{k}" for k in range(given))
-    return call.rule(
-        {"x": f"{x_rows} m", "weight": "e n m", "expert": rows},
-        f"{rows} n",
-        engine="matrix",
-        flops=2.0 / experts,
-        saves=("x", "weight", "expert"),
-        crossed=("x", "weight"),
-        backward=2.0,
-    )
+def _batched_kernels(work: LocalWork, phase: str) -> list[Kernel]:
+    m, k, n = work.factor("b"), work.factor("m"), work.factor("n")
+    b = np.maximum(work.result_items(0) / (m * n), 1.0)
+    if phase != "backward":
+        return [Kernel("bmm", work.dtype, (b, m, n, k))]
+    ways = {0: (b, m, k, n), 1: (b, k, n, m)}
+    return [Kernel("bmm", work.dtype, ways[t]) for t in work.trained if t in ways]
 
 
-TABLE: Mapping[str, Callable[[Call], Rule]] = {
-    **{kind: _from_notation(kind) for kind in NOTATION},
-    "aten.addmm": _addmm,
-    "aten.baddbmm": _addmm,
-    "aten.matmul": _matmul,
-    "aten.einsum": _einsum,
-    "aten._grouped_mm": _grouped_mm,
-    "shardfold.expert_linear": _expert_linear,
+def _described(kind: str) -> Operator:
+    return Operator(_from_notation(kind))
+
+
+FEATURES = ("m", "n")
+PRODUCT = Operator(
+    makes_result=True,
+    makes_gradients=frozenset({"input", "weight", "self", "other", "mat1", "mat2"}),
+)
+
+TABLE: Mapping[str, Operator] = {
+    "aten.linear": replace(
+        PRODUCT,
+        rule=_from_notation("aten.linear"),
+        local="own form",
+        kernels=_linear_kernels(is_transposed=True),
+        launched_as="aten.linear",
+        features=FEATURES,
+    ),
+    "aten.mm": replace(
+        PRODUCT,
+        rule=_from_notation("aten.mm"),
+        kernels=_linear_kernels(is_transposed=False),
+        launched_as="aten.matmul",
+        features=FEATURES,
+    ),
+    **{kind: _described(kind) for kind in ("aten.mv", "aten.dot", "aten.outer")},
+    "aten.bmm": replace(
+        PRODUCT,
+        rule=_from_notation("aten.bmm"),
+        kernels=_batched_kernels,
+        launched_as="aten.matmul",
+    ),
+    "aten.addmm": replace(
+        PRODUCT,
+        rule=_addmm,
+        local="own form",
+        kernels=_linear_kernels(is_transposed=False),
+        launched_as="aten.linear",
+        makes_gradients=frozenset({"mat1", "mat2"}),
+        features=FEATURES,
+    ),
+    "aten.baddbmm": Operator(_addmm, "own form", kernels=_batched_kernels),
+    "aten.matmul": replace(PRODUCT, rule=_matmul, kernels=_batched_kernels, features=FEATURES),
+    "aten.einsum": Operator(_einsum),
 }

@@ -7,13 +7,20 @@ square; for a softmax one for the maximum, and then one for the sum.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+
+import numpy as np
 
 from shardfold.graph import TensorType
 from shardfold.operators.call import Call
+from shardfold.operators.kernels import Access, Kernel, LocalWork, rows, way
 from shardfold.operators.notation import Exchange, Phase, Rule
+from shardfold.operators.operator import Extra, Operator, aten
 
 EXACT_BYTES = 8  # a float64
+RUNNING = 5  # calls by which a batch norm of a part updates its running statistics
 
 
 def statistics_bytes(kind: TensorType) -> int:
@@ -153,24 +160,68 @@ def _one_word(call: Call) -> Rule:
     return _layer_norm(call, 1.0, 1.0)
 
 
-BATCH_NORMS = (
-    "batch_norm",
-    "native_batch_norm",
-    "_native_batch_norm_legit",
-    "_native_batch_norm_legit_functional",
-    "_batch_norm_with_update",
-    "_batch_norm_with_update_functional",
-)
-SOFTMAXES = ("softmax", "_softmax", "log_softmax", "_log_softmax", "_safe_softmax")
+def _row_statistics(words: int) -> Callable[[Call, Access], tuple[Extra, ...]]:
+    """So many numbers of four bytes for each row that is normalised."""
+    return lambda call, access: (Extra(0, 4.0 * words, len(call.attribute("normalized_shape"))),)
 
-TABLE: Mapping[str, Callable[[Call], Rule]] = {
-    "aten.layer_norm": _two_words,
-    "aten.native_layer_norm": _two_words,
-    "aten.rms_norm": _one_word,
-    "aten._fused_rms_norm": _one_word,
-    **{f"aten.{name}": _batch_norm for name in BATCH_NORMS},
-    "aten.group_norm": _group_norm,
-    "aten.native_group_norm": _group_norm,
-    "aten.instance_norm": _instance_norm,
-    **{f"aten.{name}": _softmax for name in SOFTMAXES},
+
+def _channel_statistics(call: Call, access: Access) -> tuple[Extra, ...]:
+    training = call.has("weight") and bool(call.attribute("training", True))
+    return (Extra(call.position("weight"), 8.0),) if training else ()
+
+
+def _batch_norm_kernels(work: LocalWork, phase: str) -> list[Kernel]:
+    """Examples, channels, and the side of a plane; of a part, the running statistics apart."""
+    b, c = work.factor("b"), work.factor("c")
+    side = np.sqrt(work.operand_items(0) / (b * c))
+    dtype = work.inputs[0].dtype
+    is_split = work.operand_items(0) * work.parts("c") < math.prod(work.inputs[0].shape)
+    found = [Kernel(f"batch_norm.{way(phase)}", dtype, (b * ~is_split, c, side))]
+    if is_split.any():
+        found.append(Kernel(f"split_norm.{way(phase)}", dtype, (b * is_split, c, side)))
+        if phase != "backward":
+            found.append(Kernel("vector", "float32", (8.0 * c * is_split,), RUNNING))
+    return found
+
+
+def _whole_rows(call: Call) -> frozenset[str]:
+    """Rows without any finite value need the whole row."""
+    rank = len(call.inputs[0].shape)
+    return frozenset({f"i{call.attribute('dim') % rank}"} if rank else ())
+
+
+LAYER_NORM = Operator(
+    local="own form",
+    kernels=rows("layer_norm"),
+    makes_gradients=frozenset({"input"}),
+)
+BATCH_NORM = Operator(
+    _batch_norm,
+    "whole",
+    extras=_channel_statistics,
+    writes=("running_mean", "running_var"),
+)
+SOFTMAX = Operator(_softmax, "own form")
+
+TABLE: Mapping[str, Operator] = {
+    "aten.layer_norm": replace(LAYER_NORM, rule=_two_words, extras=_row_statistics(2)),
+    "aten.rms_norm": replace(LAYER_NORM, rule=_one_word, extras=_row_statistics(1)),
+    "aten.native_layer_norm": Operator(
+        _two_words, kernels=rows("layer_norm"), extras=_row_statistics(2)
+    ),
+    "aten._fused_rms_norm": Operator(_one_word, extras=_row_statistics(1)),
+    "aten.batch_norm": replace(
+        BATCH_NORM, local="own form", kernels=_batch_norm_kernels, calls="many in parts"
+    ),
+    **aten(
+        "native_batch_norm _native_batch_norm_legit _native_batch_norm_legit_functional "
+        "_batch_norm_with_update _batch_norm_with_update_functional",
+        BATCH_NORM,
+    ),
+    "aten.group_norm": Operator(_group_norm, "own form"),
+    "aten.native_group_norm": Operator(_group_norm, "whole"),
+    "aten.instance_norm": Operator(_instance_norm, writes=("running_mean", "running_var")),
+    **aten("softmax log_softmax", replace(SOFTMAX, kernels=rows("softmax"))),
+    **aten("_softmax _log_softmax", SOFTMAX),
+    "aten._safe_softmax": replace(SOFTMAX, unsupported=_whole_rows),
 }

@@ -15,6 +15,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from shardfold.operators.operator import UNKNOWN, Operator
+
 Dim = tuple[str, ...]  # the factors of one tensor dim, major first; () if no factor describes it
 Engine = Literal["matrix", "vector", "none"]
 Phase = Literal["forward", "backward"]
@@ -71,6 +73,8 @@ class Rule:
     saves_results: bool = False
     backward: float | None = None  # backward work in forwards; None: one per operand with gradient
     known: bool = True  # False: no rule was found, the operator stays unsplit
+    ranges: frozenset[str] = frozenset()  # factors that are split into ranges of the whole only
+    operator: Operator = UNKNOWN  # what else is known of the operator's kind
 
     @classmethod
     def parse(cls, notation: str, sizes: Mapping[str, int], **properties: object) -> Rule:

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from shardfold.operators.call import Call
+from shardfold.operators.kernels import Access, Kernel, KernelMaker, LocalWork, memory_pass, way
 from shardfold.operators.notation import Rule
+from shardfold.operators.operator import Extra, Operator
 from shardfold.operators.windows import SPATIAL, each, halos, windows
 
 
@@ -81,10 +84,53 @@ def _adaptive_pool(rank: int, *, mean: bool) -> Callable[[Call], Rule]:
     return lambda call: _adaptive(call, rank, mean=mean)
 
 
-TABLE: Mapping[str, Callable[[Call], Rule]] = {
-    **{f"aten.max_pool{k}d": _max(k) for k in (1, 2, 3)},
-    **{f"aten.max_pool{k}d_with_indices": _max(k) for k in (1, 2, 3)},
-    **{f"aten.avg_pool{k}d": _average(k) for k in (1, 2, 3)},
-    **{f"aten.adaptive_avg_pool{k}d": _adaptive_pool(k, mean=True) for k in (1, 2, 3)},
-    **{f"aten.adaptive_max_pool{k}d": _adaptive_pool(k, mean=False) for k in (1, 2, 3)},
+def _unsupported(call: Call) -> frozenset[str]:
+    """Space where windows are rounded up, or where an average does not count its padding."""
+    padded = any(each(call.attribute("padding", 0), 1))
+    uncounted = not call.attribute("count_include_pad", True) or bool(
+        call.attribute("divisor_override", 0)
+    )
+    rounds_up = bool(call.attribute("ceil_mode", False))
+    return frozenset(SPATIAL if rounds_up or (padded and uncounted) else ())
+
+
+def _kernels(kind: str) -> KernelMaker:
+    def make(work: LocalWork, phase: str) -> list[Kernel]:
+        size = work.operand_bytes(0) + work.result_bytes(0)
+        return [memory_pass(size, work.dtype, f"{kind}_pool.{way(phase)}")]
+
+    return make
+
+
+def _places(call: Call, access: Access) -> tuple[Extra, ...]:
+    """Where each maximum was, where that is no result."""
+    return (Extra(-1, 8.0),) if len(call.results) == 1 else ()
+
+
+POOL = Operator(local="own form", unsupported=_unsupported)
+MAXIMUM = replace(POOL, saves_beside=True, extras=_places)
+
+
+def _pools(rank: int) -> dict[str, Operator]:
+    return {
+        f"aten.max_pool{rank}d": replace(MAXIMUM, rule=_max(rank)),
+        f"aten.max_pool{rank}d_with_indices": replace(MAXIMUM, rule=_max(rank)),
+        f"aten.avg_pool{rank}d": replace(POOL, rule=_average(rank)),
+        f"aten.adaptive_avg_pool{rank}d": replace(POOL, rule=_adaptive_pool(rank, mean=True)),
+        f"aten.adaptive_max_pool{rank}d": replace(MAXIMUM, rule=_adaptive_pool(rank, mean=False)),
+    }
+
+
+PLANES = _pools(2)  # windows in a plane have been measured, others have not
+TABLE: Mapping[str, Operator] = {
+    **_pools(1),
+    **PLANES,
+    **_pools(3),
+    "aten.max_pool2d": replace(PLANES["aten.max_pool2d"], kernels=_kernels("max")),
+    "aten.avg_pool2d": replace(
+        PLANES["aten.avg_pool2d"], kernels=_kernels("avg"), launched_as="aten.max_pool2d"
+    ),
+    "aten.adaptive_avg_pool2d": replace(
+        PLANES["aten.adaptive_avg_pool2d"], kernels=_kernels("avg")
+    ),
 }

@@ -7,10 +7,13 @@ each layer; its gradient goes back as a reduce-scatter. Time is never split.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import replace
 
 from shardfold.operators.call import Call
+from shardfold.operators.kernels import Access
 from shardfold.operators.notation import Exchange, Rule
+from shardfold.operators.operator import Extra, Maker, Operator, factors
 
 
 def _weights(call: Call, gates: int, group: int) -> dict[str, str]:
@@ -94,13 +97,31 @@ def _packed(call: Call) -> Rule:
     return call.undescribed(engine="matrix", flops=flops, saves_results=True, backward=2.0)
 
 
-def _with_gates(gates: int) -> Callable[[Call], Rule]:
+def _unsupported(call: Call) -> frozenset[str]:
+    """Dropout between layers is drawn by the kernel; of hidden units, only an LSTM's are split."""
+    if call.attribute("dropout", 0.0) > 0:
+        return frozenset({"b", "e"})
+    return frozenset({"e"} if call.op.kind != "aten.lstm" else ())
+
+
+def _with_gates(gates: int) -> Maker:
     return lambda call: _recurrent(call, gates)
 
 
-TABLE: Mapping[str, Callable[[Call], Rule]] = {
-    "aten.lstm": _with_gates(4),
-    "aten.gru": _with_gates(3),
-    "aten.rnn_tanh": _with_gates(1),
-    "aten.rnn_relu": _with_gates(1),
+def _described(gates: int) -> Operator:
+    def extras(call: Call, access: Access) -> tuple[Extra, ...]:
+        """Gates and states of every step, as a fused kernel reserves them."""
+        layers = call.attribute("num_layers", 1)
+        return (Extra(-1, float((gates + 2) * layers * call.inputs[0].item_bytes)),)
+
+    return Operator(
+        _with_gates(gates), "own form", _unsupported, ranges=factors("e"), extras=extras
+    )
+
+
+TABLE: Mapping[str, Operator] = {
+    "aten.lstm": replace(_described(4), words={"e": "hidden"}),
+    "aten.gru": replace(_described(3), words={"e": "hidden"}),
+    "aten.rnn_tanh": _described(1),
+    "aten.rnn_relu": _described(1),
 }

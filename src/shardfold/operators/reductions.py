@@ -6,13 +6,16 @@ A mean is a sum divided by a known count. A running sum keeps its dim, whole.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from shardfold.operators.call import Call
 from shardfold.operators.elementwise import broadcast
+from shardfold.operators.kernels import Kernel, KernelMaker, LocalWork, memory_pass, sum_kernel
 from shardfold.operators.norms import statistics_bytes
 from shardfold.operators.notation import Exchange, Rule
+from shardfold.operators.operator import Operator, aten, keeps_means
 
 
 def _reduced_dims(call: Call) -> frozenset[int]:
@@ -94,37 +97,47 @@ def _running(call: Call) -> Rule:
     )
 
 
-WHOLE = [
-    "amax",
-    "amin",
-    "aminmax",
-    "prod",
-    "any",
-    "all",
-    "argmax",
-    "argmin",
-    "median",
-    "nanmedian",
-    "mode",
-    "var",
-    "std",
-    "var_mean",
-    "std_mean",
-    "norm",
-    "linalg_vector_norm",
-    "linalg_norm",
-    "frobenius_norm",
-]
-RUNNING = ["cumsum", "cumprod", "cummax", "cummin", "logcumsumexp"]
+def _kernels(*, is_mean: bool) -> KernelMaker:
+    """Forward a sum; backward a mean divides what is broadcast, a sum only broadcasts."""
 
-TABLE: Mapping[str, Callable[[Call], Rule]] = {
-    "aten.sum": _additive,
-    "aten.mean": _additive,
-    "aten.nansum": _counted,
-    "aten.count_nonzero": _counted,
-    "aten.max": _extremum,
-    "aten.min": _extremum,
-    "aten.logsumexp": _logsumexp,
-    **{f"aten.{name}": _whole for name in WHOLE},
-    **{f"aten.{name}": _running for name in RUNNING},
+    def make(work: LocalWork, phase: str) -> list[Kernel]:
+        whole, part = work.operand_items(0), work.result_items(0)
+        if phase == "backward":
+            spread = memory_pass(2.0 * work.operand_bytes(0), work.dtype, "strided")
+            return [spread] if is_mean else []
+        shape, after = work.inputs[0].shape, work.results[0].shape
+        keeps_last = bool(after) and shape[-1] == after[-1] and len(shape) > 1
+        return [sum_kernel(work.dtype, whole, part, keeps_last)]
+
+    return make
+
+
+def _but_the_first(call: Call) -> frozenset[str]:
+    """Of several reduced dims, one may be in parts."""
+    return frozenset(sorted(_names_of_reduced(call))[1:])
+
+
+SUM = Operator(
+    _additive,
+    kernels=_kernels(is_mean=False),
+    launched_as="aten.mean",
+    keeps_means=keeps_means,
+)
+
+TABLE: Mapping[str, Operator] = {
+    "aten.sum": SUM,
+    "aten.mean": replace(
+        SUM, local="own form", kernels=_kernels(is_mean=True), is_mean=lambda op: True
+    ),
+    "aten.nansum": Operator(_counted),
+    "aten.count_nonzero": Operator(_counted),
+    "aten.max": Operator(_extremum),
+    "aten.min": Operator(_extremum),
+    "aten.logsumexp": Operator(_logsumexp, "own form", _but_the_first),
+    **aten(
+        "amax amin aminmax prod any all argmax argmin median nanmedian mode var std var_mean "
+        "std_mean norm linalg_vector_norm linalg_norm frobenius_norm",
+        Operator(_whole),
+    ),
+    **aten("cumsum cumprod cummax cummin logcumsumexp", Operator(_running)),
 }

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
 from shardfold.operators.call import Call
+from shardfold.operators.kernels import Kernel, LocalWork, broadcast_sum, copied, memory_pass
 from shardfold.operators.notation import Dim, Rule
+from shardfold.operators.operator import Operator, aten, keeps_means
 
 
 def _rule(
@@ -106,27 +109,23 @@ def _reshape(call: Call) -> Rule:
     return _rule(call, [left, *others], [right], sizes)
 
 
-def _permuted(call: Call, order: Sequence[int]) -> Rule:
-    dims, sizes = _own(call.inputs[0].shape)
-    return _rule(call, [dims], [[dims[k] for k in order]], sizes)
-
-
-def _permute(call: Call) -> Rule:
+def _permute(call: Call) -> list[int]:
+    """For each dim of the result, the operand's; likewise below."""
     rank = len(call.inputs[0].shape)
-    return _permuted(call, [k % rank for k in call.attribute("dims")])
+    return [k % rank for k in call.attribute("dims")]
 
 
-def _transpose(call: Call) -> Rule:
+def _transpose(call: Call) -> list[int]:
     rank = len(call.inputs[0].shape)
     order = list(range(rank))
     names = ("axis0", "axis1") if call.op.kind == "aten.swapaxes" else ("dim0", "dim1")
     if rank > 1:
         i, j = (call.attribute(name, k) % rank for k, name in enumerate(names))
         order[i], order[j] = order[j], order[i]
-    return _permuted(call, order)
+    return order
 
 
-def _movedim(call: Call) -> Rule:
+def _movedim(call: Call) -> list[int]:
     rank = len(call.inputs[0].shape)
     source, target = (
         [k % rank for k in (v if isinstance(v, tuple) else (v,))]
@@ -134,7 +133,17 @@ def _movedim(call: Call) -> Rule:
     )
     moved = dict(zip(target, source, strict=True))
     rest = iter(k for k in range(rank) if k not in source)
-    return _permuted(call, [moved[k] if k in moved else next(rest) for k in range(rank)])
+    return [moved[k] if k in moved else next(rest) for k in range(rank)]
+
+
+def _permuting(order: Callable[[Call], list[int]]) -> Operator:
+    """A view with its dims in another order."""
+
+    def rule(call: Call) -> Rule:
+        dims, sizes = _own(call.inputs[0].shape)
+        return _rule(call, [dims], [[dims[k] for k in order(call)]], sizes)
+
+    return replace(VIEW, rule=rule, local="same call", memory="permuted", permutes=order)
 
 
 def _expand(call: Call) -> Rule:
@@ -172,7 +181,9 @@ def _pad(call: Call) -> Rule:
     widths = call.attribute("pad")
     rank = len(call.inputs[0].shape)
     dims = [rank - 1 - k for k in range(len(widths) // 2) if any(widths[2 * k : 2 * k + 2])]
-    return _changed(call, *dims, engine="vector")
+    rule = _changed(call, *dims, engine="vector")
+    # A pad with a value is no sum of what is padded in parts.
+    return replace(rule, linear=()) if call.attribute("value", 0.0) else rule
 
 
 def _select(call: Call) -> Rule:
@@ -249,36 +260,86 @@ def _repeat(call: Call) -> Rule:
     return _rule(call, [before], [after], sizes, engine="vector")
 
 
-RESHAPES = (
-    "view reshape _unsafe_view flatten unflatten squeeze unsqueeze view_as reshape_as".split()
-)
+def _sliced(work: LocalWork, phase: str) -> list[Kernel]:
+    """Backward, zeros of the whole, and a copy of the gradient into them."""
+    if phase != "backward":
+        return []
+    fill = memory_pass(work.operand_bytes(0), work.dtype, "fill")
+    return [fill, memory_pass(2.0 * work.result_bytes(0), work.dtype, "strided")]
 
-TABLE: Mapping[str, Callable[[Call], Rule]] = {
-    **{f"aten.{name}": _reshape for name in RESHAPES},
-    "aten.permute": _permute,
-    "aten.transpose": _transpose,
-    "aten.swapaxes": _transpose,
-    "aten.t": _transpose,
-    "aten.movedim": _movedim,
-    "aten.expand": _expand,
-    "aten.expand_as": _expand,
-    "aten.broadcast_to": _expand,
-    "aten.detach": _reshape,
-    "aten.slice": _along,
-    "aten.narrow": _along,
-    "aten.diff": _along,
-    "aten.roll": _flip,
-    "aten.flip": _flip,
-    "aten.pad": _pad,
-    "aten.constant_pad_nd": _pad,
-    "aten.select": _select,
-    "aten.unbind": _select,
-    "aten.split": _parts,
-    "aten.split_with_sizes": _parts,
-    "aten.chunk": _parts,
-    "aten.tensor_split": _parts,
-    "aten.cat": _cat,
-    "aten.concat": _cat,
-    "aten.stack": _stack,
-    "aten.repeat": _repeat,
+
+def _pieces(work: LocalWork, phase: str) -> list[Kernel]:
+    """Backward, the gradients of all pieces are put together."""
+    if phase != "backward":
+        return []
+    return [memory_pass(2.0 * work.operand_bytes(0), work.dtype)]
+
+
+def _joined(work: LocalWork, phase: str) -> list[Kernel]:
+    """Backward, the pieces are views of the gradient."""
+    if phase == "backward":
+        return []
+    return [memory_pass(2.0 * work.result_bytes(0), work.dtype)]
+
+
+def _expanded(work: LocalWork, phase: str) -> list[Kernel]:
+    return broadcast_sum(work, 0) if phase == "backward" else []
+
+
+VIEW = Operator(
+    _reshape,
+    "own form",
+    kernels=copied,
+    launched_as="aten.view",
+    memory="view",
+    keeps_means=keeps_means,
+)
+RESHAPE = replace(VIEW, memory="copy if needed")
+BROADCAST = replace(
+    VIEW,
+    rule=_expand,
+    kernels=_expanded,
+    launched_as="aten.transpose",
+    memory="broadcast",
+    fills=True,
+)
+SLICE = Operator(_along, kernels=_sliced, memory="cut", keeps_means=keeps_means)
+PIECES = Operator(
+    _parts,
+    "own form",
+    kernels=_pieces,
+    launched_as="aten.cat",
+    memory="cut",
+    keeps_means=keeps_means,
+)
+MOVED = Operator(_flip, keeps_means=keeps_means)  # elements in other places, or beside others
+
+TABLE: Mapping[str, Operator] = {
+    **aten("unflatten squeeze unsqueeze view_as _unsafe_view", VIEW),
+    "aten.view": replace(VIEW, left_out="same shape"),
+    "aten.detach": replace(VIEW, local="same call", stops_gradient=True),
+    **aten("reshape flatten", replace(RESHAPE, left_out="same shape")),
+    "aten.reshape_as": RESHAPE,
+    "aten.permute": _permuting(_permute),
+    **aten("transpose swapaxes t", _permuting(_transpose)),
+    "aten.movedim": _permuting(_movedim),
+    "aten.expand": replace(BROADCAST, left_out="same shape"),
+    **aten("expand_as broadcast_to", BROADCAST),
+    "aten.slice": replace(SLICE, left_out="same shape"),
+    "aten.narrow": SLICE,
+    "aten.select": replace(SLICE, rule=_select),
+    **aten("split split_with_sizes chunk tensor_split", PIECES),
+    "aten.unbind": replace(PIECES, rule=_select, local="same call"),
+    "aten.diff": Operator(_along),
+    **aten("roll flip", MOVED),
+    **aten("pad constant_pad_nd", Operator(_pad, "own form")),
+    **aten("cat concat", replace(MOVED, rule=_cat, kernels=_joined)),
+    "aten.stack": replace(MOVED, rule=_stack),
+    "aten.repeat": Operator(_repeat, "own form", fills=True),
+    # Capture leaves out what only names a tensor anew.
+    **aten(
+        "alias lift lift_fresh lift_fresh_copy",
+        Operator(memory="view", keeps_means=keeps_means, left_out="always"),
+    ),
+    **aten("diagonal unfold", Operator(memory="cut")),
 }

@@ -7,7 +7,7 @@ Candidate   a choice for a case: who proposed it, its additive cost, its simulat
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
@@ -21,7 +21,7 @@ from shardfold.costs.steps import Values
 from shardfold.costs.tables import EdgePrices
 from shardfold.costs.unroll import Ints, UnrolledProblem, unroll
 from shardfold.graph import Graph
-from shardfold.operators import Maker, rules_of
+from shardfold.operators import Rules, rules_of
 from shardfold.plans.request import Recompute
 from shardfold.search import Problem, Solution, unproven
 from shardfold.search.subproblem import Subproblem
@@ -47,7 +47,7 @@ class Request:
     limit_bytes: float | None = None  # None: the device's memory less a reserve
     pins: Sequence[Pin] = ()
     recompute: Recompute = "auto"
-    rules: Mapping[str, Maker] = field(default_factory=dict)
+    rules: Rules = field(default_factory=dict)
     micro_batches: int = 1  # the graph's batch is one of so many equal parts of a step's
 
     @property

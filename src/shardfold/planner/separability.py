@@ -22,36 +22,9 @@ from itertools import zip_longest
 
 from shardfold.errors import ModelError
 from shardfold.graph import Graph, Op
+from shardfold.operators import Operator
 from shardfold.sharding import Subdims
 from shardfold.sharding.subdims import WHOLE
-
-MEAN = 1  # the attribute of a loss that is reduced to its mean
-LOSSES = frozenset(
-    f"aten.{name}"
-    for name in (
-        *("cross_entropy_loss", "nll_loss", "nll_loss_nd", "nll_loss2d"),
-        *("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "soft_margin_loss", "kl_div"),
-        *("binary_cross_entropy", "binary_cross_entropy_with_logits"),
-    )
-)
-PICKED = ("aten.cross_entropy_loss", "aten.nll_loss")
-# What keeps a mean a mean, whatever else it reads is fixed.
-LINEAR = frozenset(
-    f"aten.{name}"
-    for name in (
-        *("add", "sub", "rsub", "neg", "sum", "mean", "to", "_to_copy", "clone", "alias", "detach"),
-        *("view", "reshape", "squeeze", "unsqueeze", "flatten", "expand", "contiguous", "stack"),
-        *("lift_fresh_copy", "select", "cat", "permute", "transpose"),
-    )
-)
-# What may make a dim of samples out of nothing: the same for every sample.
-FILLS = frozenset(
-    f"aten.{name}"
-    for name in (
-        *("zeros", "ones", "full", "empty", "expand", "expand_as", "zeros_like", "ones_like"),
-        *("full_like", "new_zeros", "new_ones", "new_full", "scalar_tensor", "repeat"),
-    )
-)
 
 
 class _MixedError(Exception):
@@ -164,13 +137,14 @@ class _Look:
         read = [self.words[t] for t in op.inputs]
         if any(self.words[t] == "fixed" and self._has(t) for t in op.inputs):
             raise _mixed(op, "reads something for each sample that the batch does not have")
-        if op.kind in FILLS and set(read) <= {"fixed"}:
+        operator = self.subdims.rules[index].rule.operator
+        if operator.fills and set(read) <= {"fixed"}:
             return "own" if any(map(self._has, op.results)) else "fixed"
         factor = self._factor(index, op)
         if factor is None:
             if "own" in read:
                 raise _mixed(op, "does not keep samples apart")
-            return "fixed" if "mean" not in read else self._of_means(op, read)
+            return "fixed" if "mean" not in read else _of_means(operator, op, read)
         if "mean" in read:
             raise _mixed(op, "lets samples read a mean over all of them")
         if "own" not in read:
@@ -179,7 +153,7 @@ class _Look:
         if all(carried):
             self._check_apart(index, op, factor)
             return "own"
-        if any(carried) or not _is_mean(op):
+        if any(carried) or not operator.is_mean(op):
             raise _mixed(op, "takes samples together, and not as a mean")
         return "mean"
 
@@ -207,24 +181,11 @@ class _Look:
         if base in rule.rule.whole or rule.even[factor]:
             raise _mixed(op, "does not keep samples apart")
 
-    def _of_means(self, op: Op, read: Sequence[str]) -> str:
-        name = op.kind
-        products = name == "aten.mul" and read.count("mean") == 1
-        quotient = name == "aten.div" and read[0] == "mean" and "mean" not in read[1:]
-        quotient = quotient and op.attributes.get("rounding_mode") is None
-        if not (name in LINEAR or products or quotient):
-            raise _mixed(op, "is no sum of means over the samples")
-        return "mean"
 
-
-def _is_mean(op: Op) -> bool:
-    if op.kind == "aten.mean":
-        return True
-    if op.kind not in LOSSES or op.attributes.get("reduction", MEAN) != MEAN:
-        return False
-    # Weights of classes: the mean of one part counts for more than that of another.
-    weighted = any(operand.name == "weight" for operand in op.operands)
-    return not (weighted and op.kind.startswith(PICKED))
+def _of_means(operator: Operator, op: Op, read: Sequence[str]) -> str:
+    if not operator.keeps_means(op, [word == "mean" for word in read]):
+        raise _mixed(op, "is no sum of means over the samples")
+    return "mean"
 
 
 def _mixed(op: Op, what: str) -> _MixedError:

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from shardfold.capture import Program
-from shardfold.operators import Maker
+from shardfold.operators import Rules
 from shardfold.plans import Plan
 from shardfold.plans.batch import cut
 from shardfold.runtime.all_ranks import agreed
@@ -142,7 +142,7 @@ def compare(
     kwargs: Mapping[str, Any] | None = None,
     *,
     loss: Callable[[Any], Any] | None = None,
-    rules: Mapping[str, Maker] | None = None,
+    rules: Rules | None = None,
     seed: int = 0,
 ) -> Comparison:
     """Run two steps all three ways; on every rank of the plan's process group."""
@@ -170,7 +170,7 @@ def compare_captured(
     captured: tuple[Program, Subdims],
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any] | None,
-    rules: Mapping[str, Maker] | None,
+    rules: Rules | None,
     settings: Settings,
     unlike: str = "it was not asked for",
 ) -> Comparison:
@@ -184,7 +184,7 @@ def _compared(
     plan: Plan,
     captured: tuple[Program, Subdims],
     batches: list[Batch],
-    rules: Mapping[str, Maker] | None,
+    rules: Rules | None,
     settings: Settings,
     reference: Reference | None,
     unlike: str,

@@ -19,11 +19,8 @@ from shardfold.capture.export import export
 from shardfold.capture.meta_copy import WithLoss, on_meta, skeleton
 from shardfold.errors import RunError
 from shardfold.graph import Graph, Op
+from shardfold.operators import operator_of
 
-DROPOUTS = {
-    f"aten.{name}"
-    for name in ("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout")
-}
 MODES = {"train", "training", "dropout_p", "use_input_stats"}  # what training mode sets
 
 
@@ -69,7 +66,8 @@ def evaluating(program: Program, original: Original) -> Program:
             calls.append(replace(call, arguments={**call.arguments, "is_left": True}))
             continue
         twin = other.graph.ops[at] if at < len(other.graph.ops) else None
-        if op.kind in DROPOUTS and (twin is None or twin.kind != op.kind or _is_off(twin)):
+        is_dropout = operator_of(op.kind).memory == "dropout"
+        if is_dropout and (twin is None or twin.kind != op.kind or _is_off(twin)):
             # What passes everything on is its operand: the trace may name either, or leave it out.
             made[op.results[0]] = made[op.inputs[0]]
             if twin is not None and twin.kind == op.kind:

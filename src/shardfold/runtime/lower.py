@@ -10,7 +10,7 @@ The same program on one device: what every plan's numbers are compared with.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -28,22 +28,6 @@ from shardfold.runtime.reshard_ops import Given
 from shardfold.runtime.shards import Extent, Place, Row, storable
 from shardfold.sharding import Space, Subdims
 from shardfold.sharding.layouts import REPLICATED, Layouts
-
-# Operators whose result is new memory that their own backward does not need.
-PRODUCTS = (
-    *("aten.linear", "aten.addmm", "aten.mm", "aten.bmm", "aten.matmul", "aten.convolution"),
-    *(f"aten.conv{k}d" for k in (1, 2, 3)),
-)
-MAKES_VALUES = frozenset({*PRODUCTS, "aten.embedding"})
-# Operators whose backward makes the gradients of these operands anew.
-MAKES_GRADIENTS = {
-    **{kind: {"input", "mat1", "mat2", "self", "other"} for kind in PRODUCTS},
-    "aten.addmm": {"mat1", "mat2"},
-    "aten.layer_norm": {"input"},
-    "aten.rms_norm": {"input"},
-    "aten.scaled_dot_product_attention": {"query", "key", "value"},
-}
-WRITTEN = ("running_mean", "running_var")  # operands that batch norm updates in place
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,10 +133,9 @@ def lower(
     subdims: Subdims,
     decisions: Decisions,
     place: Place,
-    trusted: Collection[str] = (),
 ) -> Lowered:
     """The instructions of the device at `place`; splits that cannot be run are refused here."""
-    return _Lowering(program, subdims, decisions, place, trusted).run()
+    return _Lowering(program, subdims, decisions, place).run()
 
 
 class _Lowering:
@@ -162,10 +145,9 @@ class _Lowering:
         subdims: Subdims,
         decisions: Decisions,
         place: Place,
-        trusted: Collection[str],
     ) -> None:
         self.program, self.graph, self.subdims = program, program.graph, subdims
-        self.place, self.trusted = place, trusted
+        self.place = place
         stored = {
             t: storable(row, subdims.tensors[t], subdims.dims[t], place.shape)
             for t, row in decisions.stored.items()
@@ -175,7 +157,12 @@ class _Lowering:
         self.sides = Sides(decisions.configs)
         self.wiring = wire(self.graph, subdims, self._vertices(), self.sides, decisions.regions)
         self.readers = self.graph.readers()
-        self.made = {t: op.kind in MAKES_VALUES for op in self.graph.ops for t in op.results}
+        self.operators = [rule.rule.operator for rule in subdims.rules]
+        self.made = {
+            t: operator.makes_result
+            for op, operator in zip(self.graph.ops, self.operators, strict=True)
+            for t in op.results
+        }
         self.cache: dict[tuple[object, ...], Moves] = {}
 
     def _vertices(self) -> list[Vertex]:
@@ -215,7 +202,7 @@ class _Lowering:
         """Running statistics, where a device only updates those of its own channels."""
         for index, op in enumerate(self.graph.ops):
             for k, operand in enumerate(op.operands):
-                if operand.name not in WRITTEN:
+                if operand.name not in self.operators[index].writes:
                     continue
                 needed = values(_first(self.sides.operand(index, k)))
                 there = self._moves(operand.tensor, self.whole, needed)
@@ -244,8 +231,9 @@ class _Lowering:
         feeds = tuple(self._feed(index, k, row) for k, row in enumerate(needed))
         shared = tuple(map(self._share, op.results))
         has_gradient = self.graph.has_gradient(index)
-        local = localise(site, self.trusted)
-        writes = tuple(k for k, o in enumerate(op.operands) if o.name in WRITTEN and feeds[k].there)
+        local = localise(site)
+        written = self.operators[index].writes
+        writes = tuple(k for k, o in enumerate(op.operands) if o.name in written and feeds[k].there)
         return Instruction(
             site, feeds, local, op.results, tuple(left), shared, has_gradient, writes, drops
         )
@@ -279,8 +267,8 @@ class _Lowering:
         )
 
     def _makes_gradient(self, reader: int, operand: int) -> bool:
-        op = self.graph.ops[reader]
-        return op.operands[operand].name in MAKES_GRADIENTS.get(op.kind, ())
+        name = self.graph.ops[reader].operands[operand].name
+        return name in self.operators[reader].makes_gradients
 
     def _edge(self, edge: Edge) -> Feed:
         """The legs of an edge on this device."""

@@ -15,7 +15,7 @@ from shardfold.capture import Program, capture_program
 from shardfold.capture.meta_copy import DTYPES
 from shardfold.costs import pricing_named
 from shardfold.errors import RunError, renaming
-from shardfold.operators import Maker, rules_of
+from shardfold.operators import Rules, rules_of
 from shardfold.plans import Plan
 from shardfold.plans.batch import example_for
 from shardfold.plans.files import check, dumps
@@ -51,7 +51,7 @@ def parallelize(
     kwargs: Mapping[str, Any] | None = None,
     *,
     loss: Callable[[Any], Any] | None = None,
-    rules: Mapping[str, Maker] | None = None,
+    rules: Rules | None = None,
     seed: int = 0,
     float64: bool = False,
 ) -> Parallel:
@@ -103,7 +103,7 @@ def prepared(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any] | None,
     loss: Callable[[Any], Any] | None,
-    rules: Mapping[str, Maker] | None,
+    rules: Rules | None,
 ) -> tuple[Program, Subdims]:
     """The model captured as it was for the plan, which must be for it."""
     example = example_for(plan, args, kwargs)
@@ -113,15 +113,13 @@ def prepared(
     return program, find_subdims(program.graph, rules_of(program.graph, makers))
 
 
-def lowered_here(
-    plan: Plan, program: Program, subdims: Subdims, rules: Mapping[str, Maker] | None
-) -> Lowered:
+def lowered_here(plan: Plan, program: Program, subdims: Subdims, rules: Rules | None) -> Lowered:
     """The instructions of this process."""
     _check_world(plan)
     decisions = decisions_of(plan, program.graph, subdims)
     rank = dist.get_rank() if decisions.mesh.axes else 0
     place = Place.of_rank(rank, decisions.mesh.shape)
-    lowered = lower(program, subdims, decisions, place, frozenset(rules or ()))
+    lowered = lower(program, subdims, decisions, place)
     ahead = lowered.ahead if plan.schedule is None else plan.schedule.ahead
     return replace(with_parts(lowered, program, subdims, plan), ahead=ahead)
 

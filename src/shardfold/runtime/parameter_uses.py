@@ -24,20 +24,12 @@ from torch.distributed.tensor import DTensor
 from shardfold.errors import RunError
 from shardfold.runtime.gradient_reducer import Launched, Reducer, Reduction, is_free, owned
 from shardfold.runtime.local_reshard import Woven
-from shardfold.runtime.lower import PRODUCTS, Feed, Lowered
+from shardfold.runtime.lower import Feed, Lowered
 from shardfold.runtime.ops import Context
 from shardfold.runtime.parameter_gather import Gather, Gathered, Joint, Member, Promise, joints_of
 from shardfold.runtime.parameters import Keeping
 from shardfold.runtime.process_groups import Groups
 from shardfold.runtime.reshard_ops import perform
-
-# Operators whose backward makes the gradients of these parameters anew. What others hand back may
-# be a tensor that autograd also gives to somebody else, or an expanded one.
-NEW_WEIGHT_GRADIENTS = {
-    **dict.fromkeys(PRODUCTS, ("weight", "mat1", "mat2", "self", "other")),
-    "aten.addmm": ("mat1", "mat2"),
-    "aten.embedding": ("weight",),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +80,9 @@ def uses_of(lowered: Lowered, parameters: Mapping[int, Any]) -> list[Use]:
         for operand, feed in enumerate(instruction.feeds):
             if feed.tensor in parameters and feed.requires_grad:
                 stretch = sum((index >= r.start) + (index >= r.stop) for r in lowered.again)
-                operands = NEW_WEIGHT_GRADIENTS.get(instruction.site.op.kind, ())
-                is_new = instruction.site.op.operands[operand].name in operands
+                site = instruction.site
+                new = site.rule.rule.operator.makes_gradients
+                is_new = site.op.operands[operand].name in new
                 found.append(Use(len(found), index, operand, feed, is_new, stretch))
     return found
 

@@ -23,7 +23,7 @@ from shardfold.cluster import from_plain
 from shardfold.costs.operator_steps import ideal_seconds, model_flops
 from shardfold.errors import RunError
 from shardfold.graph import Graph
-from shardfold.operators import Maker, rules_of
+from shardfold.operators import Rules, rules_of
 from shardfold.plans import Plan
 from shardfold.runtime.module import Parallel
 from shardfold.runtime.parallelize import parallelize
@@ -74,7 +74,7 @@ def begin(
     plan: Plan,
     example: Batch,
     recipe: Recipe,
-    rules: Mapping[str, Maker] | None = None,
+    rules: Rules | None = None,
 ) -> State:
     """The state before the first step, with the plan's optimizer; on every rank."""
     args, kwargs = example

@@ -9,17 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from shardfold.graph import Graph
+from shardfold.operators import REGISTRY
 from shardfold.sharding.subdims import SubdimRule, Subdims
 
-# What an operator's own factor says about an atom, the most telling first.
-TELLING: tuple[tuple[str, Mapping[str, str]], ...] = (
-    ("aten.scaled_dot_product_attention", {"h": "heads", "r": "queries", "q": "seq", "k": "keys"}),
-    ("aten.embedding", {"v": "vocab"}),
-    ("shardfold.expert_linear", {"e": "experts"}),
-    ("aten.lstm", {"e": "hidden"}),
-    ("aten.gru", {"e": "hidden"}),
-    ("aten.cross_entropy_loss", {"c": "classes"}),
-)
 # What the factor is to the operator itself, where the atom has no better name.
 LOCAL: Mapping[str, str] = {
     "m": "in",
@@ -47,13 +39,15 @@ def batch_classes(graph: Graph, subdims: Subdims) -> frozenset[int]:
 def words_of(graph: Graph, subdims: Subdims) -> dict[int, str]:
     """A word for every atom that some operator or input can name."""
     words = dict.fromkeys(batch_classes(graph, subdims), "batch")
-    for kind, names in TELLING:
-        for op, rule, factors in zip(graph.ops, subdims.rules, subdims.factors, strict=True):
-            if op.kind == kind:
-                for factor, identity in enumerate(factors):
-                    word = names.get(rule.base(factor))
-                    if word and _is_leading(rule, factor):
-                        words.setdefault(identity, word)
+    order = {kind: place for place, kind in enumerate(REGISTRY)}  # the most telling first
+    ops = range(len(graph.ops))
+    for index in sorted(ops, key=lambda i: order.get(graph.ops[i].kind, len(order))):
+        rule, factors = subdims.rules[index], subdims.factors[index]
+        names = rule.rule.operator.words
+        for factor, identity in enumerate(factors) if names else ():
+            word = names.get(rule.base(factor))
+            if word and _is_leading(rule, factor):
+                words.setdefault(identity, word)
     for i, tensor in enumerate(graph.tensors):
         if tensor.role == "input" and not tensor.type.is_floating and len(tensor.type.shape) > 1:
             at = subdims.dims[i].index(1)

@@ -275,7 +275,8 @@ def _expand_rule(
         for k, size in enumerate(pieces):
             names.append(factor if len(pieces) == 1 else f"{factor}.{k}")
             sizes.append(size)
-            splittable.append(factor not in rule.whole and size > 1)
+            can_be = factor not in rule.whole and (k == 0 or factor not in rule.ranges)
+            splittable.append(can_be and size > 1)
     sides = []
     for tensor, dims in _sides(graph, op_index, rule):
         carried: list[int] = []

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from shardfold.costs.memory_format import aliases
-from shardfold.costs.saved import Extra, extras, keeps_results, kept_operands
+from shardfold.costs.saved import extras, keeps_results, kept_operands
 from shardfold.graph import Graph
+from shardfold.operators import Extra
 from shardfold.sharding import Subdims
 from shardfold.sharding.layouts import Layouts, local_items
 from shardfold.simulate.decoded import DecodedChoice
@@ -19,10 +20,10 @@ class MemoryFacts:
 
     def __init__(self, graph: Graph, subdims: Subdims) -> None:
         self.graph, self.subdims = graph, subdims
-        self.aliases = aliases(graph)
+        self.aliases = aliases(graph, subdims)
         self.saved_operands = [kept_operands(graph, subdims, i) for i in range(len(graph.ops))]
         self.keeps_results = [keeps_results(graph, subdims, i) for i in range(len(graph.ops))]
-        self.extras = [extras(graph, i) for i in range(len(graph.ops))]
+        self.extras = [extras(graph, subdims, i) for i in range(len(graph.ops))]
         self.writer = {t: i for i, op in enumerate(graph.ops) for t in op.results}
         self.sizes: dict[object, float] = {}
 

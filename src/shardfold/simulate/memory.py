@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from shardfold.costs.memory_format import CASTS, DROPOUTS, PERMUTED, RESHAPED
 from shardfold.costs.steps import Collective, Step
 from shardfold.simulate.decoded import DecodedChoice
 from shardfold.simulate.local_layouts import LocalLayouts, MemoryFacts, row_of
@@ -52,10 +51,6 @@ def add(into: Bytes, kind: str, size: float) -> None:
         into[kind] = into.get(kind, 0.0) + size
 
 
-# Backward, these hand the gradient of their result on as it is, or as a view.
-PASSED_ON = frozenset((*RESHAPED, *PERMUTED, *CASTS, *DROPOUTS, "contiguous", "add", "sub"))
-
-
 class Gradients:
     """Backward: gradients of activations, and of parameters on their way to be reduced."""
 
@@ -81,7 +76,7 @@ class Gradients:
         at, graph = self.at, self.at.graph
         phase = self.phases[op]
         results = [self._result(op, t) for t in graph.ops[op].results if t in self.of]
-        name = graph.ops[op].kind.rpartition(".")[2]
+        passes = at.facts.subdims.rules[op].rule.operator.passes_gradient
         for position, tensor in enumerate(graph.ops[op].inputs):
             if not graph.tensors[tensor].requires_grad:
                 continue
@@ -90,7 +85,7 @@ class Gradients:
                 continue
             row = at.operand_row(op, position)
             size = at.facts.local_bytes(tensor, row, at.shape)
-            handed = name in PASSED_ON and results and results[0].bytes == size
+            handed = passes and results and results[0].bytes == size
             gradient = results[0].shared() if handed else self._new(phase, size)
             gradient = self._moved(op, tensor, at.wiring.operand_edge[op][position], gradient)
             if tensor in self.of:  # summed up in place

@@ -18,7 +18,7 @@ from shardfold.errors import InputError, nearest
 from shardfold.graph import Graph
 from shardfold.sharding import Subdims
 from shardfold.strategies import baselines
-from shardfold.strategies.roles import ATTENTION, EXPERTS, Roles
+from shardfold.strategies.roles import Roles
 from shardfold.strategies.split_preferences import Way, choose_ways, parts_over
 
 Choice = tuple[int, ...]
@@ -103,7 +103,7 @@ def krizhevsky_2014(setting: Setting) -> Choice | Unfit:
     What stands between two linear layers is split by the features of the first.
     """
     roles = setting.roles
-    if not roles.has_convolutions or ATTENTION in roles.kinds:
+    if not roles.has_convolutions or roles.attention:
         return Unfit("it is for convolutional networks")
     if not roles.products:
         return Unfit("the model has no linear layer")
@@ -165,11 +165,10 @@ def expert_parallel(setting: Setting) -> Choice | Unfit:
     outer = tuple(a for a in setting.axes if a not in setting.inner)
     by_expert = (Way(setting.inner, (roles.experts,)), Way(outer, (roles.batch,)))
     by_batch = (Way(setting.axes, (roles.batch,)),)
-    ops = setting.graph.ops
     return choose_ways(
         setting.tables,
         setting.subdims,
-        lambda op: by_expert if ops[op].kind == EXPERTS else by_batch,
+        lambda op: by_expert if op in roles.routed else by_batch,
     )
 
 
@@ -214,7 +213,7 @@ def _of_degree(setting: Setting, tensor: Axes, sequence: bool) -> tuple[Choice, 
 
 def _is_split(setting: Setting, choice: Choice, tensor: Axes) -> bool:
     """Whether attention and the products that return to the hidden features use every axis."""
-    named = {i for i, op in enumerate(setting.graph.ops) if op.kind == ATTENTION}
+    named = set(setting.roles.attention)
     inner = setting.roles.heads | setting.roles.inner
     named |= {product.op for product in setting.roles.products if product.reduced & inner}
     return all(

@@ -15,10 +15,6 @@ from shardfold.graph import Graph
 from shardfold.sharding import Subdims
 from shardfold.sharding.factor_names import batch_classes, words_of
 
-ATTENTION = "aten.scaled_dot_product_attention"
-EXPERTS = "shardfold.expert_linear"
-PRODUCTS = ("aten.linear", "aten.addmm", "aten.mm", "aten.matmul", EXPERTS)
-
 Classes = frozenset[int]  # identities of atoms
 
 
@@ -42,17 +38,14 @@ class Roles:
     vocabulary: Classes
     experts: Classes
     products: tuple[Product, ...]
-    kinds: frozenset[str]
+    attention: frozenset[int]  # the operators that attend, and those that send rows to experts
+    routed: frozenset[int]
+    has_convolutions: bool
 
     @property
     def tensor_parallel(self) -> Classes:
         """What Megatron-LM splits over the devices of a node."""
         return self.heads | self.inner | self.vocabulary
-
-    @property
-    def has_convolutions(self) -> bool:
-        """Whether the model convolves."""
-        return any(kind.startswith("aten.conv") for kind in self.kinds)
 
     @classmethod
     def of(cls, graph: Graph, subdims: Subdims) -> Roles:
@@ -68,8 +61,19 @@ class Roles:
             vocabulary=_vocabulary(graph, subdims),
             experts=_named(words, "experts"),
             products=products,
-            kinds=frozenset(op.kind for op in graph.ops),
+            attention=_telling(subdims, "heads"),
+            routed=_telling(subdims, "experts"),
+            has_convolutions=any(rule.rule.operator.is_convolution for rule in subdims.rules),
         )
+
+
+def _telling(subdims: Subdims, word: str) -> frozenset[int]:
+    """The operators that have a word for one of their factors."""
+    return frozenset(
+        index
+        for index, rule in enumerate(subdims.rules)
+        if word in rule.rule.operator.words.values()
+    )
 
 
 def _named(words: dict[int, str], name: str) -> Classes:
@@ -79,8 +83,10 @@ def _named(words: dict[int, str], name: str) -> Classes:
 def _products(graph: Graph, subdims: Subdims) -> Iterator[Product]:
     for index, op in enumerate(graph.ops):
         weighted = any(graph.tensors[t].role == "parameter" for t in op.inputs)
-        if op.kind in PRODUCTS and weighted:
-            yield Product(index, _features(subdims, index, "m"), _features(subdims, index, "n"))
+        features = subdims.rules[index].rule.operator.features
+        if features is not None and weighted:
+            reduced, out = (_features(subdims, index, factor) for factor in features)
+            yield Product(index, reduced, out)
 
 
 def _features(subdims: Subdims, index: int, base: str) -> Classes:
@@ -106,13 +112,13 @@ def _inner(products: tuple[Product, ...], heads: Classes) -> Classes:
 def _vocabulary(graph: Graph, subdims: Subdims) -> Classes:
     """Rows of the largest look-up table, and the classes of the loss."""
     found: set[int] = set()
-    largest = 0
-    for index, op in enumerate(graph.ops):
-        if op.kind == "aten.embedding":
-            largest = max(largest, graph.tensors[op.inputs[0]].type.shape[0])
-        elif op.kind == "aten.cross_entropy_loss":
-            found |= _features(subdims, index, "c")
-    for index, op in enumerate(graph.ops):
-        if op.kind == "aten.embedding" and graph.tensors[op.inputs[0]].type.shape[0] == largest:
-            found |= _features(subdims, index, "v")
-    return frozenset(found)
+    tables: list[tuple[int, Classes]] = []
+    for index, (op, rule) in enumerate(zip(graph.ops, subdims.rules, strict=True)):
+        for factor, word in rule.rule.operator.words.items():
+            if word == "vocab":
+                rows = graph.tensors[op.inputs[0]].type.shape[0]
+                tables.append((rows, _features(subdims, index, factor)))
+            elif word == "classes":
+                found |= _features(subdims, index, factor)
+    largest = max((rows for rows, _ in tables), default=0)
+    return frozenset(found.union(*(rows for size, rows in tables if size == largest)))

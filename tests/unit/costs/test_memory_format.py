@@ -1,5 +1,7 @@
-from shardfold.costs.memory_format import habit_of
+from shardfold.costs.memory_format import access_of
 from shardfold.graph import Graph, Op, Operand, Tensor, TensorType
+from shardfold.operators import Access, rules_of
+from shardfold.sharding import find_subdims
 
 
 def graph(*ops: Op, shapes: dict[int, tuple[int, ...]]) -> Graph:
@@ -16,12 +18,17 @@ def graph(*ops: Op, shapes: dict[int, tuple[int, ...]]) -> Graph:
     return Graph(tensors, ops, max(written))
 
 
+def accesses(made: Graph) -> list[Access]:
+    subdims = find_subdims(made, rules_of(made))
+    return [access_of(made, subdims, i) for i in range(len(made.ops))]
+
+
 def test_a_reshape_of_a_transposed_tensor_copies_and_of_a_plain_one_does_not() -> None:
     turned = Op("a", "aten.transpose", (Operand("self", 0),), (1,), {"dim0": 0, "dim1": 1})
     copied = Op("b", "aten.reshape", (Operand("self", 1),), (2,))
     again = Op("c", "aten.reshape", (Operand("self", 2),), (3,))
     made = graph(turned, copied, again, shapes={0: (4, 8), 1: (8, 4), 2: (32,), 3: (2, 16)})
-    assert [habit_of(made, i).copies for i in range(3)] == [False, True, False]
+    assert [access.copies for access in accesses(made)] == [False, True, False]
 
 
 def test_transposed_twice_is_plain_again() -> None:
@@ -30,7 +37,7 @@ def test_transposed_twice_is_plain_again() -> None:
     back = Op("b", "aten.transpose", (Operand("self", 1),), (2,), swap)
     flat = Op("c", "aten.reshape", (Operand("self", 2),), (3,))
     made = graph(there, back, flat, shapes={0: (4, 8), 1: (8, 4), 2: (4, 8), 3: (32,)})
-    assert not habit_of(made, 2).copies
+    assert not accesses(made)[2].copies
 
 
 def test_a_broadcast_operand_is_read_by_strides() -> None:
@@ -38,16 +45,16 @@ def test_a_broadcast_operand_is_read_by_strides() -> None:
     broad = Op("b", "aten.mul", (Operand("self", 3), Operand("other", 2)), (4,))
     shapes = {0: (4, 8), 1: (4, 8), 2: (8,), 3: (4, 8), 4: (4, 8)}
     made = graph(plain, broad, shapes=shapes)
-    assert [habit_of(made, i).is_strided for i in range(2)] == [False, True]
+    assert [access.is_strided for access in accesses(made)] == [False, True]
 
 
 def test_readers_share_the_additions_of_their_gradients() -> None:
     ops = [Op(f"n{i}", "aten.neg", (Operand("self", 0),), (i,)) for i in (1, 2, 3)]
     made = graph(*ops, shapes=dict.fromkeys(range(4), (4, 8)))
-    assert sum(habit_of(made, i).adds[0] for i in range(3)) == 2.0
+    assert sum(access.adds[0] for access in accesses(made)) == 2.0
 
 
 def test_a_dropout_of_nothing_is_idle() -> None:
     kept = Op("a", "aten.dropout", (Operand("input", 0),), (1,), {"p": 0.0, "train": True})
     made = graph(kept, shapes={0: (4, 8), 1: (4, 8)})
-    assert habit_of(made, 0).is_idle
+    assert accesses(made)[0].is_idle

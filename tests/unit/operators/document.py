@@ -12,6 +12,7 @@ from shardfold.operators import (
     attention,
     convolution,
     elementwise,
+    experts,
     indexing,
     losses,
     matrix,
@@ -29,6 +30,7 @@ from .oracle import Case, call_of, splittable
 PAGE = Path(__file__).parents[3] / "docs" / "reference" / "operators.md"
 FAMILIES = {
     "Matrix products": matrix,
+    "Experts": experts,
     "Attention": attention,
     "Convolution": convolution,
     "Pooling": pooling,
@@ -65,7 +67,7 @@ def page(cases: Iterable[Case]) -> str:
     sections = [HEAD]
     for title, family in FAMILIES.items():
         rows: dict[str, list[str]] = {}
-        for kind in family.TABLE:
+        for kind in (kind for kind, operator in family.TABLE.items() if operator.rule):
             rows.setdefault(_row(rule_for(call_of(first[kind]))), []).append(f"`{kind}`")
         lines = [f"| {', '.join(kinds)} | {row} |" for row, kinds in rows.items()]
         sections.append("\n".join([f"## {title}", "", COLUMNS, *lines]) + "\n")

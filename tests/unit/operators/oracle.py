@@ -17,7 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from shardfold.capture.convert import _arguments, _kind, _Ref
+from shardfold.capture import Invocation
+from shardfold.capture.convert import _arguments, _invocation, _kind, _Ref
 from shardfold.graph import Op, TensorType
 from shardfold.operators.call import Call
 from shardfold.operators.notation import Rule
@@ -95,6 +96,11 @@ def _unmerged(
 @cache
 def call_of(case: Case) -> Call:
     """The call as capture would see it."""
+    return captured(case)[0]
+
+
+def captured(case: Case) -> tuple[Call, Invocation]:
+    """The call as capture would see it, and as it would be run."""
     graph = fx.Graph()
     tensors: list[Tensor] = []
 
@@ -113,7 +119,8 @@ def call_of(case: Case) -> Call:
     operands, attributes = _arguments(node, (), kwargs)
     results = run(case.overload, case.arguments)
     op = Op("call", _kind(node), operands, tuple(range(len(results))), attributes)
-    return Call(op, tuple(_type(tensors[o.tensor]) for o in operands), tuple(map(_type, results)))
+    inputs = tuple(_type(tensors[o.tensor]) for o in operands)
+    return Call(op, inputs, tuple(map(_type, results))), _invocation(node, (), kwargs)
 
 
 def _type(tensor: Tensor) -> TensorType:

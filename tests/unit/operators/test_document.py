@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shardfold.operators import TABLE
+from shardfold.operators import REGISTRY
 
 from .document import FAMILIES, PAGE, page
 from .test_rules import CASES
@@ -13,4 +13,6 @@ def test_the_page_of_operators_is_the_table() -> None:
 
 
 def test_every_family_is_on_the_page() -> None:
-    assert {kind for family in FAMILIES.values() for kind in family.TABLE} == set(TABLE)
+    shown = {kind for family in FAMILIES.values() for kind in family.TABLE}
+    described = {kind for kind, operator in REGISTRY.items() if operator.rule is not None}
+    assert described - shown == {"shardfold.write"}  # which capture makes

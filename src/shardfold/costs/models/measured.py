@@ -18,31 +18,17 @@ import numpy as np
 
 from shardfold.cluster import Cluster, Mesh
 from shardfold.cluster.hardware import Device
-from shardfold.costs.memory_format import EXPERTS
 from shardfold.costs.models.roofline import Roofline
 from shardfold.costs.profile.families import UPDATED_TOGETHER
 from shardfold.costs.profile.interpolate import Interpolated
-from shardfold.costs.profile.kernels import PIECES, RUNNING, VIEWS, Kernel, kernels_of
 from shardfold.costs.profile.profile import CollectiveEntry, Profile
 from shardfold.costs.steps import BUCKET_BYTES, Collective, Compute, Values
 from shardfold.errors import ProfileError
 from shardfold.graph import Graph
+from shardfold.operators import Kernel, Operator
+from shardfold.operators.norms import RUNNING
 
-# The kind whose launch stands for another's, where that was not measured itself.
-STANDS_FOR = {
-    **{f"aten.{name}": "aten.view" for name in VIEWS},
-    "aten.addmm": "aten.linear",
-    "aten.mm": "aten.matmul",
-    "aten.bmm": "aten.matmul",
-    "aten.sum": "aten.mean",
-    **dict.fromkeys(PIECES, "aten.cat"),
-    "aten.expand": "aten.transpose",
-    "aten.avg_pool2d": "aten.max_pool2d",
-    "aten.cross_entropy_loss": "aten.softmax",
-    "aten._to_copy": "aten.to",
-}
 OTHERS = "aten.mul"
-IN_CALLS = (EXPERTS, "aten.batch_norm")  # of many calls, always or in parts
 EACH = ".each"  # of an operator of many calls: one more of them
 SORT = ".sort"  # of experts: what is asked for before the host waits
 REDUCED = ("all_reduce", "reduce_scatter")
@@ -119,7 +105,7 @@ class Measured:
         if step.work is None:
             return self._unknown(step, "work without an operator")
         total = np.zeros(len(step.flops))
-        for kernel in kernels_of(step.work, step.phase):
+        for kernel in step.work.kernels(step.phase):
             total = total + kernel.times * self.kernel_seconds(kernel)
         return total
 
@@ -153,9 +139,9 @@ class Measured:
     def host_seconds(self, step: Compute) -> Values:
         """What the host takes to ask for the step."""
         found = np.full(len(step.flops), self._host(step))
-        if step.work is None or step.work.tensors.habit.kind not in IN_CALLS:
+        if step.work is None or _operator(step).calls == "one":
             return found
-        kernels = kernels_of(step.work, step.phase)
+        kernels = step.work.kernels(step.phase)
         if is_in_calls(step):
             calls = self.calls_of(step, kernels)
             return sum((each * k.times + 0.0 * found for k, each in calls), 0.0 * found)
@@ -174,10 +160,10 @@ class Measured:
             return self.host_of([*kinds, "update"], step.phase)
         if step.turn == "later":
             return self.host_of([OTHERS], "forward")
-        if step.work is None or step.work.tensors.habit.is_idle:
+        if step.work is None or step.work.access.is_idle:
             return 0.0
-        kind = step.work.tensors.habit.kind
-        return self.host_of([kind, STANDS_FOR.get(kind, OTHERS), OTHERS], step.phase)
+        kinds = [step.work.access.kind, _operator(step).launched_as, OTHERS]
+        return self.host_of(kinds, step.phase)
 
     def host_of(self, kinds: Sequence[str], phase: str) -> float:
         """What the host takes to ask for the first of these kinds that was measured."""
@@ -194,7 +180,7 @@ class Measured:
         Where such an operator was measured: for what is awaited, for a product, and for all others
         together, which the first of them bears.
         """
-        kind = step.work.tensors.habit.kind if step.work is not None else ""
+        kind = step.work.access.kind if step.work is not None else ""
         if not any(entry.kind == kind for entry in self.profile.host):
             return [(kernel, self.host_of([OTHERS], "forward")) for kernel in kernels]
         once, each = (self.host_of([name], step.phase) for name in (kind, kind + EACH))
@@ -276,7 +262,12 @@ class Measured:
 
 def is_in_calls(step: Compute) -> bool:
     """Whether an operator's kernels are asked for one by one: experts, of which each is a call."""
-    return step.work is not None and step.work.tensors.habit.kind == EXPERTS
+    return step.work is not None and _operator(step).calls == "many"
+
+
+def _operator(step: Compute) -> Operator:
+    assert step.work is not None
+    return step.work.space.rule.rule.operator
 
 
 def check(profile: Profile, device: Device) -> None:

@@ -19,7 +19,7 @@ import numpy as np
 from shardfold.cluster import Cluster, Mesh
 from shardfold.costs.model import VOLUME
 from shardfold.costs.steps import Collective, Compute, Values
-from shardfold.operators import TABLE, Maker
+from shardfold.operators import REGISTRY, Operator
 from shardfold.operators.call import Call
 from shardfold.operators.notation import Exchange, Rule
 
@@ -57,7 +57,7 @@ class Paper:
 def _one_hot(call: Call) -> Rule:
     """A look-up as a product: every row of the table counts for every token."""
     rule = replace(
-        TABLE["aten.embedding"](call),
+        _plain(call),
         engine="matrix",
         flops=2.0,
         over=None,
@@ -69,7 +69,7 @@ def _one_hot(call: Call) -> Rule:
 
 def _unrolled(call: Call) -> Rule:
     """A convolution whose input gradient has an entry for every tap."""
-    return _with_input_gradient(TABLE[call.op.kind](call), "n", call)
+    return _with_input_gradient(_plain(call), "n", call)
 
 
 def _with_input_gradient(rule: Rule, out: str, call: Call) -> Rule:
@@ -80,7 +80,17 @@ def _with_input_gradient(rule: Rule, out: str, call: Call) -> Rule:
     return replace(rule, exchanges=(*rule.exchanges, gradient))
 
 
-RULES: Mapping[str, Maker] = {
-    "aten.embedding": _one_hot,
-    **{f"aten.conv{n}d": _unrolled for n in (1, 2, 3)},
+def _plain(call: Call) -> Rule:
+    """The rule that everyone else uses."""
+    rule = REGISTRY[call.op.kind].rule
+    assert rule is not None
+    return rule(call)
+
+
+RULES: Mapping[str, Operator] = {
+    "aten.embedding": replace(REGISTRY["aten.embedding"], rule=_one_hot),
+    **{
+        kind: replace(REGISTRY[kind], rule=_unrolled)
+        for kind in (f"aten.conv{n}d" for n in (1, 2, 3))
+    },
 }

@@ -13,7 +13,7 @@ from shardfold.costs.models.measured import Measured
 from shardfold.costs.models.roofline import Roofline
 from shardfold.costs.profile.profile import Profile, load
 from shardfold.errors import InputError, ProfileError, nearest
-from shardfold.operators import Maker
+from shardfold.operators import Rules
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class Pricing:
     """
 
     model: Callable[[Cluster, Mesh], CostModel]
-    rules: Mapping[str, Maker] = field(default_factory=dict)
+    rules: Rules = field(default_factory=dict)
     overlaps: bool = True
     profile: Profile | None = None
 

@@ -12,6 +12,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from shardfold.operators.convolution import WINDOWS
+from shardfold.operators.matrix import PARITIES
+
 Sizes = tuple[Any, ...]  # one number or array for each name
 
 
@@ -86,19 +89,7 @@ def _lookup_backward(rows: Any, table: Any, columns: Any) -> Any:
     return 2.0 * rows * columns + 1.0 * table * columns
 
 
-# The windows that convolutions are measured with: taps, stride, padding, the side's multiple.
-WINDOWS: Mapping[str, tuple[tuple[int, int], int]] = {
-    "1x1": ((1, 1), 1),
-    "1x1/2": ((1, 1), 2),
-    "3x3": ((3, 3), 1),
-    "3x3/2": ((3, 3), 2),
-    "5x5": ((5, 5), 1),
-    "1x7": ((1, 7), 1),
-    "7x7/2": ((7, 7), 2),
-    "16x16/16": ((16, 16), 16),
-}
 LAYOUTS = ("nt", "nn", "tn")  # of the two matrices: t is stored transposed
-PARITIES = ("", ".even", ".odd")  # of the features: a multiple of 8, of 2, or neither
 ATTENTIONS = {"full": 1.0, "causal": 0.5, "shared": 0.5, "bias": 1.0}
 UPDATED_TOGETHER = 8  # parameters of an update, of equal size
 UPDATES = ("sgd", "momentum", "adam", "adamw")

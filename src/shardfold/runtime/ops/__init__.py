@@ -1,12 +1,12 @@
 """How each operator runs on local parts, one family a file.
 
-A maker turns a `Site` into a function of local tensors. An operator that is not split is called
-as it is, whatever it is; a split that no maker knows is refused before anything runs.
+A maker turns a `Site` into a function of local tensors. Which operators have one is said in their
+description (`local="own form"`); all others run by the same call on local tensors.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 
 from shardfold.errors import RunError
 from shardfold.runtime.ops import (
@@ -14,7 +14,6 @@ from shardfold.runtime.ops import (
     batch_norm,
     counter_rng,
     effects,
-    elementwise,
     indexing,
     losses,
     matrix,
@@ -24,12 +23,11 @@ from shardfold.runtime.ops import (
     views,
     windows,
 )
-from shardfold.runtime.ops.local_op import Context, Local, Site
+from shardfold.runtime.ops.local_op import Context, Local, Site, plain
 
-__all__ = ["TABLE", "Context", "Local", "Site", "localise"]
+__all__ = ["FORMS", "Context", "Local", "Site", "localise"]
 
-TABLE: Mapping[str, Callable[[Site], Local]] = {
-    **elementwise.TABLE,
+FORMS: Mapping[str, Callable[[Site], Local]] = {
     **views.TABLE,
     **matrix.TABLE,
     **reductions.TABLE,
@@ -45,17 +43,15 @@ TABLE: Mapping[str, Callable[[Site], Local]] = {
 }
 
 
-def localise(site: Site, trusted: Collection[str] = ()) -> Local:
-    """The local form of an operator; `trusted` kinds, which have a user's rule, run as they are."""
+def localise(site: Site) -> Local:
+    """The local form of an operator: its own, or the same call."""
     if getattr(site.call.target, "_schema", None) is None:
         raise RunError(
             f"Operator {site.op.name} ({site.op.kind}) cannot be called outside a trace."
         )
-    if site.op.kind in trusted:
-        return elementwise.plain(site)
-    maker = TABLE.get(site.op.kind)
-    if maker is not None:
-        return maker(site)
-    if site.is_split:
-        raise site.unsupported("the runner does not know how to run it in parts")
-    return site.invoke
+    local = site.rule.rule.operator.local
+    if local == "own form":
+        return FORMS[site.op.kind](site)
+    if local == "whole" and site.is_split:
+        raise site.unsupported("the runtime does not know how to run it in parts")
+    return plain(site)

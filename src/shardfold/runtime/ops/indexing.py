@@ -8,8 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from shardfold.capture import Slot
-from shardfold.runtime.ops.elementwise import plain
-from shardfold.runtime.ops.local_op import Context, Local, Site, only
+from shardfold.runtime.ops.local_op import Context, Local, Site, only, plain
 from shardfold.runtime.ops.matrix import once
 
 

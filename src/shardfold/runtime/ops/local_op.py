@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -145,12 +146,26 @@ class Site:
         return all(self.place.at[axis] == 0 for axis in self.axes(*bases))
 
     def part(self, base: str) -> Bounds:
-        """The range of a factor that this device has; the factor must be in one piece."""
-        bounds = bounds_of(self.rule.sizes, self.config, self.place.shape, self.place.at)
-        found = [b for f, b in enumerate(bounds) if self.rule.base(f) == base]
-        if len(found) > 1:
-            raise self.unsupported(f"{base} is split in {len(found)} pieces")
-        return found[0]
+        """The range of a factor that this device has; of several pieces only the first is split."""
+        first, *others = self._pieces(base, self.place.at)
+        inner = 1
+        for size, (low, high) in others:
+            if high - low < size:
+                raise self.unsupported(f"a part of {base} is no range of it")
+            inner *= size
+        low, high = first[1]
+        return low * inner, high * inner
+
+    def points(self, base: str, at: Row | None = None) -> int:
+        """How many points of a factor this device has, or the one at another place."""
+        pieces = self._pieces(base, self.place.at if at is None else at)
+        return math.prod(high - low for _, (low, high) in pieces)
+
+    def _pieces(self, base: str, at: Row) -> list[tuple[int, Bounds]]:
+        """The size and the local range of every piece of a factor."""
+        bounds = bounds_of(self.rule.sizes, self.config, self.place.shape, at)
+        found = zip(self.rule.sizes, bounds, strict=True)
+        return [piece for f, piece in enumerate(found) if self.rule.base(f) == base]
 
     def size(self, base: str) -> int:
         """The whole size of a factor."""
@@ -201,3 +216,11 @@ def summed(context: Context, tensor: Tensor, site: Site, bases: Iterable[str]) -
         if axes:
             tensor = context.groups.all_reduce(tensor, axes)
     return tensor
+
+
+def plain(site: Site) -> Local:
+    """The same call; refused where the rule asks for an exchange of a factor that is split."""
+    for exchange in site.rule.rule.exchanges:
+        if exchange.factor in site.split:
+            raise site.unsupported(f"{exchange.factor} needs a {exchange.kind} inside the operator")
+    return site.invoke

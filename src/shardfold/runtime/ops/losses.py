@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from shardfold.operators.losses import MEAN, NONE, PICKED, POINTWISE
+from shardfold.operators.losses import MEAN, NONE
 from shardfold.runtime.ops.local_op import (
     Context,
     Local,
@@ -263,6 +263,12 @@ def _own_classes(site: Site, target: int, ignored: int) -> Callable[[Sequence[Te
 
 TABLE: Mapping[str, Callable[[Site], Local]] = {
     "aten.cross_entropy_loss": _cross_entropy,
-    **{f"aten.{name}": _picked for name in PICKED},
-    **{f"aten.{name}": _pointwise for name in POINTWISE},
+    **{f"aten.{name}": _picked for name in ("nll_loss", "nll_loss_nd", "nll_loss2d")},
+    **{
+        f"aten.{name}": _pointwise
+        for name in (
+            *("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "soft_margin_loss", "kl_div"),
+            *("binary_cross_entropy", "binary_cross_entropy_with_logits"),
+        )
+    },
 }

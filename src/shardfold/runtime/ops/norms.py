@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shardfold.runtime.ops.elementwise import plain
 from shardfold.runtime.ops.local_op import (
     Context,
     Local,
@@ -126,8 +125,8 @@ def _layer_norm(site: Site) -> Local:
 
 
 def _group_norm(site: Site) -> Local:
-    low, high = site.part("g") if site.axes("g") else (0, site.argument("num_groups"))
-    return lambda tensors, context: site.invoke(tensors, context, num_groups=high - low)
+    groups = site.points("g") if site.axes("g") else site.argument("num_groups")
+    return lambda tensors, context: site.invoke(tensors, context, num_groups=groups)
 
 
 class _Softmax(torch.autograd.Function):
@@ -178,7 +177,6 @@ TABLE: Mapping[str, Callable[[Site], Local]] = {
     "aten.layer_norm": _layer_norm,
     "aten.rms_norm": _layer_norm,
     "aten.group_norm": _group_norm,
-    "aten.instance_norm": plain,
     **{f"aten.{name}": _softmax for name in ("softmax", "_softmax", "log_softmax", "_log_softmax")},
     "aten._safe_softmax": _softmax,
 }

@@ -18,7 +18,6 @@ from shardfold.errors import RunError
 from shardfold.runtime.ops.counter_rng import dropped
 from shardfold.runtime.ops.local_op import Context, Local, Site
 from shardfold.runtime.process_groups import Axes, Groups
-from shardfold.runtime.shards import bounds_of
 
 
 def _recurrent(site: Site) -> Local:
@@ -96,23 +95,9 @@ class _Gather(torch.autograd.Function):
         return mine[..., : ctx.lengths[me]], None, None, None
 
 
-def _lengths(site: Site, axes: Axes) -> list[int]:
-    """How many units each device of the group has."""
-    factor = next(f for f in site.config if f >= 0 and site.rule.base(f) == "e")
-    if len({f for f in site.config if f >= 0 and site.rule.base(f) == "e"}) > 1:
-        raise site.unsupported("hidden units in several pieces")
-    if site.rule.sizes[factor] != site.size("e"):
-        raise site.unsupported("hidden units in several pieces")
-    found = []
-    for at in site.place.members(axes):
-        low, high = bounds_of(site.rule.sizes, site.config, site.place.shape, at)[factor]
-        found.append(high - low)
-    return found
-
-
 def _split_units(site: Site) -> Local:
     axes = site.axes("e")
-    lengths = _lengths(site, axes)
+    lengths = [site.points("e", at) for at in site.place.members(axes)]
     layers, biased = int(site.argument("num_layers")), bool(site.argument("has_biases", True))
     first = bool(site.argument("batch_first", False))
     names = [operand.name for operand in site.op.operands]

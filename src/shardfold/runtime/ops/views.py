@@ -8,9 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shardfold.operators.views import RESHAPES
-from shardfold.runtime.ops.elementwise import plain
-from shardfold.runtime.ops.local_op import Context, Local, Site
+from shardfold.runtime.ops.local_op import Context, Local, Site, plain
 from shardfold.sharding.configs import PASS
 
 
@@ -51,7 +49,13 @@ def _pad(site: Site) -> Local:
 
 
 TABLE: Mapping[str, Callable[[Site], Local]] = {
-    **{f"aten.{name}": _reshape for name in RESHAPES},
+    **{
+        f"aten.{name}": _reshape
+        for name in (
+            *("view", "reshape", "_unsafe_view", "flatten", "unflatten", "squeeze", "unsqueeze"),
+            *("view_as", "reshape_as"),
+        )
+    },
     **{f"aten.{name}": _expand for name in ("expand", "expand_as", "broadcast_to")},
     **{f"aten.{name}": _parts for name in ("split", "split_with_sizes", "chunk", "tensor_split")},
     "aten.repeat": _repeat,

@@ -145,8 +145,7 @@ def _convolution(site: Site) -> Local:
     prepared = once(site, "bias", *reduced)
     groups = site.argument("groups", 1)
     if site.axes("g"):
-        low, high = site.part("g")
-        groups = high - low
+        groups = site.points("g")
     run = halo or site.invoke
 
     def call(tensors: Sequence[Tensor], context: Context) -> Any:

@@ -11,12 +11,11 @@ from shardfold.costs.models.measured import Measured, check_profile
 from shardfold.costs.models.roofline import Roofline
 from shardfold.costs.operator_steps import Tensors, operator_steps
 from shardfold.costs.parameters import storages, sum_up_steps
-from shardfold.costs.profile.kernels import Kernel, kernels_of
 from shardfold.costs.profile.profile import CollectiveEntry, HostEntry, Profile, Table, load, sealed
 from shardfold.costs.steps import Collective, Compute
 from shardfold.errors import ProfileError
 from shardfold.graph import Graph, Op, Operand, Tensor, TensorType
-from shardfold.operators import rules_of
+from shardfold.operators import Kernel, rules_of
 from shardfold.sharding import find_subdims, space_of
 
 H200 = Path(__file__).parents[4] / "benchmarks" / "profiles" / "h200.json"
@@ -56,7 +55,7 @@ def steps(graph: Graph, index: int, mesh: Mesh = ALONE):
 def families(graph: Graph, index: int, phase: str) -> list[str]:
     _, found = steps(graph, index)
     (step,) = [s for s in found if s.phase == phase]
-    return [kernel.family for kernel in kernels_of(step.work, phase)]
+    return [kernel.family for kernel in step.work.kernels(phase)]
 
 
 def test_a_linear_layer_is_one_product_forward_and_two_backward() -> None:
@@ -91,7 +90,7 @@ def kernels(graph: Graph, phase: str, mesh: Mesh, split: str):
             k.is_awaited,
             [float(np.broadcast_to(s, len(space.configs))[row]) for s in k.sizes],
         )
-        for k in kernels_of(step.work, phase)
+        for k in step.work.kernels(phase)
     ]
 
 
@@ -168,7 +167,7 @@ def test_two_readers_add_up_their_gradients() -> None:
     graph = linear()
     _, found = steps(graph, 1)
     (step,) = [s for s in found if s.phase == "backward"]
-    passes = kernels_of(step.work, "backward")
+    passes = step.work.kernels("backward")
     assert sum(kernel.times for kernel in passes) == 3.0  # two products, one addition
 
 
@@ -254,7 +253,7 @@ def test_rows_and_columns_are_those_of_the_part() -> None:
     )
     mesh = Mesh((Axis("gpu", 8, 0),))
     space, found = steps(Graph(tensors, ops, 4), 0, mesh)
-    (kernel,) = kernels_of(found[0].work, "forward")
+    (kernel,) = found[0].work.kernels("forward")
     by_rows = [space.rule.base(f) == "i0" if f >= 0 else False for f in space.configs[:, 0]]
     rows, columns = (size[by_rows] for size in kernel.sizes)
     assert rows == pytest.approx([512.0])

@@ -1,0 +1,159 @@
+"""The kernels of an operator, forward and backward: which family, and how large on one device.
+
+PyTorch runs an operator as a few kernels, and its gradient as a few others. A linear layer is one
+product forward and two backward, one of the transposed input; a product of two tensors is one pass
+over memory forward, and one for each operand backward, followed by a sum where it was broadcast.
+Here are the kernels that several operators share; those of one family stand with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardfold.graph import TensorType
+
+Values = NDArray[np.float64]  # an entry for each configuration
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """A kernel of a family in a dtype, with an entry of each size for every case."""
+
+    family: str
+    dtype: str
+    sizes: tuple[Values, ...]
+    times: float | Values = 1.0
+    is_awaited: bool = False  # the host goes on when it has what the kernel found
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """One call's kind and arguments, and how it meets memory: found once for a whole graph."""
+
+    kind: str = ""
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+    is_idle: bool = False  # a dropout of nothing: no kernel at all
+    copies: bool = False  # a view that must move its elements
+    is_strided: bool = False
+    adds: tuple[float, ...] = ()  # per operand: additions of its gradient to other readers'
+    is_shared: bool = False  # an operator before has done what both need
+
+
+class LocalWork(Protocol):
+    """A call under each of its configurations, in local sizes on the fullest device."""
+
+    @property
+    def access(self) -> Access:
+        """How the call meets memory."""
+
+    @property
+    def inputs(self) -> tuple[TensorType, ...]:
+        """The operands, whole."""
+
+    @property
+    def results(self) -> tuple[TensorType, ...]:
+        """The results, whole."""
+
+    @property
+    def float_dtypes(self) -> tuple[str, ...]:
+        """The dtypes of operands and results that are no integers."""
+
+    @property
+    def dtype(self) -> str:
+        """The dtype of the first operand that is no integer."""
+
+    @property
+    def trained(self) -> tuple[int, ...]:
+        """The positions of operands that need a gradient."""
+
+    def operand_items(self, k: int) -> Values:
+        """The elements of one operand."""
+
+    def operand_bytes(self, k: int) -> Values:
+        """The bytes of one operand."""
+
+    def read_bytes(self) -> Values:
+        """The bytes that are read: of a table that is looked up, only the rows read."""
+
+    def result_items(self, k: int) -> Values:
+        """The elements of one result."""
+
+    def result_bytes(self, k: int) -> Values:
+        """The bytes of one result."""
+
+    def parts(self, base: str) -> Values:
+        """Into how many parts a factor is split."""
+
+    def factor(self, base: str) -> Values:
+        """The points of one of the rule's factors; 1 if it has none."""
+
+    def last_dim(self) -> Values:
+        """The points of the first operand's last dim."""
+
+
+KernelMaker: TypeAlias = Callable[[LocalWork, str], list[Kernel]]
+
+
+def memory_pass(size: Values, dtype: str, family: str = "vector") -> Kernel:
+    """One pass over so many bytes."""
+    return Kernel(family, dtype, (size,))
+
+
+def way(phase: str) -> str:
+    """The pass that a kernel is measured in; what is recomputed runs as forward does."""
+    return "backward" if phase == "backward" else "forward"
+
+
+def elementwise_family(work: LocalWork, *, strided: bool) -> str:
+    """The family of an elementwise kernel, by how its operands lie and what they are."""
+    if strided:
+        return "strided"
+    return "cast" if len(set(work.float_dtypes)) > 1 else "vector"
+
+
+def broadcast_sum(work: LocalWork, k: int) -> list[Kernel]:
+    """The sum of a gradient over what operand `k` was broadcast along."""
+    whole, part = work.result_items(0), work.operand_items(k)
+    if np.all(part >= whole):
+        return []
+    shape, full = work.inputs[k].shape, work.results[0].shape
+    return [sum_kernel(work.results[0].dtype, whole, part, bool(shape) and shape[-1] == full[-1])]
+
+
+def sum_kernel(dtype: str, whole: Values, part: Values, keeps_last: bool) -> Kernel:
+    """The sum of `whole` elements to `part` of them."""
+    if keeps_last:
+        return Kernel("sum_columns", dtype, (whole / part, part))
+    return Kernel("sum_rows", dtype, (part, whole / part))
+
+
+def pointwise(work: LocalWork, phase: str) -> list[Kernel]:
+    """One pass; backward, the gradient and what was kept are read, and one result written."""
+    dtype, family = work.dtype, elementwise_family(work, strided=work.access.is_strided)
+    if phase != "backward":
+        return [memory_pass(work.read_bytes() + work.result_bytes(0), dtype, family)]
+    passes = len(work.trained)
+    return [memory_pass(3.0 * work.result_bytes(0), dtype, family)] * min(1, passes)
+
+
+def copied(work: LocalWork, phase: str) -> list[Kernel]:
+    """A view is free, unless it has to move its elements."""
+    if not work.access.copies or phase == "backward":
+        return []
+    return [memory_pass(2.0 * work.result_bytes(0), work.dtype, "strided")]
+
+
+def rows(family: str) -> KernelMaker:
+    """A kernel that works on each row of the first operand's last dim."""
+
+    def make(work: LocalWork, phase: str) -> list[Kernel]:
+        wide = work.last_dim()
+        dtype = work.inputs[0].dtype
+        return [Kernel(f"{family}.{way(phase)}", dtype, (work.operand_items(0) / wide, wide))]
+
+    return make

@@ -1,0 +1,98 @@
+"""The description of every kind of operator, and the rule of every call.
+
+`REGISTRY` maps an operator's name without its overload (`aten.linear`) to its description, one
+family a file. A user's own descriptions, or rules alone, are looked up before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TypeAlias
+
+from shardfold.graph import Graph
+from shardfold.operators import (
+    attention,
+    convolution,
+    effects,
+    elementwise,
+    experts,
+    indexing,
+    losses,
+    matrix,
+    norms,
+    pooling,
+    recurrent,
+    reductions,
+    views,
+)
+from shardfold.operators.call import Call
+from shardfold.operators.notation import Rule
+from shardfold.operators.operator import UNKNOWN, Maker, Operator
+
+# Families in the order in which their words for a dim are believed.
+REGISTRY: Mapping[str, Operator] = {
+    **attention.TABLE,
+    **indexing.TABLE,
+    **experts.TABLE,
+    **recurrent.TABLE,
+    **losses.TABLE,
+    **matrix.TABLE,
+    **convolution.TABLE,
+    **pooling.TABLE,
+    **norms.TABLE,
+    **reductions.TABLE,
+    **views.TABLE,
+    **elementwise.TABLE,
+    **effects.TABLE,
+}
+
+Rules: TypeAlias = "Mapping[str, Operator | Maker]"  # a user's own, by kind
+
+
+def operator_of(kind: str, own: Rules | None = None) -> Operator:
+    """The description of a kind: the user's, the registry's, or that of an unknown one.
+
+    A rule alone takes the place of the registry's rule, and is run by the same call on parts.
+    """
+    known = REGISTRY.get(kind, UNKNOWN)
+    given = (own or {}).get(kind, known)
+    if isinstance(given, Operator):
+        return given
+    return replace(known, rule=given, local="same call")
+
+
+def rule_for(call: Call, own: Rules | None = None) -> Rule:
+    """The rule of a call; an operator without one is left unsplit and says so."""
+    operator = operator_of(call.op.kind, own)
+    rule = call.undescribed(known=False) if operator.rule is None else operator.rule(call)
+    return replace(rule, operator=operator)
+
+
+def rules_of(graph: Graph, own: Rules | None = None) -> tuple[Rule, ...]:
+    """The rule of every operator of a graph, as the planner offers it; alike calls share one."""
+    known: dict[object, Rule] = {}
+    rules = []
+    for op in graph.ops:
+        call = Call.of(graph, op)
+        names = tuple(operand.name for operand in op.operands)
+        key = (op.kind, names, call.inputs, call.results, repr(op.attributes))
+        if key not in known:
+            known[key] = offered(rule_for(call, own), call)
+        rules.append(known[key])
+    return tuple(rules)
+
+
+def offered(rule: Rule, call: Call) -> Rule:
+    """The rule with every factor whole that the runtime cannot split for this call.
+
+    The rules stay as the operators are, and are tested so; what is planned must be what is run.
+    """
+    operator = rule.operator
+    held = operator.unsupported(call)
+    if operator.local == "whole":
+        held |= set(rule.factors)
+    elif operator.local == "same call":  # which does not send anything
+        held |= {exchange.factor for exchange in rule.exchanges}
+    ranges = operator.ranges(call) & set(rule.sizes)
+    return replace(rule, whole=rule.whole | (held & set(rule.sizes)), ranges=ranges)
