@@ -101,9 +101,8 @@ class Operator:
     `hands_gradient_on`: the gradient of the first operand is that of the result.
 
     Memory: how the result lies, or whose it is; `permutes` gives for each dim of the result the
-    operand's. `makes_result`: new memory that its own backward
-    does not need; `makes_gradients`: operands whose gradients are new memory, which autograd
-    gives to nobody else. `writes` names
+    operand's. `makes_result`: new memory that its own backward does not need; `makes_gradients`:
+    operands whose gradients are new memory, which autograd gives to nobody else. `writes` names
     operands that are updated in place.
 
     Samples: `is_mean` says that a call takes the mean over what it reduces; `keeps_means` whether
