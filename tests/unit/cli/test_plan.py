@@ -58,8 +58,8 @@ def test_the_table_fits_80_columns_and_says_what_was_found(run, model_file) -> N
     output = run("plan", f"{model_file}:make", "--cluster", "2x2xh100").stdout
     assert max(map(len, output.splitlines())) <= 80
     assert "fc linear" in output
-    assert "data parallel" in output
-    assert "fully sharded" in output
+    assert "data-parallel " in output
+    assert "fsdp " in output
     assert "proven optimal" in output
     assert "Every operator could be split." in output
 
