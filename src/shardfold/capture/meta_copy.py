@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -73,8 +73,25 @@ def skeleton(model: nn.Module, dtype: str | None) -> nn.Module:
 
 
 def for_training(module: nn.Module) -> nn.Module:
-    """The module in training mode; one that already is keeps the parts that were set to eval."""
-    return module if module.training else module.train()
+    """The module in training mode; one that already is keeps the parts that were set to eval.
+
+    A part with its own idea of training mode is asked for it.
+    """
+    if not module.training:
+        return module.train()
+    for part in list(_parts(module)):
+        if "train" in vars(part) or type(part).train is not nn.Module.train:
+            part.train()
+    return module
+
+
+def _parts(module: nn.Module) -> Iterator[nn.Module]:
+    """A module and those inside it, except what stands for a block and holds nothing."""
+    if "_shell_of" not in vars(module):
+        yield module
+        for child in module._modules.values():
+            if child is not None:
+                yield from _parts(child)
 
 
 class Twins(dict[int, Any]):

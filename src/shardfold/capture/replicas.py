@@ -305,7 +305,7 @@ FEWEST_REPLICAS = 3
 def _check_steady(path: str, before: State, after: State) -> None:
     """Python attributes that forward changes forbid that one block stands for another."""
     for _, name in before.changed(after):
-        raise UnfoldableError(f"{path} changes its attribute {name}")
+        raise UnfoldableError(f"{path} and others may write into {name}, an attribute")
 
 
 def _signature(leaves: list[Any], spec: Any, path: str) -> Signature:

@@ -212,8 +212,13 @@ def test_an_object_that_blocks_share_and_write_into_is_traced_in_full() -> None:
             y = super().forward(x)
             return y * 2 if self.shared.count == 4 else y
 
-    model = Stack([Counting(index=i) for i in range(6)])
-    counter = Counter()
+    class Resetting(Stack):
+        def forward(self, x: Tensor, labels: Tensor) -> Tensor:
+            self.counter.count = 0
+            return super().forward(x, labels)
+
+    model = Resetting([Counting(index=i) for i in range(6)])
+    counter = model.counter = Counter()
     for block in model.blocks:
         block.shared = counter
     graph = capture(model, BATCH)
