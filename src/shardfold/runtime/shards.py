@@ -129,8 +129,11 @@ def storable(row: Row, subdims: Sequence[int], dims: Sequence[int], mesh: Sequen
     (1,)
     >>> storable((0,), (5, 16), (0, 0), (2,))
     (-1,)
+    >>> storable((1, 1), (3, 8, 16), (0, 0, 0), (2, 2))
+    (1, -1)
     """
     lengths, uneven = list(subdims), set[int]()
+    split: list[tuple[int, bool]] = []  # dims that axes before have split, and whether strided
     found = list(row)
     for axis, state in enumerate(row):
         if state < 0:
@@ -138,11 +141,15 @@ def storable(row: Row, subdims: Sequence[int], dims: Sequence[int], mesh: Sequen
         inner = pieces_product(lengths[state + 1 :], dims[state + 1 :], dims[state])
         is_even = lengths[state] % mesh[axis] == 0 and state not in uneven
         outer = {k for k in range(state) if dims[k] == dims[state]}
-        if outer & uneven or not (is_even or inner == 1):
+        is_strided = pieces_product(lengths[:state], dims, dims[state]) > 1
+        # Torch cannot put together a dim of which several axes have strided shards.
+        is_nested = any(strided or is_strided for d, strided in split if d == dims[state])
+        if outer & uneven or is_nested or not (is_even or inner == 1):
             found[axis] = REPLICATED
             continue
         lengths[state] = -(-lengths[state] // mesh[axis])
         uneven |= set() if is_even else {state}
+        split.append((dims[state], is_strided))
     return tuple(found)
 
 
