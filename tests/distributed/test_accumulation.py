@@ -15,8 +15,9 @@ from shardfold.capture import capture_program
 from shardfold.cluster import mesh_from_text, parse
 from shardfold.costs import tabulate
 from shardfold.operators import rules_of
+from shardfold.planner.batch_slices import first_part
 from shardfold.plans import Plan
-from shardfold.plans.batch import first_part, inputs_of
+from shardfold.plans.batch import inputs_of
 from shardfold.plans.files import dumps, loads
 from shardfold.runtime import gradient_reducer, parameter_uses
 from shardfold.runtime.check import compare_captured, difference

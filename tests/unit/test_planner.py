@@ -11,8 +11,8 @@ import pytest
 import shardfold as sf
 from shardfold.cluster import parse
 from shardfold.errors import InputError, ProfileError
+from shardfold.planner.options import Options
 from shardfold.plans.files import dumps, loads
-from shardfold.plans.request import Options
 from shardfold.progress import Stage
 from virtual.models import Language, tokens
 

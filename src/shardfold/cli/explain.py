@@ -10,7 +10,7 @@ import click
 from shardfold.cli.options import checked, output_options, planning_options, size_options, taken
 
 if TYPE_CHECKING:
-    from shardfold.plans.request import Options
+    from shardfold.planner.options import Options
 
 
 @click.command()

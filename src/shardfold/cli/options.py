@@ -9,7 +9,7 @@ import click
 
 if TYPE_CHECKING:
     from shardfold.cluster import Cluster
-    from shardfold.plans.request import Options
+    from shardfold.planner.options import Options
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 DTYPES = ("fp32", "bf16", "fp16", "fp64")
@@ -56,7 +56,7 @@ def taken(options: dict[str, Any]) -> Options:
 def checked(cluster: str, options: Options) -> Cluster:
     """The cluster that was named: what is cheap to check is checked before the work begins."""
     from shardfold.cluster import mesh_from_text, parse
-    from shardfold.plans.request import Request
+    from shardfold.planner.options import Request
 
     target, request = parse(cluster), Request().changed(options)
     if request.mesh is not None:
@@ -86,7 +86,7 @@ def micro_batches(context: Any, option: Any, text: str | None) -> int | str | No
 def size_in_bytes(text: str) -> float:
     """A size as the user writes it; the same texts as in Python."""
     from shardfold.errors import InputError
-    from shardfold.plans.request import bytes_in
+    from shardfold.planner.options import bytes_in
 
     try:
         return bytes_in(text)

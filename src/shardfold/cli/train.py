@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from shardfold.cli.model import Example
+    from shardfold.planner.options import Options
     from shardfold.plans import Plan
-    from shardfold.plans.request import Options
     from shardfold.runtime.training import Data, Figures, State, StepReport
 
 FIRST, SHARES, SILENCE_SECONDS = 10, 20, 10.0  # when a line of progress is due: see `_shown`

@@ -8,8 +8,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from shardfold.graph import Graph
+from shardfold.planner.batch_slices import first_part
 from shardfold.planner.separability import Samples, check_alike, samples_in
-from shardfold.plans.batch import first_part
 from shardfold.sharding import Subdims
 
 if TYPE_CHECKING:

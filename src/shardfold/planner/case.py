@@ -22,7 +22,7 @@ from shardfold.costs.tables import EdgePrices
 from shardfold.costs.unroll import Ints, UnrolledProblem, unroll
 from shardfold.graph import Graph
 from shardfold.operators import Rules, rules_of
-from shardfold.plans.request import Recompute
+from shardfold.planner.options import Recompute
 from shardfold.search import Problem, Solution, unproven
 from shardfold.search.subproblem import Subproblem
 from shardfold.sharding import Subdims, find_subdims

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from shardfold.errors import InfeasibleError, InputError, ModelError
+from shardfold.planner.options import MicroBatches
 from shardfold.planner.select import HINT, Selection
 from shardfold.planner.separability import Samples
-from shardfold.plans.request import MicroBatches
 
 LITTLE = 0.995  # of what half as many need: more micro-batches will hardly need less
 

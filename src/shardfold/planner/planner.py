@@ -27,11 +27,11 @@ from shardfold.planner.case import Candidate, Request, simulate
 from shardfold.planner.mesh_search import Watch as MeshWatch
 from shardfold.planner.mesh_search import search_meshes
 from shardfold.planner.micro_batches import choose_micro_batches
+from shardfold.planner.options import MicroBatches, Recompute
 from shardfold.planner.partial_recompute import propose_fewer_recomputed
 from shardfold.planner.proposals import PROPOSERS, Group, Proposer, list_smallest
 from shardfold.planner.refine import propose_refined
 from shardfold.planner.select import HINT, Ranking, Selection
-from shardfold.plans.request import MicroBatches, Recompute
 from shardfold.progress import Stage, Watch
 
 SHARES = (0.7, 0.9, 1.0, 1.0)  # of the smallest peak so far: limits that are tried before a refusal

@@ -9,6 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 from shardfold.costs.recompute import in_model
 from shardfold.planner.case import Source
+from shardfold.planner.options import Request
 from shardfold.planner.proposals import KNOWN
 from shardfold.planner.select import Selection
 from shardfold.plans.batch import inputs_of
@@ -27,7 +28,6 @@ from shardfold.plans.plan import (
     Plan,
     Provenance,
 )
-from shardfold.plans.request import Request
 from shardfold.simulate.unrolled import UnrolledChoice
 from shardfold.strategies.baselines import batch_factors, data_parallel, fully_sharded
 from shardfold.strategies.pins import matching

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn, TypeVar
 
 import msgspec
 
-from shardfold.plans.request import MOST_MICRO_BATCHES, Request
+from shardfold.planner.options import MOST_MICRO_BATCHES, Request
 from shardfold.simulate import Schedule, Simulation
 
 if TYPE_CHECKING:

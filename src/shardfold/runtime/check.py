@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from shardfold.capture import Program
 from shardfold.operators import Rules
+from shardfold.planner.batch_slices import cut
 from shardfold.plans import Plan
-from shardfold.plans.batch import cut
 from shardfold.runtime.all_ranks import agreed
 from shardfold.runtime.local_reshard import Lie, gradients, values
 from shardfold.runtime.lower import Instruction, alone

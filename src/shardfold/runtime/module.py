@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 from shardfold.capture import Program
 from shardfold.capture.program import key_of
 from shardfold.errors import RunError
-from shardfold.plans.batch import cut
+from shardfold.planner.batch_slices import cut
 from shardfold.runtime.codegen import Step, Style, kept, write
 from shardfold.runtime.lower import Instruction, Lowered
 from shardfold.runtime.ops import Context

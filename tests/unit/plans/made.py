@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from shardfold.planner.options import Request
 from shardfold.plans import Estimate, MeshEntry, Plan, Provenance
 from shardfold.plans.files import FORMAT
 from shardfold.plans.plan import (
@@ -17,7 +18,6 @@ from shardfold.plans.plan import (
     Pinned,
     UnsplitEntry,
 )
-from shardfold.plans.request import Request
 from shardfold.simulate import Simulation
 
 MIB = 2**20

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from shardfold.errors import InputError
-from shardfold.plans.batch import cut, first_part
+from shardfold.planner.batch_slices import cut, first_part
 
 
 def test_parts_are_cut_where_the_plan_says_and_all_else_is_whole():

@@ -10,7 +10,7 @@ import pytest
 from shardfold.cli.options import PLANNING
 from shardfold.costs.profile.profile import Profile, load
 from shardfold.errors import InputError, ProfileError
-from shardfold.plans.request import Options, Request, bytes_in
+from shardfold.planner.options import Options, Request, bytes_in
 
 H200 = Path(__file__).parents[3] / "benchmarks" / "profiles" / "h200.json"
 
