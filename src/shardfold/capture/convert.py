@@ -661,12 +661,6 @@ def _check_operator(node: fx.Node, kind: str) -> None:
 
 def _check_random(op: Op) -> None:
     """Refuse what would draw other random numbers on every device."""
-    is_recurrent = op.kind in ("aten.lstm", "aten.gru", "aten.rnn_tanh", "aten.rnn_relu")
-    if is_recurrent and op.attributes.get("dropout") and op.attributes.get("train"):
-        raise ModelError(
-            f"Operator {op.name} ({op.kind}, {op.origin}) draws its own dropout between layers, "
-            "which would differ between devices. Set dropout=0 and put nn.Dropout between layers."
-        )
     is_tensor_normal = op.kind == "aten.normal" and "std" in {o.name for o in op.operands}
     if op.kind in UNREPEATABLE or is_tensor_normal:
         raise ModelError(

@@ -22,7 +22,7 @@ from shardfold.runtime.process_groups import Axes, Groups
 
 def _recurrent(site: Site) -> Local:
     p = float(site.argument("dropout", 0.0))
-    if p and site.argument("train", True):
+    if p and site.argument("train", True) and int(site.argument("num_layers")) > 1:
         return _with_dropout(site, p)
     if not site.axes("e"):
         return site.invoke
@@ -37,10 +37,10 @@ def _with_dropout(site: Site, p: float) -> Local:
     layers, ways = int(site.argument("num_layers")), 1 + bool(site.argument("bidirectional", False))
     weights = [name for name in names if name.startswith("params[")]
     states = [name for name in names if name.startswith("hx")]
-    if site.is_split or names[0] != "input" or layers == 1:
+    if site.is_split or names[0] != "input":
         raise RunError(
             f"Operator {site.op.name} ({site.op.kind}, {site.op.origin}) draws dropout between "
-            "its layers, which is run for whole padded batches of several layers only. Set "
+            "its layers, which is run for whole padded batches only. Set "
             "dropout=0 and put nn.Dropout between single layers."
         )
     each = len(weights) // layers
