@@ -27,7 +27,7 @@ from shardfold.capture import capture
 from shardfold.cluster import parse
 from shardfold.costs import optimizer_named, pricing_named
 from shardfold.graph import Graph
-from shardfold.planner.case import Candidate, Request, Source, simulate
+from shardfold.planner.case import Candidate, ResolvedRequest, Source, simulate
 from shardfold.planner.planner import select_for
 from shardfold.search import solve
 
@@ -49,7 +49,7 @@ def rows() -> Iterator[dict[str, Any]]:
 
 def _row(graph: Graph, devices: int) -> dict[str, Any]:
     cluster, updates = parse(cluster_of(devices, "1080ti")), optimizer_named("adamw")
-    request = Request(cluster, cluster.meshes(), pricing_named("roofline"), updates)
+    request = ResolvedRequest(cluster, cluster.meshes(), pricing_named("roofline"), updates)
     begin = time.perf_counter()
     selection = select_for(graph, request, lambda done, total: None)
     decided = time.perf_counter() - begin

@@ -28,7 +28,7 @@ from shardfold.capture import capture
 from shardfold.cluster import Cluster, parse
 from shardfold.costs import optimizer_named, pricing_named
 from shardfold.costs.steps import Collective
-from shardfold.planner.case import Request
+from shardfold.planner.case import ResolvedRequest
 from shardfold.planner.planner import select_for
 from shardfold.simulate import timeline
 
@@ -100,7 +100,7 @@ def placed(devices: int, gpu: str, optimizer: str) -> Placed:
 def _half(module: nn.Module, args: tuple[Tensor, ...], cluster: Cluster, optimizer: str) -> Half:
     """A data-parallel step on half of the cluster, cut where forward and backward end."""
     graph, updates = capture(module, args), optimizer_named(optimizer)
-    request = Request(cluster, cluster.meshes(), pricing_named("roofline"), updates)
+    request = ResolvedRequest(cluster, cluster.meshes(), pricing_named("roofline"), updates)
     selection = select_for(graph, request, lambda done, total: None)
     candidate = selection.best_by_label()["data-parallel"]
     found, spans = timeline(candidate.schedule())

@@ -77,13 +77,13 @@ def _published(case: Case, model: Any, args: Any, kwargs: Any, limit: float) -> 
     from shardfold.costs import optimizer_named, pricing_named
     from shardfold.costs.recompute import KEEP_ALL, block_regions
     from shardfold.costs.tables import EdgePrices
-    from shardfold.planner.case import Candidate, Request, Source, make_case, simulate
+    from shardfold.planner.case import Candidate, ResolvedRequest, Source, make_case, simulate
     from shardfold.search import unproven
     from shardfold.simulate.tasks import Scheduler
     from shardfold.strategies.named import Setting, Unfit, fsdp, sharded_by_node
 
     cluster, pricing = parse(case.cluster), pricing_named("roofline")
-    request = Request(cluster, cluster.meshes()[:2], pricing, optimizer_named("adamw"))
+    request = ResolvedRequest(cluster, cluster.meshes()[:2], pricing, optimizer_named("adamw"))
     graph = capture_short(model, args, kwargs, dtype="bf16")
     scheduler = Scheduler(graph, request.subdims_of(graph), cluster)
     strategy = fsdp if case.strategy == "fsdp" else sharded_by_node

@@ -24,7 +24,7 @@ from shardfold.graph import Graph
 from shardfold.operators import Rules, rules_of
 from shardfold.planner.batch_slices import scaled
 from shardfold.planner.capture_cache import Captures
-from shardfold.planner.case import Request as Search
+from shardfold.planner.case import ResolvedRequest
 from shardfold.planner.compare_methods import METHODS, Comparison, Effort, Methods, check_methods
 from shardfold.planner.options import Options, Request
 from shardfold.planner.planner import select_plan
@@ -47,7 +47,7 @@ class _Asked:
     """A question: as a plan keeps it, and with everything found that it names."""
 
     request: Request
-    search: Search
+    search: ResolvedRequest
     notes: set[str]  # what pricing had to assume, as it is met
 
 
@@ -246,7 +246,7 @@ class Planner:
         fixed = mesh_from_text(mesh, target) if isinstance(mesh, str) else mesh
         if fixed is not None and len(fixed.axes) > MOST_AXES:
             raise ClusterError(f"Mesh {fixed} has {len(fixed.axes)} axes; {MOST_AXES} is the most.")
-        search = Search(
+        search = ResolvedRequest(
             target,
             target.meshes() if fixed is None else (fixed,),
             self._pricing(request, changes.get("profile"), notes),

@@ -1,8 +1,8 @@
 """What is asked for, a model on one mesh, and one way to split it there.
 
-Request     cluster, meshes, cost model, limit, pins, ...: all that is asked besides the model
-Case        a graph on one mesh, with its blocks recomputed or not: what a choice is priced by
-Candidate   a choice for a case: who proposed it, its additive cost, its simulated step
+ResolvedRequest   cluster, meshes, cost model, limit, pins: all that is asked besides the model
+Case              a graph on one mesh, with its blocks recomputed or not: what prices a choice
+Candidate         a choice for a case: who proposed it, its additive cost, its simulated step
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ RESERVE = 0.1  # of a device's memory: fragments, workspaces, the framework itse
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class ResolvedRequest:
     """What is asked for besides the model."""
 
     cluster: Cluster
@@ -65,7 +65,7 @@ class Request:
 class Case:
     """A graph on one mesh, with some of its blocks recomputed or none."""
 
-    request: Request
+    request: ResolvedRequest
     scheduler: Scheduler  # of the graph, on whatever mesh
     prices: EdgePrices  # of the mesh, whatever is recomputed
     tables: Tables
@@ -120,7 +120,9 @@ class Case:
         return UnrolledChoice(decoded, self.unrolled, np.array(choice))
 
 
-def make_case(request: Request, scheduler: Scheduler, prices: EdgePrices, regions: Regions) -> Case:
+def make_case(
+    request: ResolvedRequest, scheduler: Scheduler, prices: EdgePrices, regions: Regions
+) -> Case:
     """Price all choices for a graph on a mesh, with `regions` of it recomputed."""
     tables = tabulate(
         scheduler.graph,

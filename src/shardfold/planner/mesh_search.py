@@ -15,7 +15,7 @@ from shardfold.costs.recompute import KEEP_ALL, Regions, block_regions
 from shardfold.costs.tables import EdgePrices
 from shardfold.errors import InfeasibleError
 from shardfold.graph import Graph
-from shardfold.planner.case import Candidate, Case, Request, make_case
+from shardfold.planner.case import Candidate, Case, ResolvedRequest, make_case
 from shardfold.planner.select import HINT, Selection, least_seconds
 from shardfold.search import Solution, unproven
 from shardfold.search.subproblem import restrict
@@ -26,7 +26,7 @@ from shardfold.strategies.pins import Refusal, held, refused
 Watch = Callable[[int, int], None]
 
 
-def search_meshes(graph: Graph, request: Request, watch: Watch) -> Selection:
+def search_meshes(graph: Graph, request: ResolvedRequest, watch: Watch) -> Selection:
     """Solve on every mesh, and select the least additive cost that fits.
 
     Without an explicit limit, the device's memory less a reserve binds where it can be met, and
@@ -38,7 +38,7 @@ def search_meshes(graph: Graph, request: Request, watch: Watch) -> Selection:
 class _MeshSearch:
     """A graph on all meshes; what they share is made once."""
 
-    def __init__(self, graph: Graph, request: Request, watch: Watch) -> None:
+    def __init__(self, graph: Graph, request: ResolvedRequest, watch: Watch) -> None:
         self.request, self.watch, self.count = request, watch, len(request.meshes)
         self.scheduler = Scheduler(graph, request.subdims_of(graph), request.cluster)
         models = [request.pricing.model(request.cluster, mesh) for mesh in request.meshes]

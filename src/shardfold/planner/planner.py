@@ -23,7 +23,7 @@ from shardfold.costs.models.measured import check_profile
 from shardfold.errors import InfeasibleError
 from shardfold.graph import Graph
 from shardfold.planner.capture_cache import Captures
-from shardfold.planner.case import Candidate, Request, simulate
+from shardfold.planner.case import Candidate, ResolvedRequest, simulate
 from shardfold.planner.mesh_search import Watch as MeshWatch
 from shardfold.planner.mesh_search import search_meshes
 from shardfold.planner.micro_batches import choose_micro_batches
@@ -38,7 +38,7 @@ SHARES = (0.7, 0.9, 1.0, 1.0)  # of the smallest peak so far: limits that are tr
 
 
 def select_plan(
-    captures: Captures, micro_batches: MicroBatches, request: Request, watch: Watch
+    captures: Captures, micro_batches: MicroBatches, request: ResolvedRequest, watch: Watch
 ) -> Selection:
     """The fastest step that fits, over the numbers of micro-batches that are wished for."""
 
@@ -53,7 +53,7 @@ def select_plan(
     return choose_micro_batches(micro_batches, select, lambda: captures.samples)
 
 
-def select_for(graph: Graph, request: Request, watch: MeshWatch) -> Selection:
+def select_for(graph: Graph, request: ResolvedRequest, watch: MeshWatch) -> Selection:
     """The fastest step that fits, for one graph; pins are held against the one without them."""
     selection = _select(graph, request, watch)
     if not request.pins:
@@ -62,7 +62,7 @@ def select_for(graph: Graph, request: Request, watch: MeshWatch) -> Selection:
     return replace(selection, pins=tuple(request.pins), unpinned=unpinned)
 
 
-def _select(graph: Graph, request: Request, watch: MeshWatch) -> Selection:
+def _select(graph: Graph, request: ResolvedRequest, watch: MeshWatch) -> Selection:
     """Searched, proposed, simulated, selected."""
     if not request.pricing.overlaps:
         return search_meshes(graph, request, watch)
@@ -87,7 +87,7 @@ def _select(graph: Graph, request: Request, watch: MeshWatch) -> Selection:
 
 
 def _search_and_simulate(
-    graph: Graph, request: Request, watch: MeshWatch
+    graph: Graph, request: ResolvedRequest, watch: MeshWatch
 ) -> tuple[Selection, list[Group], Ranking]:
     """What the search finds, and the ranking of all that is proposed from it.
 
@@ -114,7 +114,7 @@ def _simulate_proposals(
     return ranking
 
 
-def _search(graph: Graph, request: Request, watch: MeshWatch) -> Selection:
+def _search(graph: Graph, request: ResolvedRequest, watch: MeshWatch) -> Selection:
     """What the search finds; where its sum of bytes exceeds a given limit, whatever there is."""
     try:
         return search_meshes(graph, request, watch)
@@ -126,7 +126,7 @@ def _search(graph: Graph, request: Request, watch: MeshWatch) -> Selection:
     return replace(found[0], searched=searched, limit_bytes=request.limit_bytes)
 
 
-def _search_unlimited(graph: Graph, request: Request, watch: MeshWatch) -> list[Selection]:
+def _search_unlimited(graph: Graph, request: ResolvedRequest, watch: MeshWatch) -> list[Selection]:
     """What the search finds without a limit, with everything kept and with all recomputed."""
     both: tuple[Recompute, ...] = ("never", "always")
     ways = both if request.recompute == "auto" and not request.pins else (request.recompute,)
@@ -141,7 +141,7 @@ def _drop_repeated(searched: Sequence[Candidate]) -> Group:
     return tuple({(str(c.case.mesh), bool(c.case.recomputed)): c for c in searched}.values())
 
 
-def _find_smallest(graph: Graph, request: Request, watch: MeshWatch) -> Candidate:
+def _find_smallest(graph: Graph, request: ResolvedRequest, watch: MeshWatch) -> Candidate:
     """The candidate with the smallest peak: from the fewest bytes on, as long as less is met.
 
     It does not depend on the limit that was asked for, so what is said to be needed is met.

@@ -8,7 +8,7 @@ from shardfold.cluster import Cluster, parse
 from shardfold.costs import OPTIMIZERS, pricing_named
 from shardfold.errors import InfeasibleError
 from shardfold.graph import Graph
-from shardfold.planner.case import RESERVE, Request
+from shardfold.planner.case import RESERVE, ResolvedRequest
 from shardfold.planner.mesh_search import search_meshes
 from shardfold.planner.select import Selection
 from shardfold.search import solve
@@ -29,7 +29,7 @@ def search(limit_bytes: float | None = None) -> Selection:
     graph = mlp()
     meshes = [Desk.of(graph, "8xa100", mesh).tables.mesh for mesh in MESHES]
     pricing, optimizer = pricing_named("roofline"), OPTIMIZERS["adamw"]
-    request = Request(parse("8xa100"), meshes, pricing, optimizer, limit_bytes)
+    request = ResolvedRequest(parse("8xa100"), meshes, pricing, optimizer, limit_bytes)
     return search_meshes(graph, request, lambda done, total: None)
 
 

@@ -14,7 +14,7 @@ from shardfold.capture import capture, capture_short
 from shardfold.cluster import parse
 from shardfold.costs import optimizer_named, pricing_named
 from shardfold.errors import InfeasibleError
-from shardfold.planner.case import Request, Source, simulate
+from shardfold.planner.case import ResolvedRequest, Source, simulate
 from shardfold.planner.planner import select_for
 from shardfold.planner.proposals import list_baselines
 from shardfold.simulate import simulate as run_schedule
@@ -44,7 +44,7 @@ def select(module, args, kwargs, cluster, limit=None, *, short=True):
     take = capture_short if short else capture
     graph = take(module, args, kwargs)
     target = parse(cluster)
-    request = Request(target, target.meshes(), ROOFLINE, ADAMW, limit)
+    request = ResolvedRequest(target, target.meshes(), ROOFLINE, ADAMW, limit)
     return select_for(graph, request, lambda done, total: None)
 
 
@@ -126,7 +126,7 @@ def test_a_plan_keeps_its_peak_below_a_limit_that_binds(layers, unlimited) -> No
 def test_whatever_is_simulated_under_pins_follows_them() -> None:
     graph, cluster = capture(*small()), parse("4xh100")
     pins = [Pin.parse("layers.*.0", "unsplit")]
-    request = Request(cluster, cluster.meshes()[:1], ROOFLINE, ADAMW, pins=pins)
+    request = ResolvedRequest(cluster, cluster.meshes()[:1], ROOFLINE, ADAMW, pins=pins)
     free = select_for(graph, request, lambda done, total: None)
     limited = replace(request, limit_bytes=0.5 * free.winner.peak_bytes)
     found = select_for(graph, limited, lambda done, total: None)
