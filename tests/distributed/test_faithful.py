@@ -30,12 +30,6 @@ REFUSED = {
     "norm_of_all_batches": r"averages its statistics over all batches \(momentum=None\)",
     "norm_twice_of_all_batches": r"averages its statistics over all batches \(momentum=None\)",
 }
-NOT_YET = (
-    "same_padding",
-    "depthwise_and_group_norm",
-    "averages",
-    "scaled_by_frequency",
-)
 
 
 def built(name: str) -> tuple[nn.Module, tuple[Any, ...]]:
@@ -135,9 +129,7 @@ def beside_eager(rank: int, cases: list[tuple[str, str, bytes]]) -> list[str]:
     return told
 
 
-@pytest.mark.parametrize(
-    "name", [name for name in IDIOMS if name not in (*RANDOM, *REFUSED, *NOT_YET)]
-)
+@pytest.mark.parametrize("name", [name for name in IDIOMS if name not in (*RANDOM, *REFUSED)])
 def test_trains_as_the_plain_module(name: str, on_ranks: Launch) -> None:
     cases = plans(name, "2xcpu", "2", RANDOM_PLANS)
     for told in on_ranks(beside_eager, 2, cases):
