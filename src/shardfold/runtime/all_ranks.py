@@ -8,13 +8,13 @@ from __future__ import annotations
 import platform
 from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
-from importlib.metadata import version
 from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from shardfold import __version__
 from shardfold.errors import RunError, ShardfoldError
 
 T = TypeVar("T")
@@ -51,7 +51,7 @@ def agreed(function: Callable[[], T]) -> T:
 def versions() -> dict[str, str]:
     """Of the code that ranks run, which must be the same."""
     return {
-        "version of shardfold": version("shardfold"),
+        "version of shardfold": __version__,
         "version of torch": torch.__version__,
         "version of Python": platform.python_version(),
     }
