@@ -52,13 +52,13 @@ class _Asked:
 
 
 class Planner:
-    """A model with an example batch and a cluster: captured once, asked often.
+    """A model with an example batch and a cluster: captured once, for many questions.
 
     `args` and `kwargs` are a batch as `model` takes it; nothing is run and no weight is allocated.
     `cluster` is a name such as `4x8xh100`, a path to a cluster file, or a `Cluster`. `loss` turns
     the model's output into a scalar where the model does not. `rules` adds rules for operators that
-    shardfold does not know. `watch` is told how far the work is. The options are those of
-    `Options`: what is given here holds for every question, and each question may change some.
+    shardfold does not know. `watch` is called with the progress. The options are those of
+    `Options`: those given here hold for every method, and each method may change some.
     """
 
     def __init__(
@@ -106,13 +106,13 @@ class Planner:
         save_plans: str | Path | None = None,
         **options: Unpack[Options],
     ) -> Comparison:
-        """Hold the plan, baselines and other searches against one another.
+        """Compare the plan with baselines and other searches.
 
-        `methods` are names of `METHODS`; `effort` bounds what the other searches may spend. The
-        simulated step judges: the plan's is no longer than that of any baseline that fits in
-        memory, unless pins make it so. `selected` is what `plan` returns, `additive-optimum` the
-        optimum of the additive costs. `save_plans` is a folder that gets a plan of every method
-        that has one.
+        `methods` are names of `METHODS`; `effort` bounds what the other searches may spend. Methods
+        are compared by their simulated steps: the plan's is no longer than that of any baseline
+        that fits in memory, unless pins make it so. `selected` is what `plan` returns,
+        `additive-optimum` the optimum of the additive cost. `save_plans` is a folder that gets a
+        plan of every method that has one.
         """
         check_methods(methods)
         asked = self._asked(Request(), cluster, {**self.options, **options})
@@ -213,7 +213,7 @@ class Planner:
         within: int | None = None,
         **changes: Unpack[Options],
     ) -> Plan:
-        """Plan anew for other devices, with every option of `plan` that is not given anew.
+        """Plan again for other devices, with every option of `plan` that is not given here.
 
         The devices are a `cluster`, or so many `devices` as the plan's has, `within` of them on a
         node and with the same links. A mesh that was asked for stays where it is possible.
@@ -364,7 +364,7 @@ def compare(
     watch: Watch = ignore,
     **options: Unpack[Options],
 ) -> Comparison:
-    """Hold the plan, baselines and other searches against one another: `Planner.compare`.
+    """Compare the plan with baselines and other searches: `Planner.compare`.
 
     All options of `plan` are options of `compare`, too.
     """

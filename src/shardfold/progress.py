@@ -1,4 +1,4 @@
-"""How far long work has come: the stage it is in, told to whoever watches."""
+"""Progress of long work: the stage it is in, and how much of it is done."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ from shardfold.sharding.layouts import PENDING, REPLICATED
 SIZES = tuple(float(1 << e) for e in range(10, 27, 2))  # bytes of the larger side
 ROUNDS = 9
 ITEM_BYTES = 4
-# from one state to another on the axes of the group: values of a tensor of two atoms
+# from one state to another on the axes of the group: values of a tensor of two sub-dims
 STATES: dict[str, tuple[int, int]] = {
     "all_reduce": (PENDING, REPLICATED),
     "all_gather": (0, REPLICATED),

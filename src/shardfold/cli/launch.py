@@ -1,7 +1,7 @@
 """`shardfold launch`: the exact torchrun command of a plan for every node, or a file for sbatch.
 
 Ranks must lie on the mesh as the plan has it, outermost axis first, so that a node's devices are
-neighbours. Hence every node is told its rank; a rendezvous would deal them out as nodes arrive.
+neighbours. Hence every node gets its rank; a rendezvous would number nodes as they arrive.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def launch(
     account: str | None,
     as_json: bool,
 ) -> None:
-    r"""Print the torchrun command that starts a plan's processes, one line a node.
+    r"""Print the torchrun command that starts a plan's processes, a line for each node.
 
     A script is given after --, with its arguments; it loads the plan and calls sf.parallelize.
     With --model, shardfold train is run instead.
@@ -167,7 +167,7 @@ def _nodes(plan: Plan) -> int:
 
 
 def _sbatch(made: Launch, plan: Plan, name: str, slurm: dict[str, str | None]) -> str:
-    """The file for sbatch: one task a node, which starts the node's processes."""
+    """The file for sbatch: one task for each node, which starts the node's processes."""
     device = plan.provenance.cluster.get("device", {})
     assert isinstance(device, dict)
     options = {**slurm}

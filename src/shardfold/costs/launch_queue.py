@@ -1,4 +1,4 @@
-"""A host that asks and a device that does: how long both take together.
+"""The launch queue of a GPU: how long the launching host and the running device take together.
 
 The host asks for one operator after another, the device runs them in order:
 

@@ -3,7 +3,7 @@
 As used: in the layout in which the reader needs it, a full copy on every axis that splits
 something else; gradients are all-reduced. Sharded: further split over such axes; the parameter
 is gathered for use and its gradient reduce-scattered, so that each device updates its own part.
-A sharded parameter is gathered once a step and kept (ZeRO-1), or dropped after use in forward
+A sharded parameter is gathered once in a step and kept (ZeRO-2), or dropped after use in forward
 and gathered again for backward (ZeRO-3, fully sharded).
 
 A parameter with several readers (a tied weight) may be kept SHARED on axes that would replicate it:
@@ -75,7 +75,7 @@ def storages(
     """Every storage worth having for readers that need these layouts.
 
     For each needed layout: itself, and for every set of its unsplit axes one sharded variant,
-    kept or regathered. The atom to shard is the largest that can be gathered by one all-gather.
+    kept or regathered. The sub-dim to shard is the largest that can be gathered by one all-gather.
     On the axes `summed`, those that are left whole may have their gradient summed up first.
     """
     rows: dict[tuple[int, ...], bool] = {}  # whether some reader has to gather it

@@ -1,4 +1,4 @@
-"""Which operators run twice: blocks whose activations are dropped and made again for backward.
+"""Activation checkpointing: blocks whose activations are dropped and recomputed for backward.
 
 A region is a stretch of one block's operators. Forward keeps what the region reads from outside
 and drops what its operators would keep; before its backward, the region's operators and the

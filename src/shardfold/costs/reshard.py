@@ -3,13 +3,13 @@
 The order keeps data small for as long as possible:
 
 1. axes that join a split: a slice where the tensor was replicated (free), a reduce-scatter
-   where a sum was pending, an all-to-all where another atom was split; one collective for all
+   where it was partial, an all-to-all where another sub-dim was split; one collective for all
    axes that go the same way,
-2. one all-reduce over the axes whose sums are still pending,
+2. one all-reduce over the axes on which the value is still partial,
 3. all-gathers over the axes that leave a split, outer (slow) axes first,
 4. slices that only now became possible (free).
 
-An atom split by several axes is cut by the outer axis first, so an axis may join only after all
+A sub-dim split by several axes is cut by the outer axis first, so an axis may join only after all
 target axes outside it, and leave only together with those inside it. The moves depend on the
 layouts alone, not on sizes: they are found once for all pairs of two sets of layouts, by one
 state machine over arrays, and kept; sizes enter when the moves become steps with bytes.
@@ -68,7 +68,7 @@ def reshard(
     """The steps that take each row of `source` to the same row of `target`.
 
     `shape` are the mesh's axis sizes, `atoms` the tensor's. States are those of values or of
-    gradients: REPLICATED, PENDING, or an atom.
+    gradients: REPLICATED, PENDING, or a sub-dim.
     """
     one = len(source) == 1
     moves = _moves_of_one(source.tobytes(), target.tobytes()) if one else _moves(source, target)
@@ -176,7 +176,7 @@ class _Machine:
             self._move(axis, lacking, "slice")
 
     def _scatter(self, first: int) -> None:
-        """One reduce-scatter over `first` and the axes inside it that join the same atom."""
+        """One reduce-scatter over `first` and the axes inside it that join the same sub-dim."""
         going = self._may_join(first) & (self.now[first] == PENDING)
         if not going.any():
             return
@@ -190,9 +190,9 @@ class _Machine:
         self._together("reduce_scatter", flags, self.target)
 
     def _swap(self, first: int) -> None:
-        """One all-to-all over `first` and all axes inside it in the atom that they leave.
+        """One all-to-all over `first` and all axes inside it in the sub-dim that they leave.
 
-        They must all join the same atom, with no axis between them that joins it otherwise.
+        They must all join the same sub-dim, with no axis between them that joins it otherwise.
         """
         leaves, joins = self.now[first].copy(), self.target[first]
         going = self._may_join(first) & (leaves >= 0)
@@ -209,7 +209,7 @@ class _Machine:
         self._together("all_to_all", [mask & going for mask in flags], self.target)
 
     def _may_join(self, axis: int) -> Mask:
-        """The target splits an atom here, and that atom has just the target's outer axes now."""
+        """The target splits a sub-dim here that is now split by just the target's outer axes."""
         atom = self.target[axis]
         ready: Mask = (atom >= 0) & (self.now[axis] != atom)
         for other, now in enumerate(self.now):
@@ -233,7 +233,7 @@ class _Machine:
         self._together("all_reduce", flags, self._whole())
 
     def _gather(self, first: int) -> None:
-        """Gather the atoms whose outermost leaving axis is `first`, over all leaving axes."""
+        """Gather the sub-dims whose outermost leaving axis is `first`, over all leaving axes."""
         atom = self.now[first]
         leaving = [(now == atom) & (atom >= 0) & ~self._kept(a) for a, now in enumerate(self.now)]
         starts = leaving[first]

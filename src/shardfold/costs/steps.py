@@ -1,4 +1,4 @@
-"""Steps: what a device does, described once and read by everyone.
+"""Steps: local compute and collectives, described once for prices, simulator, runtime and report.
 
 Work is kept in columns: a `Compute` or `Collective` holds one entry for each of many cases (the
 configurations of an operator, or the layout pairs of an edge), so that pricing thousands of

@@ -1,4 +1,4 @@
-"""From a graph on a mesh to a search problem: one vertex a decision, one table a distinct pair.
+"""From a graph on a mesh to a search problem: a vertex for each decision, a table for each pair.
 
 A vertex costs its own steps, an edge the reshards between two decisions, forward and backward.
 Equal operators share one table object and equal edges another, so a table is priced once however
@@ -306,7 +306,7 @@ class EdgePrices:
 
 
 def _is_legal(rows: Layouts, subdims: tuple[int, ...], mesh: Mesh) -> NDArray[np.bool_]:
-    """Which layouts split every atom legally."""
+    """Which layouts split every sub-dim legally."""
     counts = split_counts(rows, len(subdims), mesh.shape)
     legal = np.ones(len(rows), dtype=bool)
     for k, size in enumerate(subdims):

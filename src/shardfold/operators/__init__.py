@@ -1,4 +1,4 @@
-"""Every operator described in one place: splits, kernels, what backward keeps, memory, words."""
+"""Every operator described in one place: splits, kernels, what backward saves, aliasing, names."""
 
 from shardfold.operators.call import Call
 from shardfold.operators.kernels import Access, Kernel, LocalWork

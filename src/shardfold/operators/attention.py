@@ -1,4 +1,4 @@
-"""Attention: batch, heads and query positions split; keys stay whole on each device.
+"""Attention: batch, heads and query positions split; each device has all keys of its heads.
 
 `b h q d, b h k d, b h k e -> b h q e`. A device that holds a part of the queries needs all keys
 and values: their gather falls out of the layouts, since k is a factor that is never split while

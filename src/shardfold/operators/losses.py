@@ -1,4 +1,4 @@
-"""Losses: examples are summed over, classes split with a few words a row.
+"""Losses: examples are summed over, a split of classes exchanges a few numbers for each row.
 
 `b c, b ->`: a split of the batch leaves a partial sum of the loss; a mean divides by the count of
 the whole batch. Under a class split each row's maximum, sum and picked logit are all-reduced, and

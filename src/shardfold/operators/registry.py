@@ -1,7 +1,7 @@
 """The description of every kind of operator, and the rule of every call.
 
-`REGISTRY` maps an operator's name without its overload (`aten.linear`) to its description, one
-family a file. A user's own descriptions, or rules alone, are looked up before it.
+`REGISTRY` maps an operator's name without its overload (`aten.linear`) to its description, which is
+in the file of its family. A user's own descriptions, or rules alone, are looked up before it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A batch in equal parts: the micro-batches of a step.
+"""Slices of a batch: the micro-batches of a step.
 
 A plan names the inputs that are cut and the dim of each, by their places in the batch: `0` is the
 first argument, `input_ids` an argument by name, `batch.image` what lies within one. All else is

@@ -115,7 +115,7 @@ class Methods:
     def results(
         self, methods: Sequence[str], watch: Callable[[int, int], None]
     ) -> tuple[Result, ...]:
-        """One result a method, in the order of `METHODS`; each says whether it ties."""
+        """A result for each method, in the order of `METHODS`; each says whether it ties."""
         found = []
         ordered = [name for name in METHODS if name in methods]
         for number, name in enumerate(ordered):

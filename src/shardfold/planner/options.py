@@ -39,11 +39,11 @@ class Options(TypedDict, total=False):
     - `cost` (`roofline`): the cost model, `roofline` or `paper`.
     - `profile` (none): a file that `shardfold calibrate` wrote; prices are what was measured.
     - `memory_limit` (the device's memory less a tenth): per device, in bytes or as `60GiB`.
-    - `recompute` (`auto`): activation checkpointing of repeated blocks: where something fits or is
-      faster with it, `never`, or `always`.
-    - `micro_batches` (`auto`): equal parts of the batch whose gradients are added up: more than one
-      only where nothing fits otherwise; `search`, the fastest number where the limit binds; or a
-      number.
+    - `recompute` (`auto`): activation checkpointing of repeated blocks: only if the memory limit
+      binds, `never`, or `always`.
+    - `micro_batches` (`auto`): gradient accumulation over that many equal parts of the batch: more
+      than one only if nothing fits otherwise; `search`, the fastest number if the limit binds; or
+      a number.
     - `pins` (none): splits to keep to, as `{"layers.*.mlp.up_proj": "out/8"}` or as texts
       `layers.*.mlp.up_proj=out/8`. The plan says what they cost.
     - `fold` (`True`): trace repeated blocks once. Without it each is traced: slower, with the same

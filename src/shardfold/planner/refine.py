@@ -1,4 +1,4 @@
-"""Small steps from the winner: one vertex at a time, to whatever lowers a weighted sum.
+"""Local refinement of the winner: one vertex at a time, to whatever lowers a weighted sum.
 
 What wins the simulation is not always the best sum, and what lies near to it was not looked at.
 From the winner's choice, every vertex in turn takes the choice that is best beside its neighbours'

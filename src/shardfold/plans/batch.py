@@ -55,7 +55,7 @@ def _has_samples(decoded: DecodedChoice, tensor: int) -> bool:
 
 
 def _votes(decoded: DecodedChoice) -> tuple[list[bool], int]:
-    """For each axis, whether it splits the samples; and which atom the samples are."""
+    """For each axis, whether it splits the samples; and which sub-dim the samples are."""
     graph, subdims, tables = decoded.graph, decoded.subdims, decoded.tables
     weights = np.zeros((2, len(tables.mesh.axes)))
     sizes: dict[int, float] = {}

@@ -1,4 +1,4 @@
-"""Where two plans of a model differ: operator by operator, what repeats told once.
+"""Where two plans of a model differ: operator by operator, equal layers once.
 
 Operators at the same place of repeated blocks (`encoder.*.attention.query`) that differ in the
 same way are one line. An operator differs where its split or its collectives do.

@@ -118,7 +118,7 @@ def layout_words(subdims: Subdims, tensor: int, layouts: Layouts, choice: int) -
 
 
 def factor_name(space: Space, factor: int) -> str:
-    """A factor in the rule's own name; `-` for none, `+` where a pending sum passes."""
+    """A factor in the rule's own name; `-` for none, `+` where a partial sum passes."""
     return CONFIG_WORDS.get(factor) or space.rule.factors[factor]
 
 

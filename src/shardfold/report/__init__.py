@@ -1,4 +1,4 @@
-"""A plan shown: on a terminal, as text, in a notebook, as an HTML page; and progress drawn."""
+"""Output: a plan on a terminal, as text, in a notebook, as an HTML page; and progress."""
 
 from shardfold.report.html import to_html
 from shardfold.report.notebook import notebook_html

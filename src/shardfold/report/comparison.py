@@ -21,7 +21,7 @@ SMALL_LINE = 0.005  # of the additive cost: lines that are left out
 
 
 def comparison_view(found: Comparison, title: str) -> Group:
-    """One row a method; what there is to say of one stands below the table."""
+    """A row for each method; notes on methods are below the table."""
     from rich.console import Group
     from rich.text import Text
 

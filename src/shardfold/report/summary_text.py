@@ -1,4 +1,4 @@
-"""A plan in sentences: its step, how sure it is, what it is held against, how it was made."""
+"""A plan in sentences: its step, its lower bound, the baselines, how it was made."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small things that go together: which of them share a collective, and how that is told.
+"""Bucketed reduction of gradients: which of them share a collective, and which members it had.
 
 Gradients of parameters: reduced in buckets while backward goes on, and awaited at its end.
 

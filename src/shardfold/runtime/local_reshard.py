@@ -1,6 +1,6 @@
 """Reshards for one device: the steps that the cost model prices, with this device's sizes.
 
-Where the planner's step says which axes change which atom, the device's own also says how long
+Where the planner's step says which axes change which sub-dim, the device's own also says how long
 its part is before and after, and how long those of the others in its group are.
 """
 
@@ -25,18 +25,18 @@ from shardfold.sharding.layouts import REPLICATED, forward_states, gradient_stat
 class Step:
     """One move of one tensor, as one device does it.
 
-    `gathered` are the lengths of the leaving atom on every member of the group, `cut` the ranges
-    (within the local part) of the joining atom that go to every member. `place` is this device's
+    `gathered` are the lengths of the leaving sub-dim on every member of the group, `cut` the ranges
+    (within the local part) of the joining sub-dim that go to every member. `place` is this device's
     number in the group.
     """
 
     kind: Kind
     axes: tuple[int, ...]
     place: int
-    before: tuple[int, ...]  # local size of each atom
+    before: tuple[int, ...]  # local size of each sub-dim
     after: tuple[int, ...]
-    leaving: int = REPLICATED  # the atom that was split over the axes
-    joining: int = REPLICATED  # the atom that will be, or PENDING
+    leaving: int = REPLICATED  # the sub-dim that was split over the axes
+    joining: int = REPLICATED  # the sub-dim that will be, or PENDING
     gathered: tuple[int, ...] = ()
     cut: tuple[tuple[int, int], ...] = ()
 
@@ -79,14 +79,14 @@ class Moves:
 
 @dataclass(frozen=True, slots=True)
 class Woven:
-    """How even parts of a tensor, one a device, make it up: by axes and atoms, and in which order.
+    """How the even shards of a tensor make it up: by axes and sub-dims, and in which order.
 
-    What a gather stacks has the axes in front; in the whole, each stands before the atom that it
+    What a gather stacks has the axes in front; in the whole, each stands before the sub-dim that it
     cuts.
     """
 
     axes: tuple[int, ...]
-    shape: tuple[int, ...]  # of everyone's parts: the size of each axis, then of each atom
+    shape: tuple[int, ...]  # of everyone's parts: the size of each axis, then of each sub-dim
     order: tuple[int, ...]
 
     @classmethod
@@ -120,7 +120,7 @@ class Woven:
 
 @dataclass(frozen=True, slots=True)
 class Lie:
-    """What a reshard depends on besides layouts: a tensor's atoms and dims, and the place."""
+    """What a reshard depends on besides layouts: a tensor's sub-dims and dims, and the place."""
 
     kind: TensorType
     subdims: tuple[int, ...]

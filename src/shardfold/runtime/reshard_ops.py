@@ -4,7 +4,7 @@ The backward of a reshard is not derived from its forward: it is the plan's own 
 the gradient. What is forward a slice can so be backward nothing at all, where a reader's gradient
 is already what the producer wants.
 
-A tensor is kept in the shape of its dims. A step on a piece of a dim views it by atoms, acts on
+A tensor is kept in the shape of its dims. A step on a piece of a dim views it by sub-dims, acts on
 one of them, and the last step's result is viewed by dims again.
 
 One input of the batch: how it may come, and the moves to the form in which it is read.

@@ -1,6 +1,6 @@
 """Which part of a tensor, and of an operator's iteration space, one device has.
 
-An atom that several axes split is cut by the outer axis first, each time into chunks of
+A sub-dim that several axes split is cut by the outer axis first, each time into chunks of
 ceil(size / parts) points, the last ones shorter:
 
     10 points over axes of 2 and 2:  5 | 5  ->  3, 2 | 3, 2
@@ -31,7 +31,7 @@ Row = tuple[int, ...]  # a state, or a factor, for each mesh axis
 
 
 def bounds_of(sizes: Sequence[int], row: Row, shape: Sequence[int], at: Row) -> tuple[Bounds, ...]:
-    """The range of each atom (or factor) that the device at `at` of the mesh has."""
+    """The range of each sub-dim (or factor) that the device at `at` of the mesh has."""
     found = [(0, size) for size in sizes]
     for axis, state in enumerate(row):
         if state >= 0:
@@ -83,7 +83,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """The part of one tensor that a device has: the range of every atom, and its dims."""
+    """The part of one tensor that a device has: the range of every sub-dim, and its dims."""
 
     subdims: tuple[int, ...]
     dims: tuple[int, ...]
@@ -92,7 +92,7 @@ class Extent:
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """The local size of each atom."""
+        """The local size of each sub-dim."""
         return lengths(self.bounds)
 
     @property
@@ -109,7 +109,7 @@ class Extent:
         return math.prod(n for n, d in zip(sizes, self.dims, strict=True) if d == dim)
 
     def pieces(self, dim: int) -> list[tuple[int, Bounds]]:
-        """The atoms of one dim, major first: size and local range."""
+        """The sub-dims of one dim, major first: size and local range."""
         found = zip(self.subdims, self.bounds, self.dims, strict=True)
         return [(size, bounds) for size, bounds, d in found if d == dim]
 

@@ -1,4 +1,4 @@
-"""How operators can be split: the rule notation, the table of rules, configurations, layouts."""
+"""How operators can be split: sub-dims across reshapes, configs, and the layouts they imply."""
 
 from shardfold.sharding.configs import Space, space_of
 from shardfold.sharding.subdims import SubdimRule, Subdims, find_subdims

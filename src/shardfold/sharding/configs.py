@@ -61,7 +61,7 @@ class Space:
         return np.where(self.configs == PASS, PENDING, states).astype(np.int8)
 
     def _states(self, carried: Sequence[int], absent: int) -> Layouts:
-        """Per axis: the atom that carries the axis's factor, `absent` if none does."""
+        """Per axis: the sub-dim that carries the axis's factor, `absent` if none does."""
         states = np.full(self.configs.shape, REPLICATED, dtype=np.int8)
         for factor in range(len(self.rule.factors)):
             atom = carried.index(factor) if factor in carried else absent

@@ -1,7 +1,7 @@
 """Plain words for factors: batch, seq, heads, vocab, in, out.
 
-An atom has one identity across the graph, so a word that one operator knows (heads, from
-attention) serves everywhere the atom goes (the out features of the query projection).
+A sub-dim has one identity across the graph, so a word that one operator knows (heads, from
+attention) serves everywhere the sub-dim goes (the out features of the query projection).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from shardfold.graph import Graph
 from shardfold.operators import REGISTRY
 from shardfold.sharding.subdims import SubdimRule, Subdims
 
-# What the factor is to the operator itself, where the atom has no better name.
+# What the factor is to the operator itself, where the sub-dim has no better name.
 LOCAL: Mapping[str, str] = {
     "m": "in",
     "n": "out",
@@ -37,7 +37,7 @@ def batch_classes(graph: Graph, subdims: Subdims) -> frozenset[int]:
 
 
 def words_of(graph: Graph, subdims: Subdims) -> dict[int, str]:
-    """A word for every atom that some operator or input can name."""
+    """A word for every sub-dim that some operator or input can name."""
     words = dict.fromkeys(batch_classes(graph, subdims), "batch")
     order = {kind: place for place, kind in enumerate(REGISTRY)}  # the most telling first
     ops = range(len(graph.ops))

@@ -1,9 +1,9 @@
-"""How a tensor lies on a mesh: per axis, the atom it splits, or one of three other states.
+"""Layouts: for each mesh axis, the sub-dim of a tensor that it splits, or one of three states.
 
-A layout is a row of small integers, one an axis, so that thousands are compared and priced as
-one numpy array. An atom that several axes split is cut by the outer axis first.
+A layout is a row of small integers, one for each axis, so that thousands are compared and priced as
+one numpy array. A sub-dim that several axes split is cut by the outer axis first.
 
-    k >= 0       atom k is split over the axis
+    k >= 0       sub-dim k is split over the axis
     REPLICATED   every device has the whole, and the whole gradient
     SHARED       every device has the whole, but only a part of the gradient's sum
     PENDING      every device has a part of a sum
@@ -53,7 +53,7 @@ def gradient_states(layouts: Layouts) -> Layouts:
 
 
 def split_counts(layouts: Layouts, subdims: int, shape: Sequence[int]) -> NDArray[np.int64]:
-    """For each layout and atom, over how many devices the atom is split."""
+    """For each layout and sub-dim, over how many devices the sub-dim is split."""
     counts = np.ones((len(layouts), subdims), dtype=np.int64)
     for axis, size in enumerate(shape):
         rows = np.flatnonzero(layouts[:, axis] >= 0)

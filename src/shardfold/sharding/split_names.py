@@ -41,7 +41,7 @@ class Splits:
 
     @cached_property
     def words(self) -> dict[int, str]:
-        """A word for every atom that has one."""
+        """A word for every sub-dim that has one."""
         return words_of(self.graph, self.subdims)
 
     def of(self, index: int, space: Space, row: Sequence[int]) -> Split:

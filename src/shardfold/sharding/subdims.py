@@ -1,15 +1,15 @@
-"""Splits carried through reshapes: every tensor dim as a product of atoms.
+"""Splits carried through reshapes: every tensor dim as a product of sub-dims.
 
 A view that merges batch and sequence, or splits heads from hidden, relates a dim to several
 factors. The finest grouping that all operators agree on is found once for the whole graph: dims
 that one factor runs over are one class (union-find), each class has *cuts* (the suffix products
 at which some view divides it), and cuts flow through views until nothing changes. The pieces
-between cuts are the class's atoms; layouts and configurations speak of atoms, so a split of the
+between cuts are the class's sub-dims. Layouts and configs are stated on sub-dims, so a split of the
 sequence survives a merge with the batch, and the three parts of a packed q-k-v projection can
 each be split by heads. A view whose cuts contradict (12 x 64 read as 8 x 96) carries nothing.
 
-    linear out 768 -> view 12 x 64      cuts of 768: {64}      atoms: 12, 64
-    packed 2304 -> split in 3, then view  cuts: {768, 64}      atoms: 3, 12, 64
+    linear out 768 -> view 12 x 64      cuts of 768: {64}      sub-dims: 12, 64
+    packed 2304 -> split in 3, then view  cuts: {768, 64}      sub-dims: 3, 12, 64
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ WHOLE = -1
 
 @dataclass(frozen=True, slots=True)
 class SubdimRule:
-    """A rule over atoms: per operand and result, the factor index that each atom carries.
+    """A rule over sub-dims: per operand and result, the factor index that each sub-dim carries.
 
     Operators that are alike share one object.
     """
@@ -47,11 +47,11 @@ class SubdimRule:
 
 @dataclass(frozen=True, slots=True)
 class Subdims:
-    """The atoms of every tensor (their sizes, dims flattened) and every operator's atomic rule."""
+    """The sub-dims of every tensor (sizes, dims flattened), and every operator's rule on them."""
 
     tensors: tuple[tuple[int, ...], ...]
-    dims: tuple[tuple[int, ...], ...]  # per tensor, per atom: the dim it belongs to
-    classes: tuple[tuple[int, ...], ...]  # per tensor, per atom: its identity across the graph
+    dims: tuple[tuple[int, ...], ...]  # per tensor, per sub-dim: the dim it belongs to
+    classes: tuple[tuple[int, ...], ...]  # per tensor, per sub-dim: its identity across the graph
     rules: tuple[SubdimRule, ...]
     factors: tuple[tuple[int, ...], ...]  # per operator, per factor: its identity
 
@@ -89,7 +89,7 @@ class _Classes:
 
 
 def find_subdims(graph: Graph, rules: Sequence[Rule]) -> Subdims:
-    """Find the atoms of every tensor, and rewrite every rule over them."""
+    """Find the sub-dims of every tensor, and rewrite every rule over them."""
     kept = list(rules)
     while True:
         classes = _Classes()
@@ -225,7 +225,7 @@ def _identify(
     rules: list[SubdimRule],
     factors: list[tuple[int, ...]],
 ) -> Subdims:
-    """Give atoms that some operator carries from tensor to tensor one identity."""
+    """Give sub-dims that some operator carries from tensor to tensor one identity."""
     same: dict[int, int] = {}
 
     def find(atom: int) -> int:

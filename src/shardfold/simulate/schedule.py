@@ -1,4 +1,4 @@
-"""What a step is made of, as one device does it: tasks in order, blocks that repeat told once.
+"""The schedule of a step on one device: tasks in order, with repeated blocks stored once.
 
 A schedule is plain and complete: the simulator needs nothing else, and a plan file holds it. Its
 size does not grow with the number of devices (all of one kind do the same) nor with the number

@@ -1,1 +1,1 @@
-"""Splits that people choose by hand: named strategies, pins, and the roles of dims they go by."""
+"""Baselines such as FSDP and Megatron-LM, pins, and the roles of dims that both rely on."""

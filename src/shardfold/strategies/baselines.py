@@ -1,7 +1,8 @@
-"""Strategies that split the batch, priced by the same tables: data parallel, and sharded ones.
+"""Baselines that split the batch: data parallel, ZeRO-2, FSDP and HSDP.
 
 A baseline fixes every operator's configuration; given those, the layouts of shared tensors and
-the storage of parameters do not depend on one another, so each takes its cheapest allowed one.
+the storage of parameters are independent, so each takes its cheapest allowed one. The others, and
+the list of all, are in `named`.
 """
 
 from __future__ import annotations
@@ -40,20 +41,20 @@ def data_parallel(tables: Tables, batch: BatchFactors) -> Choice:
 
 
 def fully_sharded(tables: Tables, batch: BatchFactors) -> Choice:
-    """As data parallel, but parameters and their state are split over all devices (ZeRO-3)."""
+    """As data parallel, but parameters and their state are sharded over all devices (FSDP)."""
     return _by_batch(tables, batch, _most_sharded)
 
 
 def sharded_state(tables: Tables, batch: BatchFactors) -> Choice:
-    """As data parallel, but gradients and optimizer state are split over all devices (ZeRO-2).
+    """As data parallel, but gradients and optimizer state are sharded over all devices (ZeRO-2).
 
-    Parameters are gathered once a step, and kept.
+    Parameters are gathered once in each step, and kept.
     """
     return _by_batch(tables, batch, _sharded_and_kept)
 
 
 def hybrid_sharded(tables: Tables, batch: BatchFactors) -> Choice:
-    """As fully sharded, but within the innermost level only: every node has a full copy."""
+    """As FSDP, but within the innermost level only: every node has a replica (HSDP)."""
     inner = tables.mesh.axes[-1].level
     outer = [a for a, axis in enumerate(tables.mesh.axes) if axis.level != inner]
     return _by_batch(tables, batch, lambda vertex: _most_sharded(vertex, outer))

@@ -1,8 +1,9 @@
 """Baselines: strategies that people know by name, each from a model's tables to a choice.
 
-A strategy fixes how the operators that it speaks of are split; what it leaves open (layouts of
-shared tensors, which of several axes a factor takes) is chosen by solving what is left, so that
-no strategy is priced worse than it could be. One that does not apply says why.
+A baseline fixes the splits of the operators that it names. What it leaves open (layouts of shared
+tensors, which of several axes a factor takes) is solved for, so that no baseline is priced worse
+than it could be. One that does not apply says why. A new one is a function here, and its line in
+`STRATEGIES`; `plan` and `compare` then try it.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class Setting:
 
     @cached_property
     def roles(self) -> Roles:
-        """Which atoms are heads, vocabulary, experts."""
+        """Which sub-dims are heads, vocabulary, experts."""
         return Roles.of(self.graph, self.subdims)
 
     @cached_property

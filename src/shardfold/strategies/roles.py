@@ -1,6 +1,6 @@
-"""What a strategy by hand has to know of a model: which atoms are heads, vocabulary, experts.
+"""What a baseline has to know of a model: which sub-dims are heads, vocabulary, experts.
 
-Roles are read off the graph by the identities of atoms, never off names of modules. Heads are
+Roles come from the identities of sub-dims in the graph, never from names of modules. Heads are
 what attention calls heads. The hidden features are what a product makes out of heads. The inner
 features of a feed-forward block are what one product makes of hidden features and another turns
 back into them; the vocabulary is the largest look-up table's rows and the classes of the loss.
@@ -15,7 +15,7 @@ from shardfold.graph import Graph
 from shardfold.sharding import Subdims
 from shardfold.sharding.factor_names import batch_classes, words_of
 
-Classes = frozenset[int]  # identities of atoms
+Classes = frozenset[int]  # identities of sub-dims
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Product:
 
 @dataclass(frozen=True, slots=True)
 class Roles:
-    """The atoms that strategies by hand speak of."""
+    """The sub-dims that baselines split."""
 
     batch: Classes
     seq: Classes
@@ -90,7 +90,7 @@ def _products(graph: Graph, subdims: Subdims) -> Iterator[Product]:
 
 
 def _features(subdims: Subdims, index: int, base: str) -> Classes:
-    """The identities of the atoms of one factor of an operator that can be split."""
+    """The identities of the sub-dims of one factor of an operator that can be split."""
     rule = subdims.rules[index]
     return frozenset(
         identity

@@ -1,4 +1,4 @@
-"""How a strategy by hand splits: over some axes, the first of some roles that an operator has.
+"""How a baseline splits: over some axes, the first of some roles that an operator has.
 
 `Way((1, 2), (heads, seq))` says: over axes 1 and 2 an operator that has heads splits them, one
 that has none splits its sequence, and one that has neither is not split. Where sizes do not

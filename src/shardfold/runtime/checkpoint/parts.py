@@ -1,7 +1,7 @@
 """What one rank has of a tensor, as boxes of the whole in the model's own dims.
 
-A part under our layouts is a range of every atom. Within a dim, the last atom that is not whole
-and all that follow it are one run; the atoms before it are stepped through:
+A shard under our layouts is a range of every sub-dim. Within a dim, the last sub-dim that is split
+and all that follow it are one run; the sub-dims before it are stepped through:
 
     rows of a packed q-k-v weight, 3 x heads x features, heads 0-3 of 8: three runs of rows.
 """
@@ -42,7 +42,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """A run of consecutive places of one dim: where it begins, and the outer atoms' places."""
+    """A run of consecutive places of one dim: where it begins, and the outer sub-dims' places."""
 
     start: int
     length: int
@@ -95,7 +95,7 @@ def _box(extent: Extent, by_atoms: Tensor, chosen: tuple[_Run, ...]) -> Box:
 
 
 def _runs(pieces: list[tuple[int, Bounds]]) -> list[_Run]:
-    """The runs of one dim, from its atoms (size and local range), major first.
+    """The runs of one dim, from its sub-dims (size and local range), major first.
 
     >>> [(run.start, run.length) for run in _runs([(3, (0, 3)), (8, (4, 8)), (2, (0, 2))])]
     [(8, 8), (24, 8), (40, 8)]

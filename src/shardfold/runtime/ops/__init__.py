@@ -1,4 +1,4 @@
-"""How each operator runs on local parts, one family a file.
+"""How each operator runs on local shards, with a file for each family.
 
 A maker turns a `Site` into a function of local tensors. Which operators have one is said in their
 description (`local="own form"`); all others run by the same call on local tensors.
