@@ -1,4 +1,4 @@
-"""Step times on a small cluster with slow links, for real: our plan, DDP, and strategies by hand.
+"""Step times on a small cluster with slow links, for real: our plan, DDP, and baselines.
 
 Every rank has a network namespace of its own and one core's thread; `tc` limits the links between
 them. The ranks are started by torchrun, one a namespace, as on several machines, calibrate the

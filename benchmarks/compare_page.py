@@ -27,7 +27,7 @@ def page(whole: Mapping[str, Any]) -> str:
         f"core, Python {at['python']}. Models of the zoo in their full size; bf16, and fp32 on "
         "1080 Ti and 2080 Ti. Steps are [simulated](../explanation/simulation.md), each "
         f"method's best within memory. Random moves get {effort['mcmc_moves']:,} moves from "
-        "the best strategy by hand, an integer program "
+        "the best baseline, an integer program "
         f"{effort['ilp_seconds']:.0f} s; programs of more than 300,000 variables are not "
         "tried: they could at best find the exact sum, which has a row of its own. "
         "[How to compare](../how-to/compare.md) says what the methods are.",
@@ -39,7 +39,7 @@ def page(whole: Mapping[str, Any]) -> str:
         _table(METHOD_HEAD, [_method(name, rows) for name in _methods(rows)]),
         "## By case\n\nThe fastest of all other methods that fit, as a multiple of the plan's "
         "step; where methods tie with the plan, all that do. A plan that does not fit in "
-        "memory is the fastest of all, and is held against all.",
+        "memory is the fastest of all, and is compared with all.",
         _table(CASE_HEAD, [_case(row) for row in rows]),
     )
     return "\n\n".join(parts) + "\n"

@@ -151,18 +151,19 @@ def page(rows: list[dict[str, Any]], figures: dict[str, Any]) -> str:
         "",
         f"Whole training steps (forward, backward, AdamW) of {total['cases']} cases on one "
         f"{machine}, measured on {environment['date']} with PyTorch {environment['torch']}: the "
-        "median of 15 steps, each waited for, without garbage collection: three windows of five "
-        "whose medians are at most 2% apart, after as many others as that takes (ten at most). "
-        "Predictions are by the machine's [profile](../explanation/calibration.md), which is of "
-        'kernels and was not fitted to any of these steps. "of 8" is one rank\'s share of a plan '
+        "median of 15 steps, each synchronised, without garbage collection. The 15 steps are three "
+        "windows of five whose medians are at most 2% apart; up to ten windows are run before them "
+        "to get there. Predictions come from the machine's "
+        "[profile](../explanation/calibration.md), which holds times of kernels and was not fitted "
+        'to any of these steps. "of 8" is one rank\'s share of a plan '
         "for eight devices: its compute and memory are measured, its collectives do nothing. "
         '"recomputed": every block runs again before its backward. Every case was measured in a '
         "process of its own.",
         "",
-        "The host is shared with others, and is fast for one case and slow for another. Its pace "
-        "was taken right after a case, by a block of small operators that has nothing to do with "
-        "it; the column says how long that took, as a multiple of when the profile was made. What "
-        "the profile says of the host is taken at that pace, what it says of the device as it is.",
+        "The host is shared with other jobs, so its speed differs from case to case. Right after "
+        'each case we timed a reference block of small operators. The column "pace" is that '
+        "time, as a multiple of the block's time when the profile was made. Predictions multiply "
+        "the profile's host times by this factor, and use its device times unchanged.",
         "",
         f"- Step time: median error {total['time_median']:.1%}, worst {total['time_worst']:.1%}; "
         f"{total['time_within']} of {total['cases']} within 10%.",
@@ -170,8 +171,8 @@ def page(rows: list[dict[str, Any]], figures: dict[str, Any]) -> str:
         f"{total['profile_worst']:.1%}; {total['profile_within']} within 10%.",
         f"- Peak memory: median error {total['memory_median']:.1%}, worst "
         f"{total['memory_worst']:.1%}; {total['memory_within']} of {total['cases']} within 3%.",
-        "- One case was replaced, one price corrected and the pace brought in after errors of "
-        "these cases were seen, as told below; no fresh set of cases was measured since.",
+        "- After we saw errors of these cases, we replaced one case, corrected one price and added "
+        "the pace, as described below; no fresh set of cases was measured since.",
         "",
         "| case | measured | windows apart | pace | predicted | error | peak | predicted | error |",
         "|---|---|---|---|---|---|---|---|---|",

@@ -105,7 +105,7 @@ SEARCH = """## Search time (PaSE's Table I)
 The left part is what the paper prints, on its machine; the right part is measured here, on our own
 search problems for the same models under the paper's cost model. A dash in the paper's columns
 means out of memory or not available, in ours that the tables would need more than 1 GiB. Random
-moves start from the best strategy by hand. FlexFlow ends them after 250,000, or when half of the
+moves start from the best baseline. FlexFlow ends them after 250,000, or when half of the
 time has brought nothing; the next column is all 250,000; in brackets how much longer the step is
 that they end with. They are cheap here, because a move is priced by a few table entries where
 FlexFlow simulates it: the table after this one has such moves. The exact search is proven optimal
@@ -168,11 +168,11 @@ MOVES_HEAD = (
 )
 MOVES = """## Moves that are simulated, as FlexFlow's are
 
-FlexFlow judges every proposal by simulating the step. The same random moves with our simulator as
-the judge, under our default cost model on 1080 Ti, from the best strategy by hand. *Exact search*
+FlexFlow simulates the step for every proposal. Here the same random moves use our simulator and our
+default cost model on 1080 Ti, and start from the best baseline. *Exact search*
 is the search on the same tables, and beside it how many moves are made in 100 times its time.
-*Start*, *best by then* and *exact search's* are simulated steps over the plan's: of the strategy by
-hand, of the best that the moves had met by then, and of the exact search's choice on those tables.
+*Start*, *best by then* and *exact search's* are simulated steps over the plan's: of the baseline,
+of the best that the moves had met by then, and of the exact search's choice on those tables.
 The moves then went on to 8 s, where that is longer. What all 250,000 would take is extrapolated
 from the second half of them, not measured. FlexFlow simulates only what a move changes, where ours
 describes and simulates the step anew: by Table I its own moves were faster, at most 112 a second on

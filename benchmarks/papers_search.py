@@ -1,7 +1,7 @@
 """PaSE's Table I with our tables: breadth-first, FlexFlow's random moves, and the exact search.
 
 Every method gets the same search problem: the model's, on the mesh on which the exact search wins.
-Random moves start from the best strategy by hand, as FlexFlow did, and get its 250,000 iterations:
+Random moves start from the best baseline, as FlexFlow did, and get its 250,000 iterations:
 once until half of the time has brought nothing, as FlexFlow stops, and once all of them.
 """
 
@@ -74,7 +74,7 @@ def _row(graph: Graph, subdims: Subdims, devices: int) -> dict[str, Any]:
 
 
 def _by_hand(graph: Graph, subdims: Subdims, tables: Tables) -> tuple[int, ...]:
-    """The best strategy by hand on these tables, from which random moves start."""
+    """The best baseline on these tables, from which random moves start."""
     setting = Setting(graph, subdims, tables)
     found = (strategy(setting) for strategy in STRATEGIES.values())
     choices = [choice for choice in found if not isinstance(choice, Unfit)]

@@ -51,7 +51,7 @@ Step = Callable[[], Tensor]
 
 
 def strategy_plan(model: nn.Module, args: tuple[Any, ...], name: str, world: int) -> Plan:
-    """The plan of a strategy by hand."""
+    """The plan of a baseline."""
     import msgspec
 
     cluster = parse(f"{world}xcpu")

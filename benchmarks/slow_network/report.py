@@ -19,7 +19,7 @@ torchrun starts the ranks as on several machines. The ranks measure the cluster 
 convolutions, memory, each kind of collective, and one step of the model on one rank), shardfold
 plans for it, and steps under all strategies are taken in turns, so that what disturbs the machine
 disturbs all alike. `torch DDP` is torch's DistributedDataParallel; the other names are plans in our
-runner: ours, and strategies by hand. All use fused AdamW. Predictions are made before the first
+runner: ours, and baselines. All use fused AdamW. Predictions are made before the first
 step, with overlap; DDP's is that of data parallel.
 
 """

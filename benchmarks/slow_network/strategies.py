@@ -37,7 +37,7 @@ class Runner:
 
 
 def plans_for(name: str, cluster: Cluster) -> dict[str, Plan]:
-    """Our plan and those of the strategies by hand that apply; made on rank 0, for all."""
+    """Our plan and those of the baselines that apply; made on rank 0, for all."""
     found: list[Any] = [None]
     if dist.get_rank() == 0:
         model, args = build(name)

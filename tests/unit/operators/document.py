@@ -1,6 +1,6 @@
 """Writes the reference page of operators from the table itself, each shown on an example call.
 
-Run `python -m spaces.rules.document` in `tests/unit` to write it anew.
+Run `python -m operators.document` in `tests/unit` to write it again.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ HEAD = """\
 
 Every operator that has a rule, by family. The notation names the factor that each dim runs over,
 `operands -> results`: `(g c)` is one dim of two factors, `.` a dim that no factor describes. It is
-shown on one example call; other ranks and options follow the same pattern, and an option can only
-make a factor whole that is split here, or the other way round (a stride that does not divide, a
-dim that is reduced).
+shown on one example call; other ranks and options follow the same pattern. An option can only
+forbid a split that is listed here, or allow another (a stride that does not divide, a dim that is
+reduced).
 
-*Free* factors are split at no cost inside the operator. *Summed* ones leave a pending sum on the
-results that lack them. *With an exchange* names the collectives, and the words that each carries
-for every point of the factors in brackets. All other factors stay whole. An operator that is not
-listed is planned unsplit, and the plan names it with its cost.
+*Free* factors are split at no cost inside the operator. *Summed* ones leave the results that lack
+them partial. *With an exchange* names the collectives, and the numbers that each carries for every
+point of the factors in brackets. All other factors are never split. An operator that is not listed
+is planned unsplit, and the plan names it with its cost.
 """
 COLUMNS = "| operator | notation | free | summed | with an exchange |\n|---|---|---|---|---|"
 

@@ -9,7 +9,7 @@ from .test_rules import CASES
 
 
 def test_the_page_of_operators_is_the_table() -> None:
-    assert PAGE.read_text() == page(CASES), "write it anew: python -m spaces.rules.document"
+    assert PAGE.read_text() == page(CASES), "write it again: python -m operators.document"
 
 
 def test_every_family_is_on_the_page() -> None:
