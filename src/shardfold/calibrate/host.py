@@ -1,10 +1,8 @@
-"""How fast the host is at the moment: what it takes to ask for a block of different operators.
+"""Host times: how long a launch of each operator takes, on the runtime's own path, small tensors.
 
-What the host takes to ask for one operator: the runner's own path, on tensors of few numbers.
-
-A host that is shared with others is fast at one time and slow at another. Its pace is taken before
-and after each measurement, and every time is stated at the median of these paces: so all are of one
-host, and whoever knows its pace at another time can say what they are then.
+A shared host is sometimes fast and sometimes slow. So its speed (`Pace`: the time of a reference
+block of operators) is measured before and after each measurement, and every time is scaled to the
+median speed. With the speed at another time, the host times can be rescaled.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""Seconds that the host takes for a forward, and for its backward.
-
-Clocks: how long a device takes for a call, apart from what the host takes to ask for it.
+"""Timers: host seconds of forward and backward, and device seconds without the launches.
 
 On a GPU calls are queued: the device is first kept busy with a spin that outlasts the queueing,
 so that the calls run back to back as in a step that keeps the device full; events around them

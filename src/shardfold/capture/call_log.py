@@ -1,4 +1,6 @@
-"""Which attributes a module's forward really reads, and whether two modules agree on them.
+"""Logs of a traced forward: attributes read, functions called, and shared objects written.
+
+Attributes: which ones a module's forward reads, and whether two modules agree on them.
 
 Two modules of the same class, the same tree and the same parameter shapes run the same code
 unless something that the code reads differs. So while one of them is traced, every attribute
@@ -9,14 +11,14 @@ forward or a hook does.
 A module inside a block goes by its position in a walk over the tree. One that is there twice has
 two positions: in another block two modules may stand there, and both must agree with it.
 
-What a model does around its blocks, as a list of events.
+Calls: what a model does around its blocks, as a list of events.
 
 While the model runs on meta tensors, every torch function that gives a tensor is an event, and
 so is every call of a block. An event names what was called, its plain arguments, and for each
 tensor where it came from: an earlier event's output, a parameter, an input. Two runs with equal
 events did the same.
 
-Objects that blocks share, and whether running a block changes one.
+Shared state: objects that blocks share, and whether running a block changes one.
 
 Blocks may hold one object, such as their configuration: whoever reads it reads the same. That is
 no longer true once a block writes into it: what the next block reads depends on how many ran

@@ -1,4 +1,4 @@
-"""The stage as one function: skeleton, export, convert."""
+"""Capture as one function: meta-device copy, export, conversion to a graph."""
 
 from __future__ import annotations
 

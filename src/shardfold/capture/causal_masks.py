@@ -1,11 +1,11 @@
-"""Integer and truth tensors in closed form: what every element is, without computing any.
+"""Causal masks: drop a mask that is provably causal, and use the fused kernels instead.
+
+Index and mask tensors are followed in closed form, without computing any element.
 
 A tensor of positions is `constant + sum of coefficient * index` over its dims; a mask is the set
 of such sums that must not exceed zero. Whatever is built from `arange`, comparisons and `and`
 stays of these two forms, so a mask of 8,192 by 8,192 is known for the price of a few numbers.
 What has another form is left out, and nothing is concluded about it.
-
-Attention as the model runs it when it is not traced: without a mask that says "causal".
 
 A library that cannot rule out other shapes builds the mask of causal attention element by element
 when it is exported, and copies shared heads beside it. The shapes of a plan are fixed, so where

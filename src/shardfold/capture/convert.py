@@ -1,6 +1,6 @@
-"""Where in the user's model a traced node comes from.
+"""From an exported program to a `Graph`: functional, without no-ops, without dead code.
 
-From an exported program to a `Graph`: functional, without no-ops, without dead code.
+Every operator keeps its module path and source line (`origin_of`).
 
 torch.export keeps in-place operators and wraps `no_grad` regions into subgraphs. Both are undone
 here in one pass: an in-place operator yields a new tensor that later readers see (`memory`), and a

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 )
 @output_options
 def compare(what: tuple[str, ...], as_json: bool, everything: bool, **options: Any) -> None:
-    r"""Hold the best plan of MODEL against baselines and other searches.
+    r"""Compare the best plan of MODEL with baselines and other searches.
 
     With two saved plans of one model instead, show the operators that they split differently.
     MODEL is as in shardfold plan.

@@ -41,7 +41,7 @@ def explain(
     r"""Explain the split of the operators that match OP: what any other split would cost.
 
     OP is a module's path, with * and ?, or an operator's name; without it the slowest operators
-    are explained. Every other split is priced with everything else chosen anew around it. Where OP
+    are explained. Every other split is priced with everything else searched again around it. If OP
     is given, faster or slower links, more memory and other batches are tried, too, for --seconds.
 
     \b

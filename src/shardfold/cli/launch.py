@@ -1,7 +1,7 @@
 """`shardfold launch`: the exact torchrun command of a plan for every node, or a file for sbatch.
 
-Ranks must lie on the mesh as the plan has it, outermost axis first, so that a node's devices are
-neighbours. Hence every node gets its rank; a rendezvous would number nodes as they arrive.
+Ranks follow the plan's mesh, outermost axis first, so that a node's devices have consecutive
+ranks. Hence every node gets its rank; a rendezvous would number nodes as they arrive.
 """
 
 from __future__ import annotations

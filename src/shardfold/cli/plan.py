@@ -34,7 +34,7 @@ def plan(
     everything: bool,
     **options: Any,
 ) -> None:
-    r"""Find the best way to train MODEL on a cluster, and how close to the best it must be.
+    r"""Find the best way to train MODEL on a cluster, with a lower bound on its cost.
 
     MODEL is a name of the zoo (see shardfold models); file.py:function or
     package.module:function, a function that returns (module, args, kwargs), an nn.Module and an

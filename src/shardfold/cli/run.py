@@ -1,6 +1,6 @@
 """What `check` and `train` share: the plan, the processes, and the model on each of them.
 
-`shardfold check`: one step under a plan beside one device, compared number by number.
+`shardfold check`: two steps under a plan compared with the plain module on one device.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Clusters: devices, levels of links, and the meshes that lie along them."""
+"""Clusters: devices, levels of links, and the meshes that follow them."""
 
 from shardfold.cluster.catalog import Hardware, catalog
 from shardfold.cluster.cluster import Cluster

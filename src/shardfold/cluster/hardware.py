@@ -1,7 +1,4 @@
-"""One accelerator: how much it remembers, how fast it computes, and who says so.
-
-One level of links: how many groups it joins, how fast, and who says so.
-"""
+"""Hardware: a device (memory, rates) and a level of links (size, bandwidth), with their source."""
 
 from __future__ import annotations
 

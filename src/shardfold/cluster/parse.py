@@ -1,7 +1,4 @@
-"""Cluster files: any cluster, with any number of levels, as TOML or JSON.
-
-Clusters and meshes as the words a user types: `4x8xh100`, `lab.toml`, `8x4`.
-"""
+"""Read clusters and meshes: names such as `4x8xh100` and `8x4`, and TOML or JSON files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every edge of a graph, described once: which decisions it joins, and what travels on it.
+"""Every edge of a graph, described once: which decisions it joins, and what moves along it.
 
 Tables price these edges, the simulator and a plan read their steps, and the runner lowers them.
 

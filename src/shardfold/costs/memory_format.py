@@ -1,4 +1,4 @@
-"""How tensors lie in memory: which results are views of an operand, and who reads by strides.
+"""Strides and aliases: which results are views of an operand, and who reads by strides.
 
 A view shares its operand's memory. `contiguous` and `reshape` copy only what does not lie in
 order, a cast only what has another dtype, dropout only where it drops something. So the order of

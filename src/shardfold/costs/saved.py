@@ -1,4 +1,4 @@
-"""Which decision answers for the memory of a tensor that backward needs again.
+"""Saved for backward: which decision pays for the memory of each saved tensor.
 
 A tensor is kept because an operator that reads it, or the one that writes it, needs it for its
 gradient. It is counted once: where its layout is decided if it has several readers, at its

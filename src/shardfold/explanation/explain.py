@@ -1,13 +1,13 @@
-"""What parts two choices for one problem: terms of the cost, and who is split otherwise.
+"""Explain a split: the exact cost of every other one, its terms, and the neighbours behind it.
 
-Which neighbours hold an operator to its split: what it would choose by itself, and who objects.
+Difference of two choices: the terms of the cost, and the operators with other splits (`terms`,
+`changes`).
 
-By itself operator v would take the configuration a with the least cost of its own; the plan has x.
-If cost(a) < cost(x), then with all others as they are, each edge to a neighbour says how much more
-it would cost with a: those with the most hold v where it is.
+Neighbours (`holding`): by itself operator v would take the config a with the least cost of its own;
+the plan has x. If cost(a) < cost(x), each edge to a neighbour says how much more it would cost with
+a, all others unchanged: the largest of these are the reason for x.
 
-The exact price of splitting one operator otherwise, with everything else chosen anew.
-
+Alternatives: the price of another split, with everything else searched again.
 For operator v and each split s that it could have,
 
     best(s) = min over choices x with x_v in s of total(x), within the memory limit

@@ -1,4 +1,4 @@
-"""A model captured for a batch in one part or in several, each when it is first asked for."""
+"""Captures of a model by the number of micro-batches, each made when it is first needed."""
 
 from __future__ import annotations
 

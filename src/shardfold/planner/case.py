@@ -1,4 +1,4 @@
-"""What is asked for, a model on one mesh, and one way to split it there.
+"""The values of the planning loop: the request, a model on one mesh, and a choice for it.
 
 ResolvedRequest   cluster, meshes, cost model, limit, pins: all that is asked besides the model
 Case              a graph on one mesh, with its blocks recomputed or not: what prices a choice

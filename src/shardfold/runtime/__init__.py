@@ -1,4 +1,4 @@
-"""Running a plan: one rank's module on local parts, with the collectives that the plan lists."""
+"""Running a plan: one rank's module on local shards, with the collectives that the plan lists."""
 
 from shardfold.runtime.module import Parallel
 from shardfold.runtime.parallelize import parallelize

@@ -1,4 +1,4 @@
-"""What every rank does for itself before all go on together: an error of one is everyone's.
+"""Agreement of all ranks: an error on one rank is raised on every rank.
 
 A rank that gave up alone would leave the others waiting for it in their next collective.
 """

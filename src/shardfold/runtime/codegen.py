@@ -1,9 +1,7 @@
-"""What a compiler is told while it records a step: what to make again, and what to keep.
+"""Code generation: one device's step as Python source, with nothing left to interpret.
 
-`torch.compile` decides what backward keeps by cutting the recorded graph where that is cheapest.
-Nodes that carry a checkpointing policy are not for it to decide.
-
-One device's step as Python source: every route decided, nothing left to interpret.
+For `torch.compile`, operators of recomputed blocks carry a checkpointing policy: the compiler then
+does not decide by itself what backward keeps of them.
 
     def step(context, given, leaves, observe):
         groups = context.groups

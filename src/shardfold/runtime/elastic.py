@@ -1,4 +1,4 @@
-"""Training that survives: saved every so many steps, resumed where it stood, ended when asked.
+"""Elastic training: save every so many steps, resume from the last checkpoint, end on SIGTERM.
 
 Whoever starts the processes (torchrun's elastic agent) starts them again when one is lost, with
 what is left. Each start takes up the last checkpoint, whatever plan and number of ranks wrote it.

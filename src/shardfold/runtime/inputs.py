@@ -1,4 +1,4 @@
-"""The batch as it comes: whole on every rank, or each rank's part of it.
+"""Inputs of a call: the full batch on every rank, or each rank's part of it.
 
 Where all that read an input read the very part that the plan gives to a rank, the rank needs no
 more than that. Anything else is read whole (masks and shifted labels are made so, on every

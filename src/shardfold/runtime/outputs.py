@@ -1,4 +1,4 @@
-"""Results that a call leaves behind, put together from their parts."""
+"""Results of operators that a caller asks for, gathered from their shards."""
 
 from __future__ import annotations
 

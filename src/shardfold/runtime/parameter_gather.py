@@ -1,4 +1,4 @@
-"""Parameters in parts, gathered for their readers: started ahead, and gathered again in backward.
+"""All-gather of sharded parameters: prefetched in forward, and gathered again for backward.
 
 While one reader computes, the parameters of the next ones are on their way, as many readers ahead
 as the plan's schedule has them. Small parameters share a collective, which starts when the first of

@@ -1,4 +1,4 @@
-"""Optimizers that look at whole parameters (Adafactor, Muon, LBFGS) on parameters in parts.
+"""Optimizers that need full parameters (Adafactor, Muon, LBFGS), on sharded parameters.
 
 An optimizer that works element by element steps on each rank's parts. One that takes norms, means
 of rows or products of matrices would need collectives inside its step, and some of torch's go wrong

@@ -1,4 +1,4 @@
-"""The way back: given the choices of what folding left, the choices of all it eliminated."""
+"""Back-substitution: from the choices that folding left to those of all eliminated vertices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Brute force: every combination, in blocks of a million; the oracle for small problems.
+"""Search methods for comparison: brute force, breadth-first, random, greedy and MCMC.
+
+Brute force: every combination, in blocks of a million; the oracle for small problems.
 
 Breadth-first dynamic programming: the comparison of the PaSE paper, not a method to use.
 
@@ -14,7 +16,7 @@ Markov-chain search in FlexFlow's way: random moves, worse ones accepted now and
 From a current choice of cost c, one vertex drawn at random gets a choice drawn at random; the new
 cost d is accepted with probability min(1, exp(beta (c - d))). The best choice met is the answer.
 The search ends after 250,000 moves, or when half of the time spent so far has brought nothing,
-unless it is told to be patient. It proves nothing. Work per move: one entry for each edge of the
+unless `patient`. It proves nothing. Work per move: one entry for each edge of the
 vertex.
 """
 

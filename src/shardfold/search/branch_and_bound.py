@@ -1,4 +1,4 @@
-"""When tables would be too large: bounds, strike out, and branch, within fixed memory.
+"""Branch and bound within fixed memory, for problems whose tables would be too large.
 
     raise a dual bound by sweeps; read a choice off it;
     strike out every choice whose bound exceeds the best cost known;

@@ -1,6 +1,6 @@
-"""Which vertices a round of folding eliminates: cheap ones, no two of them neighbours.
+"""Folding: eliminate equal vertices together, in rounds, each distinct pattern computed once.
 
-Folding: eliminate alike vertices together, in rounds, each distinct pattern computed once.
+`pick` chooses the vertices of a round: cheap ones, no two of them neighbours.
 
 A vertex with one neighbour u leaves a table at u; a vertex with two neighbours a, b leaves a table
 between a and b:

@@ -1,4 +1,4 @@
-"""Which arrays of a sequence are the same array: the ground on which folding stands."""
+"""Interning: which arrays of a sequence are equal, so that folding computes each once."""
 
 from __future__ import annotations
 

@@ -1,10 +1,8 @@
-"""Choices that make no difference to a table: equal rows, found once and computed with once.
+"""Min-plus products of tables, in tiles that stay in cache, with equal rows computed once.
 
 Many configurations of an operator leave its result in the same layout, so their rows towards a
 reader are equal. A min-plus product then needs one of each kind along the axes that stay, and only
 the least of each kind along the axis that goes.
-
-The kernels: sums of tables minimised over one axis, in pieces that stay in cache.
 
 `product` is the min-plus product of two matrices that share their first axis,
 

@@ -1,5 +1,6 @@
-"""How cheap the whole can be for every choice of every variable: elimination forth and back.
+"""Min-marginals, and exact search under a memory limit by Pareto fronts of (cost, bytes).
 
+Min-marginals: the least total cost for every choice of every variable.
 Elimination along an order leaves a tree of buckets. Going back from the last,
 
     O_v[N(v)] = cheapest cost of everything outside v's part of the tree, given N(v)

@@ -1,4 +1,4 @@
-"""A step in time: what runs when on which stream, and what memory it takes."""
+"""The simulator: what runs when on which stream, and how much memory it takes."""
 
 from shardfold.simulate.schedule import CLASSES, COMPUTE, Again, Operator, Schedule, Segment, Task
 from shardfold.simulate.simulate import simulate, timeline

@@ -1,12 +1,12 @@
-"""A step of several passes: the schedules of its passes, and what they come to together.
+"""Gradient accumulation: the schedules of a step's micro-batches, and their sum.
 
-With gradient accumulation, a step takes k passes, each on 1/k of the batch, and one update. Three
-kinds of pass differ: the first finds no gradients to add to; those between add theirs; the last
-also reduces what was held back until then, and updates. Each kind is simulated once:
+A step runs k micro-batches, each 1/k of the batch, and one update. Three kinds differ: the first
+finds no gradients to add to; those between add theirs; the last also runs the delayed all-reduces,
+and updates. Each kind is simulated once:
 
     step = first + (k - 2) * between + last
 
-Nothing of one pass runs beside another: forward waits for what backward reduces.
+Micro-batches do not overlap: forward waits for the reductions of the backward before it.
 """
 
 from __future__ import annotations

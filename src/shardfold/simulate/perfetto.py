@@ -1,4 +1,4 @@
-"""A timeline in the trace format of Chrome and Perfetto: a track a stream, counters of memory.
+"""A timeline in the trace format of Chrome and Perfetto: a track per stream, counters of memory.
 
 Times are microseconds. Every span is a complete event (`X`) on the track of its stream; memory
 is one counter (`C`) with a value a class.

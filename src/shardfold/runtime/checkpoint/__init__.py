@@ -1,4 +1,4 @@
-"""Checkpoints: every rank writes its own parts, any plan reads them; nothing in them can run."""
+"""Checkpoints: every rank writes its shards, any plan reads them; they contain no code."""
 
 from shardfold.runtime.checkpoint.load import Checkpoint, load
 from shardfold.runtime.checkpoint.save import save
