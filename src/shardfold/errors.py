@@ -93,7 +93,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def renaming(**names: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Of a function whose options had other names before: who gives one is told the new name."""
+    """For a function with renamed options: an old name is refused with the new one."""
 
     def renamed(function: Callable[P, T]) -> Callable[P, T]:
         @wraps(function)

@@ -66,7 +66,7 @@ class Rule:
     resolved: frozenset[str] = frozenset()  # absent from a result, but left complete there
     skewed: frozenset[str] = frozenset()  # causal: the last part holds most of the work
     least: Mapping[str, int] = field(default_factory=dict)  # no part may have fewer points
-    linear: tuple[int, ...] = ()  # operands through which a pending sum may pass, together
+    linear: tuple[int, ...] = ()  # operands that may be partial, together
     exchanges: tuple[Exchange, ...] = ()
     saves: tuple[int, ...] = ()  # operands kept for backward
     crossed: tuple[int, ...] = ()  # of those, the ones that only the others' gradients need

@@ -46,7 +46,7 @@ def _additive(call: Call) -> Rule:
 
 
 def _counted(call: Call) -> Rule:
-    """A sum of a function of each element: adds up over parts, but not over pending sums."""
+    """A sum of a function of each element: adds up over shards, but not over partial sums."""
     return _reduce(call)
 
 

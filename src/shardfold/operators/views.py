@@ -26,7 +26,7 @@ def _rule(
     sizes: dict[str, int],
     **properties: Any,
 ) -> Rule:
-    """A rule of pure movement: no arithmetic, and every pending sum may pass."""
+    """A rule of pure movement: no arithmetic, and every operand may be partial."""
     properties.setdefault("engine", "none")
     floating = all(kind.is_floating for kind in (*call.inputs, *call.results))
     return Rule(
