@@ -97,7 +97,7 @@ def test_the_model_is_captured_once(monkeypatch: pytest.MonkeyPatch) -> None:
     mine.plan(cluster="8xa100", memory_limit="1GiB")
     mine.what_if(plan, cluster="2x2x1080ti")
     mine.explain(plan, op="head")
-    mine.compare(methods=("plan", "data-parallel"))
+    mine.compare(methods=("selected", "data-parallel"))
     assert seen.count("capture") == 2  # a few blocks of the run for plans, all for questions
 
 
@@ -112,10 +112,10 @@ def test_the_planner_and_the_functions_agree() -> None:
 
 
 def test_compare_takes_every_option_of_plan() -> None:
-    found = planner().compare(methods=("plan", "exact"), **ASKED)
+    found = planner().compare(methods=("selected", "additive-optimum"), **ASKED)
     best = {result.method: result for result in found.results}
     assert found.limit_bytes == 2**30
-    assert best["plan"].step_seconds == pytest.approx(
+    assert best["selected"].step_seconds == pytest.approx(
         planner(**ASKED).plan().estimate.step_seconds, rel=1e-9
     )
 

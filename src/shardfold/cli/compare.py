@@ -60,7 +60,7 @@ def compare(what: tuple[str, ...], as_json: bool, everything: bool, **options: A
     MODEL is as in shardfold plan.
 
     \b
-    shardfold compare gpt2 --cluster 8xa100 --methods selected,data-parallel,megatron
+    shardfold compare gpt2 --cluster 8xa100 --methods selected,fsdp,megatron
     shardfold compare mine.json theirs.json
     """
     if options["methods"] == "list":

@@ -30,7 +30,7 @@ SBATCH = """#!/bin/bash
 #SBATCH --nodes={nodes}
 #SBATCH --ntasks-per-node=1
 {more}set -euo pipefail
-HEAD=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+HEAD=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n 1p)
 export HEAD
 srun --kill-on-bad-exit=1 bash -c {command}
 """

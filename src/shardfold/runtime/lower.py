@@ -95,6 +95,7 @@ class Lowered:
     inputs: Mapping[int, Given] = field(default_factory=dict)  # how the batch may come
     again: tuple[range, ...] = ()  # stretches of instructions that run again before backward
     ahead: int = 1  # readers of gathered parameters whose gathers may be under way before
+    stored_otherwise: tuple[int, ...] = ()  # parameters in fewer parts than the plan has them in
 
     def background_axes(self) -> set[Axes]:
         """Every set of axes on which a parameter is gathered or its gradient reduced."""
@@ -152,6 +153,7 @@ class _Lowering:
             t: storable(row, subdims.tensors[t], subdims.dims[t], place.shape)
             for t, row in decisions.stored.items()
         }
+        self.stored_otherwise = tuple(t for t in stored if stored[t] != decisions.stored[t])
         self.decisions = replace(decisions, stored=stored)
         self.whole: Row = (REPLICATED,) * len(place.shape)
         self.sides = Sides(decisions.configs)
@@ -196,6 +198,7 @@ class _Lowering:
             parameters,
             written,
             again=self.decisions.regions.ranges,
+            stored_otherwise=self.stored_otherwise,
         )
 
     def _written(self) -> Iterator[Written]:

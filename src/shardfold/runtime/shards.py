@@ -142,8 +142,8 @@ def storable(row: Row, subdims: Sequence[int], dims: Sequence[int], mesh: Sequen
         is_even = lengths[state] % mesh[axis] == 0 and state not in uneven
         outer = {k for k in range(state) if dims[k] == dims[state]}
         is_strided = pieces_product(lengths[:state], dims, dims[state]) > 1
-        # Torch cannot put together a dim of which several axes have strided shards.
-        is_nested = any(strided or is_strided for d, strided in split if d == dims[state])
+        # Torch puts a dim together wrongly, or not at all, where an axis splits strided shards.
+        is_nested = any(strided for d, strided in split if d == dims[state])
         if outer & uneven or is_nested or not (is_even or inner == 1):
             found[axis] = REPLICATED
             continue

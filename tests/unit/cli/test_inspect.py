@@ -52,7 +52,7 @@ def test_a_comparison_is_added(saved: Path, tmp_path: Path) -> None:
         "--cluster",
         "2x2xa100",
         "--methods",
-        "krizhevsky-2014,exact",
+        "krizhevsky-2014,additive-optimum",
         "--json",
     )
     compared.write_text(result.stdout)

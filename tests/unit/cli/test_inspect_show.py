@@ -36,7 +36,7 @@ def test_sizes_without_a_model_mean_nothing(refused, saved) -> None:
     ("spoil", "message"),
     [
         (lambda text: text[: len(text) // 2], "was it truncated?"),
-        (lambda text: text.replace('"version": 1', '"version": 2', 1), "reads up to 1. Upgrade"),
+        (lambda text: text.replace('"version": 2', '"version": 3', 1), "reads up to 2. Upgrade"),
         (lambda text: text.replace("step_seconds", "step_sekonds", 1), "is damaged"),
         (lambda text: "{}", "is not a shardfold plan"),
     ],

@@ -127,7 +127,7 @@ def test_it_is_chosen_where_nothing_else_fits_and_only_there() -> None:
     found = planned(memory_limit=tight)
     assert found.recompute
     assert found.estimate.peak_bytes <= tight
-    assert f"memory: {len(found.recompute)} blocks" in str(found)
+    assert f"checkpointing: {len(found.recompute)} blocks" in str(found)
 
 
 @pytest.mark.parametrize("share", [0.2, 0.5, 0.8])

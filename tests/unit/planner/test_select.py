@@ -164,7 +164,7 @@ def test_every_field_of_a_finalist_is_in_the_plan(layers) -> None:
     assert best.step_seconds == plan.simulation.step_seconds
     assert plan.estimate.peak_bytes == plan.simulation.peak_bytes
     assert {f.name for f in plan.finalists} & set(STRATEGIES)
-    assert "Simulated with overlap" in str(plan)
+    assert "simulated with overlap" in str(plan)
     assert sum(plan.simulation.peak_by_class.values()) == pytest.approx(plan.estimate.peak_bytes)
 
 
