@@ -23,7 +23,6 @@ RUN = (
     "README.md",
     "docs/tutorial.md",
     "docs/how-to/plan-your-own-model.md",
-    "docs/how-to/add-a-rule.md",
     "docs/how-to/compare.md",
     "docs/how-to/explain-and-pin.md",
     "docs/how-to/hugging-face.md",
@@ -65,7 +64,7 @@ def without_timing(text: str) -> list[str]:
 def test_commands_parse(line: str) -> None:
     _, name, *arguments = shlex.split(line)
     module, _ = COMMANDS[name]
-    command = getattr(import_module(module), name)
+    command = getattr(import_module(module), name.replace("-", "_"))
     command.make_context(name, arguments)
 
 
