@@ -80,7 +80,7 @@ def describe(
             parameters=sum(math.prod(entry.shape) for entry in parameters),
             cluster=cluster.as_plain(),
             request=request,
-            versions=_versions(),
+            versions=installed_versions("shardfold", "torch", "numpy"),
             capture_seconds=capture_seconds,
             search_seconds=search_seconds,
             notes=case.graph.notes,
@@ -175,9 +175,10 @@ def _estimate(whole: UnrolledChoice, selection: Selection) -> Estimate:
     )
 
 
-def _versions() -> dict[str, str]:
+def installed_versions(*packages: str) -> dict[str, str]:
+    """Of Python and of packages; a package that runs from its sources has none."""
     found = {"python": platform.python_version()}
-    for name in ("shardfold", "torch", "numpy"):
+    for name in packages:
         try:
             found[name] = version(name)
         except PackageNotFoundError:

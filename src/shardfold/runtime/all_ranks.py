@@ -5,7 +5,6 @@ A rank that gave up alone would leave the others waiting for it in their next co
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
 from typing import TypeVar
@@ -14,8 +13,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from shardfold import __version__
 from shardfold.errors import RunError, ShardfoldError
+from shardfold.plans.build import installed_versions
 
 T = TypeVar("T")
 
@@ -50,11 +49,8 @@ def agreed(function: Callable[[], T]) -> T:
 
 def versions() -> dict[str, str]:
     """Of the code that ranks run, which must be the same."""
-    return {
-        "version of shardfold": __version__,
-        "version of torch": torch.__version__,
-        "version of Python": platform.python_version(),
-    }
+    found = installed_versions("shardfold", "torch")
+    return {f"version of {name}": version for name, version in found.items()}
 
 
 def digest(text: str) -> str:
