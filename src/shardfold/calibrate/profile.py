@@ -15,7 +15,6 @@ import statistics
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +41,7 @@ from shardfold.costs.profile.profile import (
     sealed,
 )
 from shardfold.errors import ProfileError
+from shardfold.plans.build import installed_versions
 from shardfold.progress import Stage, Watch
 from shardfold.runtime.launch import is_started, joined, launch
 
@@ -203,17 +203,13 @@ def environment_of(kind: str) -> dict[str, str]:
     """The versions and settings that the times depend on."""
     found = {
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
-        "python": platform.python_version(),
+        **installed_versions("shardfold"),
         "torch": str(torch.__version__),
         "platform": sys.platform,
         "processor": _processor(),
         "cores": str(os.cpu_count()),
         "threads": str(torch.get_num_threads()),
     }
-    try:
-        found["shardfold"] = metadata.version("shardfold")
-    except metadata.PackageNotFoundError:
-        found["shardfold"] = "unknown"  # run from its sources
     if kind == "cuda":
         found["cuda"] = str(torch.version.cuda)
         found["cudnn"] = str(torch.backends.cudnn.version())
