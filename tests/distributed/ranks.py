@@ -6,6 +6,7 @@ longer than most jobs do. A test of how processes start or end uses `launch` its
 
 from __future__ import annotations
 
+import faulthandler
 import multiprocessing
 import pickle
 import random
@@ -37,6 +38,7 @@ class Ranks:
     def __init__(self) -> None:
         self.lines: list[Connection] = []
         self.processes: list[Any] = []
+        self.folder = tempfile.TemporaryDirectory(prefix="shardfold-")
 
     def run(self, job: Callable[..., Any], processes: int, *args: Any) -> list[Any]:
         """Call `job(rank, *args)` on so many processes; what each returns, by rank."""
@@ -61,11 +63,22 @@ class Ranks:
         context.set_forkserver_preload(PRELOADED)
         for rank in range(len(self.lines), wanted):
             here, there = context.Pipe()
-            process = context.Process(target=_serve, args=(rank, there), daemon=True)
+            process = context.Process(
+                target=_serve, args=(rank, there, self._last_words(rank)), daemon=True
+            )
             process.start()
             there.close()
             self.lines.append(here)
             self.processes.append(process)
+
+    def _last_words(self, rank: int) -> Path:
+        return Path(self.folder.name) / f"{rank}.txt"
+
+    def _ended(self, rank: int) -> str:
+        """How a process ended that told nothing, and where it was."""
+        self.processes[rank].join()
+        code = self.processes[rank].exitcode
+        return f"The process ended with code {code}.\n{self._last_words(rank).read_text()}"
 
     def _collected(self, lines: list[Connection]) -> list[Any]:
         """What all returned. What one raises ends them all: the others may wait for it."""
@@ -75,7 +88,7 @@ class Ranks:
             refused = any(how == "refused" for how, _ in told.values())
             ready = wait(silent, PATIENCE if refused else None)
             for rank in (lines.index(line) for line in ready):  # type: ignore[arg-type]
-                told[rank] = _received(lines[rank])
+                told[rank] = _received(lines[rank]) or ("raised", self._ended(rank))
             raised = [rank for rank, (how, _) in sorted(told.items()) if how == "raised"]
             if raised or not ready:
                 self.stop()
@@ -89,16 +102,17 @@ class Ranks:
         return [told[rank][1] for rank in range(len(lines))]
 
 
-def _received(line: Connection) -> Told:
+def _received(line: Connection) -> Told | None:
     try:
         told: Told = pickle.loads(line.recv_bytes())
-    except EOFError:
-        return "raised", "The process ended."
+    except (EOFError, ConnectionResetError):
+        return None
     return told
 
 
-def _serve(rank: int, line: Connection) -> None:
+def _serve(rank: int, line: Connection, last_words: Path) -> None:
     """Do jobs until nobody is there to send any."""
+    faulthandler.enable(last_words.open("w"))
     torch.set_num_threads(1)
     keep_freed_memory()
     with suppress(EOFError):
