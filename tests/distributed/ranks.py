@@ -7,11 +7,13 @@ longer than most jobs do. A test of how processes start or end uses `launch` its
 from __future__ import annotations
 
 import faulthandler
+import gc
 import multiprocessing
 import pickle
 import random
 import tempfile
 import traceback
+import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.connection import Connection, wait
@@ -26,10 +28,15 @@ from shardfold.errors import RunError, ShardfoldError
 from shardfold.runtime.launch import WAIT, keep_freed_memory
 
 Launch = Callable[..., list[Any]]  # job, number of processes, arguments
-Told = tuple[Literal["returned", "refused", "raised"], Any]
+Told = tuple[Literal["returned", "refused", "raised", "crashed"], Any]
+ENDING = ("raised", "crashed")
 PATIENCE = 60.0  # seconds in which what one rank refuses, the others refuse too
 # They are imported once, and every process is forked from there.
 PRELOADED = ["torch", "transformers", "shardfold.capture", "shardfold.runtime.parallelize"]
+
+
+class Crashed(AssertionError):
+    """A signal ended a process."""
 
 
 class Ranks:
@@ -44,6 +51,13 @@ class Ranks:
         """Call `job(rank, *args)` on so many processes; what each returns, by rank."""
         if processes == 1:  # here, and without a group, as `launch` does it
             return [job(0, *args)]
+        try:
+            return self._run(job, processes, args)
+        except Crashed as crash:  # a thread of gloo's did, once in many runs: in malloc
+            warnings.warn(f"Tried once more, in new processes. {crash}", stacklevel=2)
+            return self._run(job, processes, args)
+
+    def _run(self, job: Callable[..., Any], processes: int, args: tuple[Any, ...]) -> list[Any]:
         self._start(processes)
         with tempfile.TemporaryDirectory(prefix="shardfold-") as folder:
             sent = pickle.dumps((job, processes, Path(folder) / "store", args))
@@ -74,11 +88,12 @@ class Ranks:
     def _last_words(self, rank: int) -> Path:
         return Path(self.folder.name) / f"{rank}.txt"
 
-    def _ended(self, rank: int) -> str:
+    def _ended(self, rank: int) -> Told:
         """How a process ended that told nothing, and where it was."""
         self.processes[rank].join()
         code = self.processes[rank].exitcode
-        return f"The process ended with code {code}.\n{self._last_words(rank).read_text()}"
+        said = f"The process ended with code {code}.\n{self._last_words(rank).read_text()}"
+        return "crashed" if code < 0 else "raised", said
 
     def _collected(self, lines: list[Connection]) -> list[Any]:
         """What all returned. What one raises ends them all: the others may wait for it."""
@@ -88,12 +103,14 @@ class Ranks:
             refused = any(how == "refused" for how, _ in told.values())
             ready = wait(silent, PATIENCE if refused else None)
             for rank in (lines.index(line) for line in ready):  # type: ignore[arg-type]
-                told[rank] = _received(lines[rank]) or ("raised", self._ended(rank))
-            raised = [rank for rank, (how, _) in sorted(told.items()) if how == "raised"]
+                told[rank] = _received(lines[rank]) or self._ended(rank)
+            raised = [rank for rank, (how, _) in sorted(told.items()) if how in ENDING]
             if raised or not ready:
                 self.stop()
             if raised:
-                raise AssertionError(f"On rank {raised[0]} of {len(lines)}:\n{told[raised[0]][1]}")
+                how, what = told[raised[0]]
+                error = Crashed if how == "crashed" else AssertionError
+                raise error(f"On rank {raised[0]} of {len(lines)}:\n{what}")
             if not ready:
                 break
         for how, what in (told[rank] for rank in sorted(told)):
@@ -113,6 +130,7 @@ def _received(line: Connection) -> Told | None:
 def _serve(rank: int, line: Connection, last_words: Path) -> None:
     """Do jobs until nobody is there to send any."""
     faulthandler.enable(last_words.open("w"))
+    gc.freeze()
     torch.set_num_threads(1)
     keep_freed_memory()
     with suppress(EOFError):
@@ -132,10 +150,11 @@ def _told(
     try:
         found = job(rank, *args)
         dist.barrier()  # no rank leaves the group while another still needs it
+        told: Told = "returned", found
     except ShardfoldError as error:
-        dist.destroy_process_group()
-        return "refused", str(error)
+        told = "refused", str(error)
     except Exception:
         return "raised", traceback.format_exc()
+    gc.collect()  # nothing of the job outlives its group
     dist.destroy_process_group()
-    return "returned", found
+    return told

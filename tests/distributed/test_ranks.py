@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch.distributed as dist
@@ -38,6 +40,27 @@ def ends(rank: int) -> None:
     if rank == 1:
         os._exit(3)
     dist.barrier()
+
+
+def crashes(rank: int, left: Path) -> int:
+    if rank == 1 and left.exists():
+        left.unlink()
+        os.kill(os.getpid(), signal.SIGSEGV)
+    dist.barrier()
+    return rank
+
+
+def always_crashes(rank: int) -> None:
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
+def test_a_crash_is_told_and_tried_once_more(ranks: Ranks, tmp_path: Path) -> None:
+    left = tmp_path / "once"
+    left.touch()
+    with pytest.warns(match=r"On rank 1 of 2:\nThe process ended with code -11[^\0]*in crashes"):
+        assert ranks.run(crashes, 2, left) == [0, 1]
+    with pytest.warns(match="once more"), pytest.raises(AssertionError, match="code -11"):
+        ranks.run(always_crashes, 2)
 
 
 def test_jobs_share_processes_also_after_a_refusal(ranks: Ranks) -> None:
