@@ -70,9 +70,9 @@ def arm(fault: Fault) -> None:
     for name in [n for n in dir(dist) if n.startswith(("all_", "reduce_scatter"))]:
         before(dist, name, "collective")
     before(storage.zlib, "crc32", "write")  # between two tensors of a part
-    before(sys.modules["shardfold.runtime.checkpoint.save"], "encode", "index")
+    before(sys.modules["shardfold.runtime.checkpoint.save_load"], "encode", "index")
     before(folders.Path, "rename", "rename")
-    before(sys.modules["shardfold.runtime.checkpoint.save"].folders, "prune", "prune")
+    before(sys.modules["shardfold.runtime.checkpoint.save_load"].folders, "prune", "prune")
     _arm_passes(fault, Parallel, torch)
     _count_steps(fault, training)
 

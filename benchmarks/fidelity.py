@@ -25,8 +25,8 @@ from shardfold.calibrate.timers import Times
 from shardfold.capture import capture
 from shardfold.cluster import Mesh, mesh_from_text, parse
 from shardfold.costs import Measured, Profile, optimizer_named
-from shardfold.costs.launch_queue import Asked, asked_for, queued_seconds
-from shardfold.costs.profile.profile import load
+from shardfold.costs.measured import Asked, asked_for, queued_seconds
+from shardfold.costs.profile import load
 from shardfold.operators import rules_of
 from shardfold.plans.read import restated
 from shardfold.sharding import find_subdims

@@ -36,15 +36,15 @@ from shardfold.calibrate.profile import calibrate, together
 from shardfold.capture import capture
 from shardfold.cluster import Cluster, Mesh, mesh_from_text, parse
 from shardfold.costs import Measured, Profile, Roofline, optimizer_named, tabulate
-from shardfold.costs.profile.profile import load
+from shardfold.costs.profile import load
 from shardfold.graph import Graph
 from shardfold.operators import rules_of
 from shardfold.plans import Plan
 from shardfold.plans.batch import inputs_of
 from shardfold.plans.entries import operator_entries, parameter_entries, tensor_entries
 from shardfold.plans.read import recalled, restated
-from shardfold.runtime.launch import launch
 from shardfold.runtime.parallelize import Settings, assemble, lowered_here, prepared
+from shardfold.runtime.ranks import launch
 from shardfold.sharding import Subdims, find_subdims
 from shardfold.simulate import simulate
 from shardfold.simulate.decoded import DecodedChoice

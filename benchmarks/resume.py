@@ -55,7 +55,7 @@ def measure(name: str, steps: int) -> dict[str, Any]:
     from distributed.choices import Chooser
     from distributed.resume import Case, resumed_runs, tied, whole_runs
     from shardfold.plans.files import dumps
-    from shardfold.runtime.launch import launch
+    from shardfold.runtime.ranks import launch
 
     with tempfile.TemporaryDirectory() as folder:
 

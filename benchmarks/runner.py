@@ -38,7 +38,7 @@ from shardfold.plans import Plan
 from shardfold.plans.entries import operator_entries, parameter_entries, tensor_entries
 from shardfold.plans.files import dumps, loads
 from shardfold.runtime import parallelize
-from shardfold.runtime.launch import launch
+from shardfold.runtime.ranks import launch
 from shardfold.sharding import find_subdims
 from shardfold.simulate.decoded import DecodedChoice
 from shardfold.strategies.named import Setting, Unfit, strategy_named

@@ -31,7 +31,7 @@ from shardfold.graph import Graph, Op
 from shardfold.operators import rules_of
 from shardfold.search import solve
 from shardfold.sharding import Subdims, find_subdims
-from shardfold.sharding.factor_names import word, words_of
+from shardfold.sharding.names import word, words_of
 
 CLUSTER = "4x8x1080ti"
 FOLDER = Path(__file__).resolve().parent.parent / "docs" / "results"

@@ -75,7 +75,7 @@ def _published(case: Case, model: Any, args: Any, kwargs: Any, limit: float) -> 
     from shardfold.capture import capture_short
     from shardfold.cluster import parse
     from shardfold.costs import optimizer_named, pricing_named
-    from shardfold.costs.recompute import KEEP_ALL, block_regions
+    from shardfold.costs.activations import KEEP_ALL, block_regions
     from shardfold.costs.tables import EdgePrices
     from shardfold.planner.case import Candidate, ResolvedRequest, Source, make_case, simulate
     from shardfold.search import unproven

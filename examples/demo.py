@@ -82,7 +82,7 @@ def main() -> None:
 
 def _training(case: Case, console: Console) -> Table:
     """Train under a plan on two processes and on one, and put the losses side by side."""
-    from shardfold.runtime.launch import launch
+    from shardfold.runtime.ranks import launch
 
     plan = _planned(case, console)
     module, args, kwargs = zoo.build(case.model, **case.sizes)
@@ -101,8 +101,7 @@ def _training(case: Case, console: Console) -> Table:
 
 def trained(rank: int, plan: sf.Plan, case: Case) -> list[float]:
     """The losses of a few steps under a plan; on every process."""
-    from shardfold.runtime.data import repeated
-    from shardfold.runtime.training import Recipe, begin, train
+    from shardfold.runtime.training import Recipe, begin, repeated, train
 
     _hush()
     module, *batch = zoo.build(case.model, device="cpu", **case.sizes)

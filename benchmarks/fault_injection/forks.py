@@ -53,7 +53,7 @@ def preload(job: Job) -> None:
 
     import shardfold.api
     import shardfold.cli.train
-    import shardfold.runtime.elastic  # noqa: F401
+    import shardfold.runtime.training  # noqa: F401
     from shardfold.cli.model import load_model
     from shardfold.runtime import parallelize as module
 

@@ -22,9 +22,8 @@ from torch import Tensor
 
 from shardfold.api import plan
 from shardfold.cluster import Cluster, Device, Level
-from shardfold.costs.model import ROUNDS, VOLUME
-from shardfold.costs.models import registry
-from shardfold.costs.models.roofline import Roofline
+from shardfold.costs import registry
+from shardfold.costs.model import ROUNDS, VOLUME, Roofline
 from shardfold.costs.steps import Collective, Values
 from shardfold.runtime.process_groups import GATHER, SCATTER
 

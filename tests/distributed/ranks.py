@@ -25,7 +25,7 @@ import torch
 import torch.distributed as dist
 
 from shardfold.errors import RunError, ShardfoldError
-from shardfold.runtime.launch import WAIT, keep_freed_memory
+from shardfold.runtime.ranks import WAIT, keep_freed_memory
 
 Launch = Callable[..., list[Any]]  # job, number of processes, arguments
 Told = tuple[Literal["returned", "refused", "raised", "crashed"], Any]

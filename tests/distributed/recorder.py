@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from shardfold.plans import Plan
 from shardfold.runtime.gradient_reducer import Launched
-from shardfold.runtime.ops import norms, windows
+from shardfold.runtime.ops import convolution, norms
 from shardfold.runtime.process_groups import GATHER, SCATTER, Groups
 
 Kinds = Counter[tuple[str, tuple[str, ...], float]]
@@ -79,7 +79,7 @@ def recorded(groups: Groups, names: tuple[str, ...], *, widened: bool = False) -
         SCATTER: ("reduce_scatter", 1),
         "all_to_all_single": ("all_to_all", 1),
     }
-    swap = windows._swap
+    swap = convolution._swap
 
     def halo(up: Any, down: Any, axes: tuple[int, ...], *rest: Any) -> Any:
         """A slab goes to each of two neighbours: half of the rows of both."""
@@ -98,13 +98,13 @@ def recorded(groups: Groups, names: tuple[str, ...], *, widened: bool = False) -
         finally:
             always_double = False
 
-    windows._swap, norms.pooled = halo, pool
+    convolution._swap, norms.pooled = halo, pool
     before = {name: getattr(dist, name) for name in kinds}
     for name, (kind, position) in kinds.items():
         setattr(dist, name, watched(kind, position, before[name]))
     try:
         yield found
     finally:
-        windows._swap, norms.pooled = swap, pooled
+        convolution._swap, norms.pooled = swap, pooled
         for name, call in before.items():
             setattr(dist, name, call)

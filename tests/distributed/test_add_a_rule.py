@@ -15,8 +15,8 @@ import shardfold
 from shardfold.capture import capture
 from shardfold.cli import main
 from shardfold.cluster import mesh_from_text, parse
+from shardfold.costs.activations import extras
 from shardfold.costs.operator_steps import Tensors, operator_steps
-from shardfold.costs.saved import extras
 from shardfold.operators import rules_of
 from shardfold.plans.files import save
 from shardfold.sharding import find_subdims, space_of

@@ -22,7 +22,7 @@ from shardfold.cli import main
 from shardfold.errors import LostError, RunError, ShardfoldError
 from shardfold.plans.files import dumps, loads, save
 from shardfold.runtime import parallelize
-from shardfold.runtime.launch import launch
+from shardfold.runtime.ranks import launch
 
 from .choices import chooser
 from .jobs import build
@@ -138,7 +138,7 @@ def test_a_killed_rank_has_an_exit_code_of_its_own(tmp_path: Path) -> None:
 LOSES = """
 import os, torch, torch.distributed as dist
 from shardfold.errors import LostError
-from shardfold.runtime.launch import joined
+from shardfold.runtime.ranks import joined
 try:
     with joined() as (rank, _):
         dist.barrier()

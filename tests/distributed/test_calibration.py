@@ -7,8 +7,8 @@ import pytest
 from shardfold.calibrate import collectives
 from shardfold.calibrate.collectives import collective_entries
 from shardfold.calibrate.profile import assembled, machine_of, together
-from shardfold.costs.profile.profile import HostEntry, Profile, Table, loads
-from shardfold.costs.profile.profile import dumps as written
+from shardfold.costs.profile import HostEntry, Profile, Table, loads
+from shardfold.costs.profile import dumps as written
 
 from .ranks import Launch
 

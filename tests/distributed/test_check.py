@@ -9,10 +9,9 @@ import pytest
 from click.testing import CliRunner
 
 from shardfold.cli import main
-from shardfold.operators.call import Call
-from shardfold.operators.notation import Rule
+from shardfold.operators.notation import Call, Rule
 from shardfold.plans.files import save
-from shardfold.runtime import launch
+from shardfold.runtime import ranks
 
 from .choices import Chooser, chooser
 from .ranks import Launch
@@ -80,7 +79,7 @@ def test_a_wrong_rule_is_found_and_its_operator_named(tmp_path: Path) -> None:
 @pytest.fixture
 def _ranks_that_stay(on_ranks: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
     """How `--local` starts processes is what the test above tells."""
-    monkeypatch.setattr(launch, "launch", on_ranks)
+    monkeypatch.setattr(ranks, "launch", on_ranks)
 
 
 @pytest.mark.usefixtures("_ranks_that_stay")

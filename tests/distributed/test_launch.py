@@ -8,7 +8,7 @@ import resource
 import pytest
 import torch
 
-from shardfold.runtime.launch import launch
+from shardfold.runtime.ranks import launch
 
 
 def faults_of_steps(rank: int) -> int:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from shardfold.costs import tabulate
-from shardfold.costs.recompute import block_regions
+from shardfold.costs.activations import block_regions
 from shardfold.plans import Plan
 from shardfold.plans.files import dumps, loads
 from shardfold.runtime import parallelize

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from draws import draws
 from shardfold.graph import Graph
 from shardfold.search import solve
-from shardfold.sharding.factor_names import batch_classes
+from shardfold.sharding.names import batch_classes
 from shardfold.strategies.baselines import batch_factors, data_parallel
 from shardfold.strategies.named import STRATEGIES, Setting, Unfit
 from shardfold.strategies.split_preferences import Way, choose_ways

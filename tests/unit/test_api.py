@@ -11,8 +11,7 @@ from torch import Tensor, nn
 import shardfold as sf
 from shardfold.cluster import mesh_from_text, parse
 from shardfold.errors import ClusterError, InfeasibleError, InputError, ModelError
-from shardfold.operators.call import Call
-from shardfold.operators.notation import Rule
+from shardfold.operators.notation import Call, Rule
 from shardfold.progress import Stage
 from virtual.models import Language, tokens
 

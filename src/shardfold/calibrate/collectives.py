@@ -16,11 +16,10 @@ from itertools import accumulate
 import torch
 import torch.distributed as dist
 
-from shardfold.costs.profile.profile import CollectiveEntry
+from shardfold.costs.profile import CollectiveEntry
 from shardfold.graph import TensorType
-from shardfold.runtime.local_reshard import Lie, Moves
 from shardfold.runtime.process_groups import Groups
-from shardfold.runtime.reshard_ops import perform
+from shardfold.runtime.reshard import Lie, Moves, perform
 from shardfold.runtime.shards import Place, Row
 from shardfold.sharding.layouts import PENDING, REPLICATED
 

@@ -26,10 +26,10 @@ from shardfold.calibrate.timers import Times, middle, per_link, rounded, times_o
 from shardfold.capture import Program, capture_program
 from shardfold.cluster import Mesh
 from shardfold.cluster.mesh import Axis
-from shardfold.costs.models.measured import MORE, REDUCED, SHARED
-from shardfold.costs.profile.profile import HostEntry
+from shardfold.costs.decision_graph import shared_tensors
+from shardfold.costs.measured import MORE, REDUCED, SHARED
+from shardfold.costs.profile import HostEntry
 from shardfold.costs.steps import BUCKET_BYTES
-from shardfold.costs.variables import shared_tensors
 from shardfold.operators import rules_of
 from shardfold.plans.read import Decisions
 from shardfold.runtime.lower import Lowered, alone, lower

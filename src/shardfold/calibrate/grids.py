@@ -12,7 +12,7 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from shardfold.costs.profile.families import FAMILIES
+from shardfold.costs.profile import FAMILIES
 from shardfold.operators.convolution import WINDOWS
 
 Axes = tuple[tuple[int, ...], ...]

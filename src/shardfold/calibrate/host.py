@@ -34,9 +34,9 @@ from shardfold.calibrate.op_chains import (
     times,
 )
 from shardfold.calibrate.timers import Times, middle, per_link, rounded, times_of, wait
-from shardfold.costs.models.measured import EACH, SORT
-from shardfold.costs.profile.profile import HostEntry
-from shardfold.runtime.ops.batch_norm import BatchNorm, Shared, passes_for
+from shardfold.costs.measured import EACH, SORT
+from shardfold.costs.profile import HostEntry
+from shardfold.runtime.ops.norms import BatchNorm, Shared, passes_for
 
 PACE = "pace"
 PACE_ROUNDS = 7

@@ -18,15 +18,10 @@ from torch.nn import functional
 
 from shardfold.calibrate.grids import Grid, Plan
 from shardfold.calibrate.timers import Call, Clock
-from shardfold.costs.profile.families import (
-    ATTENTIONS,
-    LAYOUTS,
-    UPDATED_TOGETHER,
-)
-from shardfold.costs.profile.profile import Table
+from shardfold.costs.profile import ATTENTIONS, LAYOUTS, UPDATED_TOGETHER, Table
 from shardfold.operators.convolution import WINDOWS
 from shardfold.operators.matrix import PARITIES
-from shardfold.runtime.ops.batch_norm import BatchNorm, Shared, passes_for
+from shardfold.runtime.ops.norms import BatchNorm, Shared, passes_for
 
 LARGEST_HEADS = 16  # of one example; further heads are further examples
 SHARING = 4  # queries that share a key, where keys are shared

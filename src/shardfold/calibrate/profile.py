@@ -27,9 +27,8 @@ from shardfold.calibrate.grids import cpu_plan, cuda_plan
 from shardfold.calibrate.host import added_entries, host_entries
 from shardfold.calibrate.kernels import Point, dtype_of, measure
 from shardfold.calibrate.timers import clock_of
-from shardfold.costs.profile.families import FAMILIES
-from shardfold.costs.profile.interpolate import fitted
-from shardfold.costs.profile.profile import (
+from shardfold.costs.profile import (
+    FAMILIES,
     FORMAT,
     VERSION,
     CollectiveEntry,
@@ -38,12 +37,13 @@ from shardfold.costs.profile.profile import (
     Profile,
     Rates,
     Table,
+    fitted,
     sealed,
 )
 from shardfold.errors import ProfileError
 from shardfold.plans.build import installed_versions
 from shardfold.progress import Stage, Watch
-from shardfold.runtime.launch import is_started, joined, launch
+from shardfold.runtime.ranks import is_started, joined, launch
 
 
 @gc_pause.paused()

@@ -11,14 +11,12 @@ from torch.export._tree_utils import reorder_kwargs
 from torch.utils import _pytree as pytree
 
 from shardfold.capture.convert import WRITE, convert, convert_folded
-from shardfold.capture.export import Traced, export
+from shardfold.capture.export import Traced, WithLoss, check_model, export, on_meta, skeleton
 from shardfold.capture.guards import check_modules, shown
-from shardfold.capture.meta_copy import WithLoss, check_model, on_meta, skeleton
 from shardfold.capture.program import Program
-from shardfold.capture.repeated_blocks import Hollow, UnfoldableError, hollow
+from shardfold.capture.repeated_blocks import Hollow, Run, UnfoldableError, hollow
 from shardfold.capture.replicas import Folded, fold_short, has_global_hooks
 from shardfold.capture.replicas import fold as fold_blocks
-from shardfold.capture.shorten import Run
 from shardfold.errors import ModelError
 from shardfold.graph import Graph
 

@@ -27,14 +27,13 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.utils import _pytree as pytree
 
+from shardfold.capture.aliasing import Memory, functional, is_copy, put_back
 from shardfold.capture.causal_masks import without_masks
 from shardfold.capture.export import quiet
 from shardfold.capture.guards import UNREPEATABLE, constants, functions
-from shardfold.capture.memory import Memory, functional, is_copy, put_back
 from shardfold.capture.program import Invocation, Program, Slot, Source, Template
-from shardfold.capture.repeated_blocks import UnfoldableError
+from shardfold.capture.repeated_blocks import KEPT, Run, UnfoldableError
 from shardfold.capture.replicas import Block, Folded
-from shardfold.capture.shorten import KEPT, Run
 from shardfold.errors import ModelError
 from shardfold.graph import Graph, Op, Operand, Origin, Repeat, Tensor, TensorType
 from shardfold.graph.repeats import are_alike

@@ -1,12 +1,21 @@
-"""`torch.export` with errors that say which module stopped it and what to change."""
+"""`torch.export` of a copy of the model that holds no data.
+
+`copy.deepcopy` asks a memo before it copies an object. With every parameter and buffer already
+in the memo as its meta-device twin, no weight is ever copied, and a tensor that was shared in
+the original is shared in the copy.
+
+Errors of `torch.export` say which module stopped it and what to change.
+"""
 
 from __future__ import annotations
 
+import copy
 import io
 import logging
 import re
 import warnings
-from collections.abc import Iterator
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
 from types import TracebackType
@@ -15,9 +24,161 @@ from typing import Any
 import torch
 from torch import nn
 from torch.export import ExportedProgram
+from torch.utils import _pytree as pytree
 
 from shardfold.capture.guards import State, watching
 from shardfold.errors import ModelError
+
+DTYPES = {
+    "fp64": torch.float64,
+    "float64": torch.float64,
+    "fp32": torch.float32,
+    "float32": torch.float32,
+    "bf16": torch.bfloat16,
+    "bfloat16": torch.bfloat16,
+    "fp16": torch.float16,
+    "float16": torch.float16,
+}
+
+
+UNCHANGING = (bool, int, float, str, bytes, type(None), torch.dtype, torch.device, type)
+EMPTY = (dict, list, set, OrderedDict)
+
+
+class WithLoss(nn.Module):
+    """A model followed by a function that turns its output into a loss."""
+
+    def __init__(self, model: nn.Module, loss: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self.model = model
+        self.loss = loss
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The loss of the model's output."""
+        return self.loss(self.model(*args, **kwargs))
+
+
+def check_model(model: object) -> None:
+    """Refuse what is no module."""
+    if not isinstance(model, nn.Module):
+        raise ModelError(f"A model must be a torch.nn.Module, got {type(model).__name__}.")
+
+
+def skeleton(model: nn.Module, dtype: str | None) -> nn.Module:
+    """A copy of `model` on the meta device, for training, floating tensors in `dtype`."""
+    check_model(model)
+    modules = {id(module): module for module in model.modules()}
+    tensors = {id(t): t for t in [*model.parameters(), *model.buffers()]}
+    twins = Twins({**modules, **tensors}, dtype)
+    try:
+        if any(map(copies_itself, set(map(type, modules.values())))):
+            memo: dict[int, Any] = {key: twins.of(tensor) for key, tensor in tensors.items()}
+            return for_training(copy.deepcopy(model, memo))
+        return for_training(twins.make(model))
+    except (TypeError, RuntimeError) as error:
+        raise ModelError(
+            f"The model {type(model).__name__} cannot be copied without its weights ({error}). "
+            "Build it under `with torch.device('meta'):` and without handles, locks or "
+            "non-leaf tensors as attributes."
+        ) from error
+
+
+def for_training(module: nn.Module) -> nn.Module:
+    """The module in training mode; one that already is keeps the parts that were set to eval.
+
+    A part with its own idea of training mode is asked for it.
+    """
+    if not module.training:
+        return module.train()
+    for part in list(_parts(module)):
+        if "train" in vars(part) or type(part).train is not nn.Module.train:
+            part.train()
+    return module
+
+
+def _parts(module: nn.Module) -> Iterator[nn.Module]:
+    """A module and those inside it, except what stands for a block and holds nothing."""
+    if "_shell_of" not in vars(module):
+        yield module
+        for child in module._modules.values():
+            if child is not None:
+                yield from _parts(child)
+
+
+class Twins(dict[int, Any]):
+    """A memo for `copy.deepcopy` that makes a module's or a tensor's twin when first asked for it.
+
+    Modules are copied as their dictionaries say, which is right unless a class has its own way
+    of being copied. Attributes that cannot change are shared, and the others are left to deepcopy.
+    """
+
+    def __init__(self, originals: Mapping[int, Any], dtype: str | None) -> None:
+        super().__init__()
+        self.originals = originals  # modules and tensors by identity
+        self.dtype = _torch_dtype(dtype)
+
+    def get(self, key: int, default: Any = None) -> Any:
+        """What deepcopy asks before it copies an object."""
+        if key in self:
+            return self[key]
+        original = self.originals.get(key)
+        return default if original is None else self.of(original)
+
+    def of(self, original: Any) -> Any:
+        """The twin of a module or a tensor of the model."""
+        key = id(original)
+        if key not in self:
+            if isinstance(original, torch.Tensor):
+                self[key] = _twin(original, self.dtype)
+            else:
+                self.make(original)
+        return self[key]
+
+    def make(self, module: nn.Module) -> nn.Module:
+        """A twin of a module, in place of whatever stood for it so far."""
+        found = self[id(module)] = object.__new__(type(module))
+        twin = vars(found)
+        for name, value in vars(module).items():
+            if isinstance(value, dict) and name in ("_parameters", "_buffers", "_modules"):
+                twin[name] = {k: None if v is None else self.of(v) for k, v in value.items()}
+            elif isinstance(value, UNCHANGING):
+                twin[name] = value
+            elif type(value) in EMPTY and not value:
+                twin[name] = type(value)()
+            else:
+                twin[name] = copy.deepcopy(value, self)
+        return found
+
+
+def copies_itself(kind: type[nn.Module]) -> bool:
+    """Whether a class has its own way of being copied."""
+    own = ("__deepcopy__", "__getstate__", "__reduce__", "__reduce_ex__")
+    return kind.__setstate__ is not nn.Module.__setstate__ or any(
+        getattr(kind, name, None) is not getattr(nn.Module, name, None) for name in own
+    )
+
+
+def on_meta(tree: Any, dtype: str | None) -> Any:
+    """The same nested arguments with every tensor on the meta device."""
+    target = _torch_dtype(dtype)
+    return pytree.tree_map_only(torch.Tensor, lambda tensor: _twin(tensor, target), tree)
+
+
+def _twin(tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
+    kept = tensor.dtype if dtype is None or not tensor.is_floating_point() else dtype
+    empty = torch.empty_like(tensor, device="meta", dtype=kept)
+    if isinstance(tensor, nn.Parameter):
+        return nn.Parameter(empty, requires_grad=tensor.requires_grad)
+    return empty
+
+
+def _torch_dtype(dtype: str | None) -> torch.dtype | None:
+    if dtype is None:
+        return None
+    if dtype not in DTYPES:
+        raise ModelError(f"Unknown dtype {dtype!r}. Known: {', '.join(DTYPES)}.")
+    return DTYPES[dtype]
+
 
 ADVICE = (
     (

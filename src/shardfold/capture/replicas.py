@@ -41,8 +41,14 @@ from shardfold.capture.call_log import (
 )
 from shardfold.capture.export import Traced, export
 from shardfold.capture.guards import State, watching
-from shardfold.capture.repeated_blocks import Hollow, UnfoldableError
-from shardfold.capture.shorten import Run, find_runs, shortened, without_removed
+from shardfold.capture.repeated_blocks import (
+    Hollow,
+    Run,
+    UnfoldableError,
+    find_runs,
+    shortened,
+    without_removed,
+)
 from shardfold.errors import ModelError
 
 

@@ -180,7 +180,7 @@ def calibrate(
 
 def _extended(extend, device, local, quick, host, watch):  # type: ignore[no-untyped-def]
     from shardfold.calibrate.profile import extended
-    from shardfold.costs.profile.profile import load
+    from shardfold.costs.profile import load
 
     known = load(extend)
     if local is not None or known.machine.processes > 1:

@@ -58,7 +58,7 @@ def on_every_rank(
     """Rank 0's result of `function(rank, *args)`; None on the other ranks of torchrun."""
     from datetime import timedelta
 
-    from shardfold.runtime.launch import WAIT, is_started, joined, launch
+    from shardfold.runtime.ranks import WAIT, is_started, joined, launch
 
     if local is None and is_started():
         wait = WAIT if wait_seconds is None else timedelta(seconds=wait_seconds)

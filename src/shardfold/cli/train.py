@@ -124,8 +124,7 @@ def train(
 
 def _train(rank: int, plan: Plan, wish: Wish) -> tuple[list[StepReport], Figures | None]:
     from shardfold.cli.printing import quiet
-    from shardfold.runtime.data import repeated, text
-    from shardfold.runtime.training import Recipe, begin, figures
+    from shardfold.runtime.training import Recipe, begin, figures, repeated, text
     from shardfold.runtime.training import train as run
 
     example = real_model(wish.model, wish.sizes)
@@ -204,7 +203,7 @@ def _kept(
     saving: tuple[Path, int, int],
 ) -> list[StepReport]:
     """Train from the last checkpoint on, saving; a request to end ends the process."""
-    from shardfold.runtime.elastic import Saving, Stopped, listening, resume, saver
+    from shardfold.runtime.training import Saving, Stopped, listening, resume, saver
     from shardfold.runtime.training import train as run
 
     chosen = Saving(*saving)

@@ -1,14 +1,30 @@
-"""A cost model prices steps: the interface, and what all models know of collectives."""
+"""Cost models that need no measurements: the interface, the roofline, and PaSE's equation.
+
+The default is the roofline: a kernel takes the longer of its arithmetic and its memory traffic, at
+the fractions of peak that the device reaches, and the time to launch it. A collective takes the
+latency and bandwidth of the links it crosses, level by level.
+
+PaSE's equation 1 (Elango, IPDPS 2021) is arithmetic at peak rate and bytes at one bandwidth. No
+latency, no memory traffic, no levels of links, no optimizer. Two operators are counted as the
+paper's code counts them, which decides some of its Table II. An embedding is a product with a
+one-hot matrix, so splitting its features all-reduces a gradient of that matrix. A convolution is
+a product with the unrolled input, so splitting its out channels all-reduces a gradient with an
+entry for every tap.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar, Protocol
 
 import numpy as np
 
+from shardfold.cluster import Cluster, Mesh
 from shardfold.costs.steps import Collective, Compute, Steps, Values, times
+from shardfold.operators import REGISTRY, Operator
+from shardfold.operators.notation import Call, Exchange, Rule
 
 
 class CostModel(Protocol):
@@ -67,4 +83,117 @@ ROUNDS: dict[str, Callable[[int], float]] = {
     "reduce_scatter": lambda n: math.ceil(math.log2(n)),
     "all_to_all": lambda n: n - 1.0,
     "halo": lambda n: 1.0,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Roofline:
+    """Peak rates with efficiencies, memory traffic, latency and bandwidth per link level."""
+
+    cluster: Cluster
+    mesh: Mesh
+
+    def compute_seconds(self, step: Compute) -> Values:
+        """The longer of arithmetic and memory traffic, and the launch of each kernel."""
+        device = self.cluster.device
+        if step.engine == "matrix":
+            rate = device.peak(step.dtype) * device.matmul_efficiency
+        else:
+            rate = max(flops for name, flops in device.peak_flops if name in ("float32", "float64"))
+        moved = device.memory_bandwidth * device.memory_efficiency
+        return (
+            np.maximum(step.flops / rate, step.bytes / moved) + device.launch_seconds * step.kernels
+        )
+
+    def collective_seconds(self, step: Collective) -> Values:
+        """Latency and bandwidth of every level that the collective crosses.
+
+        An all-reduce over two levels is a reduce-scatter inside, an all-reduce of the parts
+        outside, and an all-gather inside: what reaches an outer level is divided by the size of
+        all levels inside it. An all-to-all is the other way round: what has another group as its
+        destination crosses the outer level whole, and the rest stays inside.
+        """
+        total = np.zeros(len(step.rows))
+        inner_first = step.kind != "all_to_all"
+        divided = 1
+        for level in sorted({self.mesh.axes[a].level for a in step.axes}, reverse=inner_first):
+            size = math.prod(
+                self.mesh.axes[a].size for a in step.axes if self.mesh.axes[a].level == level
+            )
+            link = self.cluster.levels[level]
+            sent = VOLUME[step.kind](size) * step.bytes / divided
+            total += ROUNDS[step.kind](size) * link.latency_seconds + sent / link.bandwidth
+            divided *= size
+        return total
+
+
+@dataclass(frozen=True, slots=True)
+class Paper:
+    """Seconds by equation 1: FLOP over the peak rate, bytes over the rate of a device's own link.
+
+    The paper knows no reduce-scatter. A pending sum is all-reduced inside the layer, at
+    2(n - 1)/n of its bytes; then the edge is charged what the other side lacks, forward and
+    backward alike, at (n - 1)/n where a forward gather undid the split.
+    """
+
+    cluster: Cluster
+    mesh: Mesh
+    sums_gradients: ClassVar[bool] = False  # every layer's weights are its own, tied or not
+
+    def compute_seconds(self, step: Compute) -> Values:
+        """FLOP over the float32 rate; memory traffic, launches and updates are free."""
+        if step.phase == "update":
+            return np.zeros_like(step.flops)
+        return step.flops / self.cluster.device.peak("float32")
+
+    def collective_seconds(self, step: Collective) -> Values:
+        """Bytes sent over one bandwidth, whatever the axes."""
+        size = math.prod(self.mesh.axes[a].size for a in step.axes)
+        volume = VOLUME[step.kind](size)
+        if step.kind == "reduce_scatter":
+            edge = VOLUME["all_gather"](size) if step.phase == "backward" else 0.0
+            volume = VOLUME["all_reduce"](size) + edge
+        link = self.cluster.levels[-1]
+        return volume * step.bytes / (link.rated_bandwidth or link.bandwidth)
+
+
+def _one_hot(call: Call) -> Rule:
+    """A look-up as a product: every row of the table counts for every token."""
+    rule = replace(
+        _plain(call),
+        engine="matrix",
+        flops=2.0,
+        over=None,
+        sparse=(),
+        backward=2.0,
+    )
+    return _with_input_gradient(rule, "d", call)
+
+
+def _unrolled(call: Call) -> Rule:
+    """A convolution whose input gradient has an entry for every tap."""
+    return _with_input_gradient(_plain(call), "n", call)
+
+
+def _with_input_gradient(rule: Rule, out: str, call: Call) -> Rule:
+    """Charge an all-reduce of the product's left operand where its out factor is split."""
+    over = tuple(f for f in rule.factors if f != out)
+    item_bytes = call.inputs[0].item_bytes
+    gradient = Exchange("all_reduce", out, over, item_bytes=item_bytes, phase="backward")
+    return replace(rule, exchanges=(*rule.exchanges, gradient))
+
+
+def _plain(call: Call) -> Rule:
+    """The rule that everyone else uses."""
+    rule = REGISTRY[call.op.kind].rule
+    assert rule is not None
+    return rule(call)
+
+
+PAPER_RULES: Mapping[str, Operator] = {
+    "aten.embedding": replace(REGISTRY["aten.embedding"], rule=_one_hot),
+    **{
+        kind: replace(REGISTRY[kind], rule=_unrolled)
+        for kind in (f"aten.conv{n}d" for n in (1, 2, 3))
+    },
 }

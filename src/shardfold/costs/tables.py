@@ -15,7 +15,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardfold.cluster import Mesh
-from shardfold.costs.edges import Edge, Leg, Wiring, wire
+from shardfold.costs.activations import KEEP_ALL, Regions, Saved, saved_bytes
+from shardfold.costs.decision_graph import (
+    Edge,
+    Leg,
+    Sides,
+    Vertex,
+    Wiring,
+    constant_tensors,
+    gradient_readers,
+    shared_tensors,
+    wire,
+)
 from shardfold.costs.model import CostModel, price, sums_gradients
 from shardfold.costs.operator_steps import Tensors, operator_steps
 from shardfold.costs.parameters import (
@@ -26,17 +37,8 @@ from shardfold.costs.parameters import (
     summed_axes,
     update_steps,
 )
-from shardfold.costs.recompute import KEEP_ALL, Regions
 from shardfold.costs.reshard import reshard_all
-from shardfold.costs.saved import Saved, saved_bytes
 from shardfold.costs.steps import Phase, Values, defer
-from shardfold.costs.variables import (
-    Sides,
-    Vertex,
-    constant_tensors,
-    gradient_readers,
-    shared_tensors,
-)
 from shardfold.graph import Graph
 from shardfold.search import Problem
 from shardfold.sharding import Space, Subdims, space_of

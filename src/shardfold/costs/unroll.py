@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from shardfold.costs.decision_graph import Place, Vertex
 from shardfold.costs.tables import Tables
-from shardfold.costs.variables import Place, Vertex
 from shardfold.graph import Graph, Repeat
 from shardfold.graph.repeats import MODEL
 from shardfold.search import Problem

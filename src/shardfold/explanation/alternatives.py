@@ -17,7 +17,7 @@ from functools import cached_property
 from shardfold.errors import InfeasibleError
 from shardfold.search import Problem, Solution, solve
 from shardfold.search.subproblem import Kept, Subproblem, restrict
-from shardfold.sharding.split_names import Key, Rows, Split
+from shardfold.sharding.names import Key, Rows, Split
 
 MOST_SOLVED = 3  # splits of an operator that are searched within a limit that binds
 WEIGHTS = 16  # prices of a byte that are tried

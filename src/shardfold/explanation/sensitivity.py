@@ -23,7 +23,7 @@ from shardfold.plans.plan import Plan
 from shardfold.plans.read import mesh_on, tables_for
 from shardfold.search.subproblem import Subproblem, restrict
 from shardfold.sharding import Subdims
-from shardfold.sharding.split_names import Key
+from shardfold.sharding.names import Key
 from shardfold.simulate.decoded import DecodedChoice
 from shardfold.strategies.pins import held, parse_pins, refused
 

@@ -10,7 +10,7 @@ from shardfold.graph.names import without
 from shardfold.plans.plan import AxisEntry, OperatorEntry
 from shardfold.report.plan_table import axes_words, collective_words
 from shardfold.report.units import seconds, size
-from shardfold.sharding.split_names import in_words
+from shardfold.sharding.names import in_words
 
 WIDTH = 80
 MOST_ALTERNATIVES = 8

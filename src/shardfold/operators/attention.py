@@ -11,9 +11,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from shardfold.operators.call import Call
 from shardfold.operators.kernels import Access, Kernel, LocalWork, way
-from shardfold.operators.notation import TOKEN, Rule
+from shardfold.operators.notation import TOKEN, Call, Rule
 from shardfold.operators.operator import Extra, Operator
 
 

@@ -1,22 +1,146 @@
-"""Convolutions: batch, channels, groups, and space where parts align.
+"""Convolution and pooling, and the sliding windows of both.
+
+Sliding windows: where a spatial split of convolution or pooling aligns, and the halo it needs.
+
+Output row i reads the input rows from `i * stride - padding` on, over `dilation * (kernel - 1) + 1`
+rows. Where the input has exactly `stride` rows for each output row, a part of the outputs owns the
+input rows of the same part, and reads `padding` rows before them and
+`dilation * (kernel - 1) + 1 - stride - padding` rows after them: the halo.
+
+    kernel 3, stride 1, padding 1: one row from each neighbour
+    kernel 3, stride 2, padding 1: one row from the neighbour before
+    kernel 2, stride 2, padding 0: none
+
+Convolutions: batch, channels, groups, and space where parts align.
 
 `b (g c) h w, (g n) c kh kw, (g n) -> b (g n) h w`: a group's inputs c are reduced, the kernel's
 taps are never split but count as work. Splitting space exchanges a halo of rows.
+
+Pooling: batch and channels split freely, space where windows align with parts.
+
+`b c h w -> b c h w`, h and w being the output's; a window wider than its stride exchanges a halo.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
-from shardfold.operators.call import Call
-from shardfold.operators.kernels import Kernel, LocalWork, way
-from shardfold.operators.notation import Rule
-from shardfold.operators.operator import Operator
-from shardfold.operators.windows import SPATIAL, halos, windows
+from shardfold.operators.kernels import Access, Kernel, KernelMaker, LocalWork, memory_pass, way
+from shardfold.operators.notation import Call, Exchange, Phase, Rule
+from shardfold.operators.operator import Extra, Operator
+
+SPATIAL = ("t", "h", "w")
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """One spatial dim of a sliding-window operator: sizes before and after, and its geometry."""
+
+    factor: str
+    before: int
+    after: int
+    kernel: int
+    stride: int
+    padding: int
+    dilation: int
+
+    @property
+    def aligned(self) -> bool:
+        """Whether parts of the output own equal parts of the input, and halos reach one part."""
+        owns = self.before == self.stride * self.after
+        return owns and self.after > 1 and max(self.halo) <= self.before // 2
+
+    @property
+    def halo(self) -> tuple[int, int]:
+        """Input rows that a part reads from the parts before and after it."""
+        reach = self.dilation * (self.kernel - 1) + 1
+        return self.padding, max(reach - self.stride - self.padding, 0)
+
+    @property
+    def least(self) -> int:
+        """The fewest output rows of a part whose neighbours' halo comes from that part alone."""
+        return -(-max(self.halo) // self.stride)
+
+    @property
+    def input_dim(self) -> str:
+        """The notation of the input's dim: none where parts would not align."""
+        return self.factor if self.aligned else "."
+
+
+def windows(call: Call, before: Sequence[int], kernel: Sequence[int]) -> tuple[Window, ...]:
+    """The windows of a call, one for each entry of `kernel`; `before` is the input's shape."""
+    rank = len(kernel)
+    stride = each(call.attribute("stride") or kernel, rank)
+    dilation = each(call.attribute("dilation", 1), rank)
+    given = call.attribute("padding", 0)
+    if isinstance(given, str):
+        reach = [d * (k - 1) for d, k in zip(dilation, kernel, strict=True)]
+        padding = tuple(r // 2 if given == "same" else 0 for r in reach)
+    else:
+        padding = each(given, rank)
+    after = call.results[0].shape[-rank:]
+    return tuple(
+        Window(*values)
+        for values in zip(
+            SPATIAL[-rank:], before[-rank:], after, kernel, stride, padding, dilation, strict=True
+        )
+    )
+
+
+def each(value: Any, rank: int) -> tuple[int, ...]:
+    """One number a dim: a single one holds for all."""
+    values = (value,) if isinstance(value, int) else tuple(value)
+    return values * rank if len(values) == 1 else values
+
+
+def halos(
+    dims: Sequence[Window], lead: Sequence[str], sizes: Mapping[str, int], item_bytes: int
+) -> tuple[Exchange, ...]:
+    """The halo exchanges of every dim that can be split; the gradient's go the other way.
+
+    A slab goes to each of two neighbours, so it is priced at half of the rows on both sides. Dims
+    follow one another: where an earlier one is split too, the slab is longer by its halo, and so
+    carries the corners.
+    """
+    phases: tuple[Phase, ...] = ("forward", "backward")
+    found = []
+    for number, dim in enumerate(dims):
+        rows = sum(dim.halo)
+        if not dim.aligned or not rows:
+            continue
+        over, words = list(lead), rows / 2
+        for other in dims:
+            if other is not dim and other.aligned:
+                over.append(other.factor)
+                words *= other.stride
+            elif other is not dim:
+                words *= other.before
+        points = tuple(f for f in over if sizes.get(f, 1) > 1)
+        longer = tuple(
+            (other.factor, sum(other.halo) / other.stride)
+            for other in dims[:number]
+            if other.aligned and any(other.halo)
+        )
+        found += [
+            Exchange(
+                "halo",
+                dim.factor,
+                points,
+                words,
+                item_bytes,
+                phase=phase,
+                longer=longer,
+                of=None if phase == "forward" else 0,
+            )
+            for phase in phases
+        ]
+    return tuple(found)
+
 
 # The windows that convolutions are measured with: taps and stride.
 WINDOWS: Mapping[str, tuple[tuple[int, int], int]] = {
@@ -145,8 +269,129 @@ CONVOLUTION = Operator(
 )
 TRANSPOSED = Operator(_transposed, "own form", _unsupported, is_convolution=True)
 
-TABLE: Mapping[str, Operator] = {
+CONVOLUTIONS: Mapping[str, Operator] = {
     **{f"aten.conv{k}d": replace(CONVOLUTION, rule=_forward, kernels=_kernels) for k in (1, 2, 3)},
     **{f"aten.conv_transpose{k}d": TRANSPOSED for k in (1, 2, 3)},
     "aten.convolution": replace(CONVOLUTION, rule=_either),
 }
+
+
+def _pool_lead(call: Call, rank: int) -> list[str]:
+    return ["b", "c"][rank + 2 - len(call.inputs[0].shape) :]
+
+
+def _pool(call: Call, rank: int, *, space: bool, **properties: Any) -> Rule:
+    """A pool with windows over the last `rank` dims; `space` says whether they may split."""
+    before = call.inputs[0].shape
+    kernel = each(call.attribute("kernel_size"), rank)
+    dims = windows(call, before, kernel)
+    lead = _pool_lead(call, rank)
+    sizes = dict(zip(lead, before, strict=False)) | {d.factor: d.after for d in dims}
+    split = [dim for dim in dims if space and dim.aligned]
+    ins = [dim.factor if dim in split else "." for dim in dims]
+    return call.rule(
+        {call.op.operands[0].name: " ".join([*lead, *ins])},
+        " ".join([*lead, *(dim.factor for dim in dims)]),
+        sizes=sizes,
+        flops=float(math.prod(kernel)),
+        whole=frozenset(dim.factor for dim in dims if dim not in split),
+        exchanges=halos(dims, lead, sizes, call.inputs[0].item_bytes) if space else (),
+        least={dim.factor: dim.least for dim in dims},
+        saves=(call.op.operands[0].name,),
+        backward=1.0,
+        **properties,
+    )
+
+
+def _max(rank: int) -> Callable[[Call], Rule]:
+    # Autograd keeps where each maximum was; positions count in the whole plane, so an operator
+    # that returns them does not split space.
+    return lambda call: _pool(call, rank, space=len(call.results) == 1, saves_results=True)
+
+
+def _average(rank: int) -> Callable[[Call], Rule]:
+    return lambda call: _pool(call, rank, space=True, linear=(0,))
+
+
+def _adaptive(call: Call, rank: int, *, mean: bool) -> Rule:
+    """To size 1 it is a mean over the dim; to a divisor of the size, windows without overlap."""
+    before, after = call.inputs[0].shape, call.results[0].shape
+    lead = _pool_lead(call, rank)
+    sizes = dict(zip(lead, before, strict=False))
+    ins, outs, whole, flops = list(lead), list(lead), set(), 1.0
+    for factor, n, m in zip(SPATIAL[-rank:], before[-rank:], after[-rank:], strict=True):
+        sizes[factor] = n if m == 1 else m
+        ins.append(factor if n % m == 0 else ".")
+        outs.append("." if m == 1 else factor)
+        flops *= 1.0 if m == 1 else n / m
+        if not mean or n % m:
+            whole.add(factor)
+    return call.rule(
+        {call.op.operands[0].name: " ".join(ins)},
+        " ".join(outs),
+        sizes=sizes,
+        flops=flops,
+        whole=frozenset(whole),
+        linear=(0,) if mean else (),
+        saves=() if mean and set(after[-rank:]) == {1} else (call.op.operands[0].name,),
+        saves_results=not mean,
+        backward=1.0,
+    )
+
+
+def _adaptive_pool(rank: int, *, mean: bool) -> Callable[[Call], Rule]:
+    return lambda call: _adaptive(call, rank, mean=mean)
+
+
+def _pool_unsupported(call: Call) -> frozenset[str]:
+    """Space where windows are rounded up, or where an average does not count its padding."""
+    padded = any(each(call.attribute("padding", 0), 1))
+    uncounted = not call.attribute("count_include_pad", True) or bool(
+        call.attribute("divisor_override", 0)
+    )
+    rounds_up = bool(call.attribute("ceil_mode", False))
+    return frozenset(SPATIAL if rounds_up or (padded and uncounted) else ())
+
+
+def _pool_kernels(kind: str) -> KernelMaker:
+    def make(work: LocalWork, phase: str) -> list[Kernel]:
+        size = work.operand_bytes(0) + work.result_bytes(0)
+        return [memory_pass(size, work.dtype, f"{kind}_pool.{way(phase)}")]
+
+    return make
+
+
+def _places(call: Call, access: Access) -> tuple[Extra, ...]:
+    """Where each maximum was, where that is no result."""
+    return (Extra(-1, 8.0),) if len(call.results) == 1 else ()
+
+
+POOL = Operator(local="own form", unsupported=_pool_unsupported)
+MAXIMUM = replace(POOL, saves_beside=True, extras=_places)
+
+
+def _pools(rank: int) -> dict[str, Operator]:
+    return {
+        f"aten.max_pool{rank}d": replace(MAXIMUM, rule=_max(rank)),
+        f"aten.max_pool{rank}d_with_indices": replace(MAXIMUM, rule=_max(rank)),
+        f"aten.avg_pool{rank}d": replace(POOL, rule=_average(rank)),
+        f"aten.adaptive_avg_pool{rank}d": replace(POOL, rule=_adaptive_pool(rank, mean=True)),
+        f"aten.adaptive_max_pool{rank}d": replace(MAXIMUM, rule=_adaptive_pool(rank, mean=False)),
+    }
+
+
+PLANES = _pools(2)  # windows in a plane have been measured, others have not
+POOLS: Mapping[str, Operator] = {
+    **_pools(1),
+    **PLANES,
+    **_pools(3),
+    "aten.max_pool2d": replace(PLANES["aten.max_pool2d"], kernels=_pool_kernels("max")),
+    "aten.avg_pool2d": replace(
+        PLANES["aten.avg_pool2d"], kernels=_pool_kernels("avg"), launched_as="aten.max_pool2d"
+    ),
+    "aten.adaptive_avg_pool2d": replace(
+        PLANES["aten.adaptive_avg_pool2d"], kernels=_pool_kernels("avg")
+    ),
+}
+
+TABLE: Mapping[str, Operator] = {**CONVOLUTIONS, **POOLS}

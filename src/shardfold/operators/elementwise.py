@@ -11,7 +11,6 @@ from dataclasses import replace
 import numpy as np
 
 from shardfold.graph import Op
-from shardfold.operators.call import Call
 from shardfold.operators.kernels import (
     Access,
     Kernel,
@@ -23,7 +22,7 @@ from shardfold.operators.kernels import (
     memory_pass,
     pointwise,
 )
-from shardfold.operators.notation import Dim, Rule
+from shardfold.operators.notation import Call, Dim, Rule
 from shardfold.operators.operator import Extra, Operator, aten, keeps_means
 
 LINEAR = {"aten.add", "aten.sub", "aten.neg", "aten.mul", "aten.div"}

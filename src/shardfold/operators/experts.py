@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from shardfold.operators.call import Call
 from shardfold.operators.kernels import Access, Kernel, LocalWork, Values, memory_pass
-from shardfold.operators.notation import Rule
+from shardfold.operators.notation import Call, Rule
 from shardfold.operators.operator import Extra, Operator, factors
 
 SORTED_BYTES, SORT_PASSES = 16.0, 8.0  # a key and a place; a byte of the key in each pass

@@ -12,9 +12,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from shardfold.operators.call import Call
 from shardfold.operators.kernels import Kernel, LocalWork
-from shardfold.operators.notation import Rule
+from shardfold.operators.notation import Call, Rule
 from shardfold.operators.operator import Operator, aten
 
 

@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from shardfold.graph import Op
-from shardfold.operators.call import Call
 from shardfold.operators.kernels import Access, Kernel, LocalWork, memory_pass, way
 from shardfold.operators.norms import statistics_bytes
-from shardfold.operators.notation import Exchange, Rule
+from shardfold.operators.notation import Call, Exchange, Rule
 from shardfold.operators.operator import Extra, Operator, aten, factors
 
 NONE, MEAN = 0, 1

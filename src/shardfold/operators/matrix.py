@@ -12,9 +12,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from shardfold.operators.call import Call
 from shardfold.operators.kernels import Kernel, KernelMaker, LocalWork, Values
-from shardfold.operators.notation import Rule
+from shardfold.operators.notation import Call, Rule
 from shardfold.operators.operator import Operator
 
 PARITIES = ("", ".even", ".odd")  # of the features: a multiple of 8, of 2, or neither

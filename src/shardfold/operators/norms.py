@@ -14,9 +14,8 @@ from dataclasses import replace
 import numpy as np
 
 from shardfold.graph import TensorType
-from shardfold.operators.call import Call
 from shardfold.operators.kernels import Access, Kernel, LocalWork, rows, way
-from shardfold.operators.notation import Exchange, Phase, Rule
+from shardfold.operators.notation import Call, Exchange, Phase, Rule
 from shardfold.operators.operator import Extra, Operator, aten
 
 EXACT_BYTES = 8  # a float64

@@ -15,8 +15,7 @@ from shardfold.operators.kernels import Access, KernelMaker, pointwise
 
 if TYPE_CHECKING:
     from shardfold.graph import Op
-    from shardfold.operators.call import Call
-    from shardfold.operators.notation import Rule
+    from shardfold.operators.notation import Call, Rule
 
 Maker: TypeAlias = "Callable[[Call], Rule]"
 Local = Literal["same call", "own form", "whole"]

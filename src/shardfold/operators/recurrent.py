@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from shardfold.operators.call import Call
 from shardfold.operators.kernels import Access
-from shardfold.operators.notation import Exchange, Rule
+from shardfold.operators.notation import Call, Exchange, Rule
 from shardfold.operators.operator import Extra, Maker, Operator, factors
 
 

@@ -10,11 +10,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from shardfold.operators.call import Call
 from shardfold.operators.elementwise import broadcast
 from shardfold.operators.kernels import Kernel, KernelMaker, LocalWork, memory_pass, sum_kernel
 from shardfold.operators.norms import statistics_bytes
-from shardfold.operators.notation import Exchange, Rule
+from shardfold.operators.notation import Call, Exchange, Rule
 from shardfold.operators.operator import Operator, aten, keeps_means
 
 

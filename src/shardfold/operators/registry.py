@@ -2,6 +2,10 @@
 
 `REGISTRY` maps an operator's name without its overload (`aten.linear`) to its description, which is
 in the file of its family. A user's own descriptions, or rules alone, are looked up before it.
+
+What capture makes of a step's effects is described here: writes to buffers, and functions with
+their own backward. Both run whole on every device: the one by its nature, the other as it has no
+rule.
 """
 
 from __future__ import annotations
@@ -14,21 +18,35 @@ from shardfold.graph import Graph
 from shardfold.operators import (
     attention,
     convolution,
-    effects,
     elementwise,
     experts,
     indexing,
     losses,
     matrix,
     norms,
-    pooling,
     recurrent,
     reductions,
     views,
 )
-from shardfold.operators.call import Call
-from shardfold.operators.notation import Rule
-from shardfold.operators.operator import UNKNOWN, Maker, Operator
+from shardfold.operators.notation import Call, Rule
+from shardfold.operators.operator import UNKNOWN, Maker, Operator, aten
+
+
+def _whole(call: Call) -> Rule:
+    return call.undescribed()
+
+
+EFFECTS: Mapping[str, Operator] = {
+    "shardfold.write": Operator(_whole, "own form"),
+    "shardfold.function": Operator(local="own form"),
+    # Checks of a trace, which capture leaves out.
+    **aten(
+        "_assert_tensor_metadata _assert_async _assert_scalar sym_constrain_range "
+        "sym_constrain_range_for_size",
+        Operator(left_out="check"),
+    ),
+}
+
 
 # Families in the order in which their words for a dim are believed.
 REGISTRY: Mapping[str, Operator] = {
@@ -39,12 +57,11 @@ REGISTRY: Mapping[str, Operator] = {
     **losses.TABLE,
     **matrix.TABLE,
     **convolution.TABLE,
-    **pooling.TABLE,
     **norms.TABLE,
     **reductions.TABLE,
     **views.TABLE,
     **elementwise.TABLE,
-    **effects.TABLE,
+    **EFFECTS,
 }
 
 Rules: TypeAlias = "Mapping[str, Operator | Maker]"  # a user's own, by kind

@@ -13,9 +13,8 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
-from shardfold.operators.call import Call
 from shardfold.operators.kernels import Kernel, LocalWork, broadcast_sum, copied, memory_pass
-from shardfold.operators.notation import Dim, Rule
+from shardfold.operators.notation import Call, Dim, Rule
 from shardfold.operators.operator import Operator, aten, keeps_means
 
 

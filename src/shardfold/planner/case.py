@@ -16,7 +16,7 @@ import numpy as np
 
 from shardfold.cluster import Cluster, Mesh
 from shardfold.costs import CostModel, Optimizer, Pricing, Tables, tabulate
-from shardfold.costs.recompute import Regions
+from shardfold.costs.activations import Regions
 from shardfold.costs.steps import Values
 from shardfold.costs.tables import EdgePrices
 from shardfold.costs.unroll import Ints, UnrolledProblem, unroll

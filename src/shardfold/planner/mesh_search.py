@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import inf
 
-from shardfold.costs.recompute import KEEP_ALL, Regions, block_regions
+from shardfold.costs.activations import KEEP_ALL, Regions, block_regions
 from shardfold.costs.tables import EdgePrices
 from shardfold.errors import InfeasibleError
 from shardfold.graph import Graph
@@ -19,7 +19,7 @@ from shardfold.planner.case import Candidate, Case, ResolvedRequest, make_case
 from shardfold.planner.select import HINT, Selection, least_seconds
 from shardfold.search import Solution, unproven
 from shardfold.search.subproblem import restrict
-from shardfold.sharding.split_names import Splits
+from shardfold.sharding.names import Splits
 from shardfold.simulate.tasks import Scheduler
 from shardfold.strategies.pins import Refusal, held, refused
 

@@ -15,8 +15,8 @@ import msgspec
 
 from shardfold.cluster import Mesh
 from shardfold.costs import Profile, optimizer_named, pricing_named
-from shardfold.costs.models.registry import MEASURED
-from shardfold.costs.profile.profile import load as load_profile
+from shardfold.costs.profile import load as load_profile
+from shardfold.costs.registry import MEASURED
 from shardfold.errors import InputError, ProfileError, nearest
 from shardfold.strategies.pins import parse_pins
 

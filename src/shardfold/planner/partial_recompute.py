@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from shardfold.costs import Tables
-from shardfold.costs.recompute import KEEP_ALL, Regions, block_regions, in_model
+from shardfold.costs.activations import KEEP_ALL, Regions, block_regions, in_model
 from shardfold.graph import Graph
 from shardfold.graph.divide_run import divided
 from shardfold.graph.repeats import MODEL, Repeat, operator_order

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from shardfold.costs.models.measured import check_profile
+from shardfold.costs.measured import check_profile
 from shardfold.errors import InfeasibleError
 from shardfold.graph import Graph
 from shardfold.planner.capture_cache import Captures

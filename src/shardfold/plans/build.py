@@ -7,7 +7,7 @@ import platform
 from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 
-from shardfold.costs.recompute import in_model
+from shardfold.costs.activations import in_model
 from shardfold.planner.case import Source
 from shardfold.planner.options import Request
 from shardfold.planner.proposals import KNOWN

@@ -16,8 +16,8 @@ import numpy as np
 from shardfold.cluster import Cluster, Mesh
 from shardfold.cluster.mesh import Axis
 from shardfold.costs import CostModel, Optimizer, Vertex, tabulate
-from shardfold.costs.recompute import KEEP_ALL, Regions, stated_regions
-from shardfold.costs.variables import shared_tensors
+from shardfold.costs.activations import KEEP_ALL, Regions, stated_regions
+from shardfold.costs.decision_graph import shared_tensors
 from shardfold.errors import PlanError, nearest
 from shardfold.graph import Graph
 from shardfold.plans.plan import Plan

@@ -17,7 +17,7 @@ from math import isclose, prod
 from shardfold.graph.names import shared_prefix
 from shardfold.plans.plan import AxisEntry, OperatorEntry, Plan
 from shardfold.report.units import size
-from shardfold.sharding.split_names import in_words
+from shardfold.sharding.names import in_words
 
 PHASES = {"forward": "fwd", "recompute": "recompute", "backward": "bwd", "update": "update"}
 

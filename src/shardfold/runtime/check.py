@@ -22,13 +22,13 @@ from shardfold.capture import Program
 from shardfold.operators import Rules
 from shardfold.planner.batch_slices import cut
 from shardfold.plans import Plan
-from shardfold.runtime.all_ranks import agreed
-from shardfold.runtime.local_reshard import Lie, gradients, values
+from shardfold.runtime.inputs_outputs import put_together
 from shardfold.runtime.lower import Instruction, alone
 from shardfold.runtime.module import Parallel
-from shardfold.runtime.outputs import put_together
 from shardfold.runtime.parallelize import LOSS_PREFIX, Settings, assemble, lowered_here, prepared
+from shardfold.runtime.ranks import agreed
 from shardfold.runtime.reference import Batch, Outcome, Reference, UnlikeError, other_batch
+from shardfold.runtime.reshard import Lie, gradients, values
 from shardfold.runtime.shards import Row
 from shardfold.sharding import Subdims
 

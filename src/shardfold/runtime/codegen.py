@@ -36,13 +36,12 @@ from torch import Tensor
 from torch.fx import traceback
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint
 
-from shardfold.runtime.local_reshard import Moves
 from shardfold.runtime.lower import Feed, Instruction, Lowered
 from shardfold.runtime.ops import Context, Site
-from shardfold.runtime.ops.calls import Names, Target, call_text
+from shardfold.runtime.ops.local_op import Names, Target, call_text
 from shardfold.runtime.parameter_gather import Gather, Joint, Member, Promise, promising
 from shardfold.runtime.parameter_uses import Use, Uses
-from shardfold.runtime.reshard_ops import Edge, perform, write_back
+from shardfold.runtime.reshard import Edge, Moves, perform, write_back
 
 
 def made_again(number: int) -> AbstractContextManager[None]:

@@ -15,8 +15,7 @@ from torch import nn
 
 from shardfold.capture import Invocation, Program
 from shardfold.capture.convert import WRITE, convert
-from shardfold.capture.export import export
-from shardfold.capture.meta_copy import WithLoss, on_meta, skeleton
+from shardfold.capture.export import WithLoss, export, on_meta, skeleton
 from shardfold.errors import RunError
 from shardfold.graph import Graph, Op
 from shardfold.operators import operator_of

@@ -27,9 +27,8 @@ import torch
 from torch import Tensor
 
 from shardfold.costs.steps import BUCKET_BYTES
-from shardfold.runtime.local_reshard import Moves, Woven
 from shardfold.runtime.process_groups import Axes, Groups
-from shardfold.runtime.reshard_ops import perform, scattered, stacked
+from shardfold.runtime.reshard import Moves, Woven, perform, scattered, stacked
 
 T = TypeVar("T")
 

@@ -2,8 +2,9 @@
 
 For every operator: the moves of each operand's edge (values forward, gradients backward), the
 local call, and the moves of results to the layout that several readers share. The edges are the
-very ones that the planner prices (`shardfold.costs.edges`), with one layout on either side. Inputs,
-buffers and what is computed from them alone are whole on every device, and sliced for free.
+very ones that the planner prices (`shardfold.costs.decision_graph`), with one layout on either
+side. Inputs, buffers and what is computed from them alone are whole on every device, and sliced
+for free.
 
 The same program on one device: what every plan's numbers are compared with.
 """
@@ -17,14 +18,12 @@ import numpy as np
 
 from shardfold.capture import Program
 from shardfold.cluster import Mesh
-from shardfold.costs.edges import Edge, Leg, wire
+from shardfold.costs.decision_graph import Edge, Leg, Sides, Vertex, shared_tensors, wire
 from shardfold.costs.parameters import Storage
-from shardfold.costs.variables import Sides, Vertex, shared_tensors
 from shardfold.plans.read import Decisions
-from shardfold.runtime.local_reshard import Lie, Moves, values
 from shardfold.runtime.ops import Local, Site, localise
 from shardfold.runtime.process_groups import Axes
-from shardfold.runtime.reshard_ops import Given
+from shardfold.runtime.reshard import Given, Lie, Moves, values
 from shardfold.runtime.shards import Extent, Place, Row, storable
 from shardfold.sharding import Space, Subdims
 from shardfold.sharding.layouts import REPLICATED, Layouts

@@ -19,12 +19,12 @@ from shardfold.capture.program import key_of
 from shardfold.errors import RunError
 from shardfold.planner.batch_slices import cut
 from shardfold.runtime.codegen import Step, Style, kept, write
+from shardfold.runtime.inputs_outputs import Outputs
 from shardfold.runtime.lower import Instruction, Lowered
 from shardfold.runtime.ops import Context
-from shardfold.runtime.outputs import Outputs
 from shardfold.runtime.parameter_uses import Uses, uses_of
 from shardfold.runtime.parameters import Keeping
-from shardfold.runtime.reshard_ops import perform
+from shardfold.runtime.reshard import perform
 from shardfold.runtime.whole_optimizers import known
 
 Observer = Callable[[Instruction, list[Tensor]], list[Tensor]]

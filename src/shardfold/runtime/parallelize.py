@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
 from shardfold.capture import Program, capture_program
-from shardfold.capture.meta_copy import DTYPES
+from shardfold.capture.export import DTYPES
 from shardfold.costs import pricing_named
 from shardfold.errors import RunError, renaming
 from shardfold.operators import Rules, rules_of
@@ -21,23 +21,22 @@ from shardfold.plans import Plan
 from shardfold.plans.batch import example_for
 from shardfold.plans.files import check, dumps
 from shardfold.plans.read import decisions_of
-from shardfold.runtime.all_ranks import (
+from shardfold.runtime.evaluate import Original, evaluating
+from shardfold.runtime.inputs_outputs import with_parts
+from shardfold.runtime.lower import Lowered, lower
+from shardfold.runtime.module import Parallel, Run
+from shardfold.runtime.ops import Context
+from shardfold.runtime.parameters import keeping, tensors_of
+from shardfold.runtime.process_groups import Groups, shared
+from shardfold.runtime.ranks import (
     agreed,
     check_alike,
     check_tensors_alike,
     digest,
     fingerprint,
+    join_torchrun,
     versions,
 )
-from shardfold.runtime.evaluate import Original, evaluating
-from shardfold.runtime.init_weights import tensors_of
-from shardfold.runtime.inputs import with_parts
-from shardfold.runtime.launch import join_torchrun
-from shardfold.runtime.lower import Lowered, lower
-from shardfold.runtime.module import Parallel, Run
-from shardfold.runtime.ops import Context
-from shardfold.runtime.parameters import keeping
-from shardfold.runtime.process_groups import Groups, shared
 from shardfold.runtime.shards import Place
 from shardfold.sharding import Subdims, find_subdims
 

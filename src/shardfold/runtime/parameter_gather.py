@@ -22,10 +22,9 @@ from torch import Tensor
 
 from shardfold.costs.steps import BUCKET_BYTES
 from shardfold.runtime.gradient_reducer import Launched, shared_out
-from shardfold.runtime.local_reshard import Moves, Woven
 from shardfold.runtime.ops import Context
 from shardfold.runtime.process_groups import Axes, Groups
-from shardfold.runtime.reshard_ops import gathered, padded, perform
+from shardfold.runtime.reshard import Moves, Woven, gathered, padded, perform
 
 
 class Gather:

@@ -23,13 +23,12 @@ from torch.distributed.tensor import DTensor
 
 from shardfold.errors import RunError
 from shardfold.runtime.gradient_reducer import Launched, Reducer, Reduction, is_free, owned
-from shardfold.runtime.local_reshard import Woven
 from shardfold.runtime.lower import Feed, Lowered
 from shardfold.runtime.ops import Context
 from shardfold.runtime.parameter_gather import Gather, Gathered, Joint, Member, Promise, joints_of
 from shardfold.runtime.parameters import Keeping
 from shardfold.runtime.process_groups import Groups
-from shardfold.runtime.reshard_ops import perform
+from shardfold.runtime.reshard import Woven, perform
 
 
 @dataclass(frozen=True, slots=True)

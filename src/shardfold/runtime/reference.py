@@ -20,8 +20,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from shardfold.capture.meta_copy import for_training
-from shardfold.runtime.ops.calls import FLOATS
+from shardfold.capture.export import for_training
+from shardfold.runtime.ops.local_op import FLOATS
 
 aten = torch.ops.aten
 Batch = tuple[tuple[Any, ...], dict[str, Any]]

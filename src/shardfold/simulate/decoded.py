@@ -13,7 +13,7 @@ from shardfold.costs.parameters import Optimizer, sum_up_steps, update_steps
 from shardfold.costs.steps import Collective, Compute, Step, times
 from shardfold.graph import Graph
 from shardfold.sharding import Space, Subdims
-from shardfold.sharding.split_names import Key, Rows, Split, Splits
+from shardfold.sharding.names import Key, Rows, Split, Splits
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from shardfold.costs.activations import extras, keeps_results, kept_operands
 from shardfold.costs.memory_format import aliases
-from shardfold.costs.saved import extras, keeps_results, kept_operands
 from shardfold.graph import Graph
 from shardfold.operators import Extra
 from shardfold.sharding import Subdims

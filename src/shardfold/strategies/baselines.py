@@ -18,8 +18,8 @@ from shardfold.costs import Tables, Vertex
 from shardfold.graph import Graph
 from shardfold.sharding import Space, Subdims
 from shardfold.sharding.configs import NONE
-from shardfold.sharding.factor_names import batch_classes
 from shardfold.sharding.layouts import Layouts
+from shardfold.sharding.names import batch_classes
 
 Choice = tuple[int, ...]
 Allowed = Callable[[Vertex], NDArray[np.bool_] | None]

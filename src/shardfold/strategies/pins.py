@@ -17,7 +17,7 @@ from shardfold.costs import Tables
 from shardfold.errors import InputError, nearest
 from shardfold.graph import Graph
 from shardfold.graph.names import depth, shared_prefix, without
-from shardfold.sharding.split_names import UNSPLIT, Rows, Split, Splits, in_words
+from shardfold.sharding.names import UNSPLIT, Rows, Split, Splits, in_words
 
 REST = "*"  # among the words of a split: and whatever else is best
 NAMED = ":"  # before a pattern: of operators' names, not of modules' paths

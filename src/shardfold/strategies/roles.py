@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from shardfold.graph import Graph
 from shardfold.sharding import Subdims
-from shardfold.sharding.factor_names import batch_classes, words_of
+from shardfold.sharding.names import batch_classes, words_of
 
 Classes = frozenset[int]  # identities of sub-dims
 

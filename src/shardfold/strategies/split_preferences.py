@@ -18,7 +18,7 @@ from shardfold.search.subproblem import restrict
 from shardfold.sharding import Space, Subdims
 from shardfold.sharding.configs import NONE
 from shardfold.sharding.layouts import Layouts
-from shardfold.sharding.split_names import Rows
+from shardfold.sharding.names import Rows
 from shardfold.strategies.roles import Classes
 
 Mask = NDArray[np.bool_]

@@ -11,7 +11,7 @@ from shardfold.calibrate.host import added_entries
 from shardfold.calibrate.kernels import measure
 from shardfold.calibrate.profile import assembled, best_rates, extended, machine_of
 from shardfold.calibrate.timers import CpuClock
-from shardfold.costs.profile.profile import HostEntry, sealed
+from shardfold.costs.profile import HostEntry, sealed
 from shardfold.errors import ProfileError
 
 MODULE = sys.modules[extended.__module__]  # the package has a function of this name

@@ -7,7 +7,7 @@ import torch
 
 from shardfold.calibrate import host
 from shardfold.calibrate.host import Pace, at_pace
-from shardfold.costs.profile.profile import HostEntry
+from shardfold.costs.profile import HostEntry
 
 
 def test_a_block_takes_some_time():

@@ -3,7 +3,7 @@ import pytest
 from shardfold.calibrate.grids import Grid, Plan, cpu_plan, cuda_plan
 from shardfold.calibrate.kernels import CALLS, measure
 from shardfold.calibrate.timers import CpuClock
-from shardfold.costs.profile.families import FAMILIES
+from shardfold.costs.profile import FAMILIES
 
 CLOCK = CpuClock(span_seconds=1e-4, rounds=1)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from shardfold.calibrate.profile import assembled, calibrated, machine_of
-from shardfold.costs.profile.profile import HostEntry, Table
+from shardfold.costs.profile import HostEntry, Table
 
 H200 = Path(__file__).parents[3] / "benchmarks" / "profiles" / "h200.json"
 PROCESSES = sys.modules[calibrated.__module__]

@@ -24,7 +24,7 @@ from shardfold.search.factors import factors_of
 from shardfold.search.orders import forecast
 from shardfold.search.pareto import marginals
 from shardfold.sharding import Subdims, find_subdims
-from shardfold.sharding.split_names import in_words
+from shardfold.sharding.names import in_words
 from shardfold.strategies.pins import Pin
 
 CLUSTER = "2x2x1080ti"

@@ -20,8 +20,7 @@ from torch import Tensor, fx
 from shardfold.capture import Invocation
 from shardfold.capture.convert import _arguments, _invocation, _kind, _Ref
 from shardfold.graph import Op, TensorType
-from shardfold.operators.call import Call
-from shardfold.operators.notation import Rule
+from shardfold.operators.notation import Call, Rule
 
 Arguments = dict[str, Any]
 Finish = Callable[[list[Tensor]], list[Tensor]]

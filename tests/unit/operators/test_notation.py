@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shardfold.graph import Op, Operand, TensorType
-from shardfold.operators.call import Call
-from shardfold.operators.notation import Rule
+from shardfold.operators.notation import Call, Rule
 
 SIZES = {"b": 8, "s": 16, "h": 4, "d": 2, "m": 32, "n": 64}
 

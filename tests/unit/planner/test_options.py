@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from shardfold.cli.options import PLANNING
-from shardfold.costs.profile.profile import Profile, load
+from shardfold.costs.profile import Profile, load
 from shardfold.errors import InputError, ProfileError
 from shardfold.planner.options import Options, Request, bytes_in
 

@@ -8,7 +8,7 @@ from shardfold import zoo
 from shardfold.capture import capture_short
 from shardfold.cluster import parse
 from shardfold.costs import OPTIMIZERS, Tables, pricing_named, tabulate
-from shardfold.costs.recompute import KEEP_ALL, Regions, block_regions, in_model
+from shardfold.costs.activations import KEEP_ALL, Regions, block_regions, in_model
 from shardfold.costs.unroll import unroll
 from shardfold.graph import Graph
 from shardfold.operators import rules_of

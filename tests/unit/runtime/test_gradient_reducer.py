@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from shardfold.runtime.gradient_reducer import Reducer, Reduction, buckets_of
-from shardfold.runtime.local_reshard import Moves, Step
 from shardfold.runtime.process_groups import Groups
+from shardfold.runtime.reshard import Moves, Step
 from shardfold.runtime.shards import Place
 
 LIMIT = 100

@@ -22,10 +22,8 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from shardfold.errors import CheckpointError
-from shardfold.runtime.checkpoint.exact_values import decode, encode
-from shardfold.runtime.checkpoint.index import Group, Index, OptimizerEntry, Stored
-from shardfold.runtime.checkpoint.parts import Part, part_of
-from shardfold.runtime.checkpoint.storage import dtype_name
+from shardfold.runtime.checkpoint.index import Group, Index, OptimizerEntry, Stored, decode, encode
+from shardfold.runtime.checkpoint.storage import Part, dtype_name, part_of
 from shardfold.runtime.module import Parallel
 from shardfold.runtime.parameters import Keeping
 from shardfold.runtime.whole_optimizers import sees_whole

@@ -6,14 +6,16 @@ description (`local="own form"`); all others run by the same call on local tenso
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
 
 from shardfold.errors import RunError
 from shardfold.runtime.ops import (
     attention,
-    batch_norm,
+    convolution,
     counter_rng,
-    effects,
     indexing,
     losses,
     matrix,
@@ -21,11 +23,30 @@ from shardfold.runtime.ops import (
     recurrent,
     reductions,
     views,
-    windows,
 )
 from shardfold.runtime.ops.local_op import Context, Local, Site, plain
 
 __all__ = ["FORMS", "Context", "Local", "Site", "localise"]
+
+
+def _write(site: Site) -> Local:
+    """Remember a buffer's new value; the module takes it when the step has ended."""
+    buffer = site.op.inputs[0]
+    if site.argument("is_left"):  # in eval mode
+        return lambda tensors, context: tensors[1]
+
+    def call(tensors: Sequence[Tensor], context: Context) -> Any:
+        context.writes[buffer] = tensors[1].detach()
+        return tensors[1]
+
+    return call
+
+
+def _function(site: Site) -> Local:
+    """An autograd.Function with its own backward, on whole tensors."""
+    function = site.call.arguments["name"]
+    return lambda tensors, context: function(list(tensors))
+
 
 FORMS: Mapping[str, Callable[[Site], Local]] = {
     **views.TABLE,
@@ -33,13 +54,13 @@ FORMS: Mapping[str, Callable[[Site], Local]] = {
     **reductions.TABLE,
     **losses.TABLE,
     **norms.TABLE,
-    **batch_norm.TABLE,
     **attention.TABLE,
     **indexing.TABLE,
-    **windows.TABLE,
+    **convolution.TABLE,
     **recurrent.TABLE,
     **counter_rng.TABLE,
-    **effects.TABLE,
+    "shardfold.write": _write,
+    "shardfold.function": _function,
 }
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shardfold.operators.windows import SPATIAL
+from shardfold.operators.convolution import SPATIAL
 from shardfold.runtime.ops.local_op import Context, Local, Site, statistics_dtype
 from shardfold.runtime.process_groups import Axes
 

@@ -1,7 +1,11 @@
-"""Rows are sorted once for all operators of a block, and for their backward."""
+"""The experts' operator equals one matrix product a row, split or whole.
+
+Rows are sorted once for all operators of a block, and for their backward.
+"""
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from shardfold import zoo
@@ -9,9 +13,80 @@ from shardfold.capture import capture_program
 from shardfold.operators import rules_of
 from shardfold.runtime.lower import alone
 from shardfold.runtime.ops import matrix
-from shardfold.runtime.ops.experts import Sorted
+from shardfold.runtime.ops.experts import Sorted, SortedLinear, expert_linear
 from shardfold.runtime.parallelize import Settings, assemble
 from shardfold.sharding import find_subdims
+
+E, N, M = 4, 5, 3
+
+
+def draw(*rows: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    torch.manual_seed(0)
+    x = torch.randn(*rows, M, dtype=torch.double, requires_grad=True)
+    weight = torch.randn(E, N, M, dtype=torch.double, requires_grad=True)
+    return x, weight, torch.randint(E - 1, rows)  # the last expert gets no row
+
+
+@pytest.mark.parametrize("rows", [(7,), (6, 2), (2, 3, 2)])
+def test_each_row_meets_its_expert(rows: tuple[int, ...]) -> None:
+    x, weight, expert = draw(*rows)
+    expected = torch.einsum("...nm,...m->...n", weight[expert], x)
+    torch.testing.assert_close(expert_linear(x, weight, expert), expected)
+
+
+def test_gradients_are_those_of_finite_differences() -> None:
+    x, weight, expert = draw(6, 2)
+    assert torch.autograd.gradcheck(lambda x, w: expert_linear(x, w, expert), (x, weight))
+
+
+@pytest.mark.parametrize("experts", [E, 2])
+def test_rows_that_were_sorted_before_give_the_same(experts: int) -> None:
+    x, weight, expert = draw(6, 2)
+    weight = weight.detach()[:experts].requires_grad_()
+    found = Sorted.of(expert, experts)
+    assert (found.places is None) == (experts < E)
+    mine, its = SortedLinear.apply(x, weight, found, expert.shape), expert_linear(x, weight, expert)
+    assert mine.equal(its)
+    seed = torch.randn_like(mine)
+    for a, b in zip(*(torch.autograd.grad(y, (x, weight), seed) for y in (mine, its)), strict=True):
+        assert a.equal(b)
+
+
+def test_operator_is_well_formed() -> None:
+    x, weight, expert = draw(6, 2)
+    torch.library.opcheck(expert_linear, (x, weight, expert))
+
+
+def test_shards_of_the_experts_add_up() -> None:
+    x, weight, expert = draw(6, 2)
+    parts = [
+        expert_linear(x, weight[first : first + 2], expert - first) for first in range(0, E, 2)
+    ]
+    torch.testing.assert_close(sum(parts), expert_linear(x, weight, expert))
+
+
+def test_rows_of_experts_elsewhere_are_zero_and_have_no_gradient() -> None:
+    x, weight, expert = draw(6, 2)
+    here = expert_linear(x, weight[:1], expert)
+    elsewhere = expert != 0
+    assert not here[elsewhere].any()
+    dx, dw = torch.autograd.grad(here.sum(), (x, weight))
+    assert not dx[elsewhere].any()
+    assert not dw[1:].any()
+    torch.testing.assert_close(dw[0], x[~elsewhere].sum(0).expand(N, M))
+
+
+@pytest.mark.parametrize("wanted", ["x", "weight"])
+def test_only_the_gradient_that_is_wanted_is_made(wanted: str) -> None:
+    x, weight, expert = draw(5)
+    given = {"x": x, "weight": weight}
+    fixed = {name: t if name == wanted else t.detach() for name, t in given.items()}
+    y, plain = (
+        expert_linear(**fixed, expert=expert),
+        torch.einsum("rnm,rm->rn", fixed["weight"][expert], fixed["x"]),
+    )
+    found, expected = (torch.autograd.grad(z.square().sum(), given[wanted]) for z in (y, plain))
+    torch.testing.assert_close(found, expected)
 
 
 def test_a_block_of_experts_sorts_its_rows_once(monkeypatch):
