@@ -49,7 +49,7 @@ from shardfold.sharding import Subdims, find_subdims
 from shardfold.simulate import simulate
 from shardfold.simulate.decoded import DecodedChoice
 from shardfold.simulate.tasks import Scheduler
-from shardfold.strategies.baselines import batch_factors, data_parallel, fully_sharded
+from shardfold.strategies.baselines import batch_factors, fully_sharded, replicated
 
 FAMILIES = (
     "matmul",
@@ -119,7 +119,7 @@ def _altered(cluster: Cluster, mesh: Mesh, count: int, seed: int) -> Iterator[Ca
     batch = batch_factors(graph, subdims)
     origins = {
         "the best by the datasheet": recalled(best, blank),
-        "data parallel": data_parallel(tables, batch),
+        "data parallel": replicated(tables, batch),
         "fully sharded": fully_sharded(tables, batch),
     }
     draw = random.Random(seed)

@@ -24,7 +24,7 @@ from shardfold.operators import rules_of
 from shardfold.search import Problem, solve
 from shardfold.search.ilp import ilp
 from shardfold.sharding import find_subdims
-from shardfold.strategies.named import STRATEGIES, Setting, Unfit
+from shardfold.strategies.baselines import STRATEGIES, Setting, Unfit
 
 CLUSTER, MESH = "2x8xv100", "2x2x4"
 PROGRAMS = (("8xv100", "8"), ("2x8xv100", "2x8"))  # what an integer program is tried on

@@ -21,7 +21,7 @@ from shardfold.operators import rules_of
 from shardfold.search import Problem, solve
 from shardfold.search.baselines import MOVES, mcmc
 from shardfold.sharding import Subdims, find_subdims
-from shardfold.strategies.named import STRATEGIES, Setting, Unfit
+from shardfold.strategies.baselines import STRATEGIES, Setting, Unfit
 
 MODELS = ("alexnet", "inceptionv3", "rnnlm", "transformer")
 DEVICES = (4, 8, 16, 32, 64)

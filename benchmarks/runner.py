@@ -41,7 +41,7 @@ from shardfold.runtime import parallelize
 from shardfold.runtime.ranks import launch
 from shardfold.sharding import find_subdims
 from shardfold.simulate.decoded import DecodedChoice
-from shardfold.strategies.named import Setting, Unfit, strategy_named
+from shardfold.strategies.baselines import Setting, Unfit, strategy_named
 
 SMALL = {"vocabulary": 8192, "seq": 64, "width": 384, "layers": 4, "heads": 6}
 BATCH = 8

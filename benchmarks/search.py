@@ -25,9 +25,8 @@ from search_figure import draw
 from search_problems import dense_block, encoder_chain, falling_bytes, random_graph
 from shardfold.errors import ShardfoldError
 from shardfold.search import ORDERS, Problem, Solution, read_problem, solve
-from shardfold.search.factors import factors_of
+from shardfold.search.elimination import factors_of, forecast
 from shardfold.search.ilp import ilp
-from shardfold.search.orders import forecast
 
 # Search seconds of PaSE's published code on a 2-core machine, one core used; None: over 600 s.
 # The Transformer at 64 devices is the paper's own figure (31:23).

@@ -80,7 +80,7 @@ def _published(case: Case, model: Any, args: Any, kwargs: Any, limit: float) -> 
     from shardfold.planner.case import Candidate, ResolvedRequest, Source, make_case, simulate
     from shardfold.search import unproven
     from shardfold.simulate.tasks import Scheduler
-    from shardfold.strategies.named import Setting, Unfit, fsdp, sharded_by_node
+    from shardfold.strategies.baselines import Setting, Unfit, fsdp, sharded_by_node
 
     cluster, pricing = parse(case.cluster), pricing_named("roofline")
     request = ResolvedRequest(cluster, cluster.meshes()[:2], pricing, optimizer_named("adamw"))

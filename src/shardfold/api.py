@@ -23,9 +23,9 @@ from shardfold.explanation.types import Explanation, Kept, WhatIf
 from shardfold.graph import Graph
 from shardfold.operators import Rules, rules_of
 from shardfold.planner.batch_slices import scaled
-from shardfold.planner.capture_cache import Captures
 from shardfold.planner.case import ResolvedRequest
 from shardfold.planner.compare_methods import METHODS, Comparison, Effort, Methods, check_methods
+from shardfold.planner.micro_batches import Captures
 from shardfold.planner.options import Options, Request
 from shardfold.planner.planner import select_plan
 from shardfold.planner.select import Selection
@@ -34,7 +34,7 @@ from shardfold.plans.batch import example_for
 from shardfold.plans.build import describe
 from shardfold.plans.plan import MOST_AXES
 from shardfold.progress import Stage, Watch, ignore
-from shardfold.search.npz import write_problem
+from shardfold.search.problem import write_problem
 from shardfold.sharding import Subdims, find_subdims
 from shardfold.strategies.pins import parse_pins
 

@@ -19,7 +19,7 @@ from shardfold.plans.batch import inputs_of
 from shardfold.plans.entries import operator_entries, parameter_entries, tensor_entries
 from shardfold.sharding import find_subdims
 from shardfold.simulate.decoded import DecodedChoice
-from shardfold.strategies.baselines import batch_factors, data_parallel, fully_sharded
+from shardfold.strategies.baselines import batch_factors, fully_sharded, replicated
 
 from .jobs import build
 
@@ -63,7 +63,7 @@ class Chooser:
 
     def baselines(self) -> Iterator[Plan]:
         batch = batch_factors(self.graph, self.subdims)
-        for choose in (data_parallel, fully_sharded):
+        for choose in (replicated, fully_sharded):
             yield self.plan(choose(self.tables, batch))
 
     def random(self, seed: int) -> Plan:

@@ -8,7 +8,7 @@ import pytest
 from search_problems import random_problem
 from shardfold.search import Problem, solve
 from shardfold.search import memory_limit as limited_module
-from shardfold.search.column_pool import Pool
+from shardfold.search.memory_limit import Pool
 
 
 def draws(problem: Problem, count: int, seed: int) -> list[np.ndarray]:

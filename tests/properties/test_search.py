@@ -10,12 +10,11 @@ from search_problems import random_problem, renumbered, repeated_problem
 from shardfold.errors import InfeasibleError
 from shardfold.search import Problem, solve
 from shardfold.search import exact as exact_module
-from shardfold.search import fold_sequential as few_module
+from shardfold.search import fold as few_module
 from shardfold.search import memory_limit as limited_module
 from shardfold.search import repeats as runs_module
 from shardfold.search.branch_and_bound import bounded
-from shardfold.search.factors import factors_of
-from shardfold.search.orders import forecast
+from shardfold.search.elimination import factors_of, forecast
 from shardfold.search.pareto import marginals
 
 ORDERS = ("auto", "generate-seq", "min-degree", "min-fill", "breadth-first")

@@ -11,8 +11,7 @@ from draws import draws
 from shardfold.graph import Graph
 from shardfold.search import solve
 from shardfold.sharding.names import batch_classes
-from shardfold.strategies.baselines import batch_factors, data_parallel
-from shardfold.strategies.named import STRATEGIES, Setting, Unfit
+from shardfold.strategies.baselines import STRATEGIES, Setting, Unfit, batch_factors, replicated
 from shardfold.strategies.split_preferences import Way, choose_ways
 from virtual.choosing import Desk
 from virtual.drawing import graphs
@@ -56,7 +55,7 @@ def test_by_batch_is_data_parallel(graph: Graph, mesh: str) -> None:
     batch = batch_factors(graph, desk.subdims)
     classes = batch_classes(graph, desk.subdims)
     axes = tuple(range(len(desk.tables.mesh.axes)))
-    plain = data_parallel(desk.tables, batch)
+    plain = replicated(desk.tables, batch)
     solved = choose_ways(desk.tables, desk.subdims, lambda op: (Way(axes, (classes,)),))
     total = desk.tables.problem.total
     assert total(solved) == pytest.approx(total(plain), rel=1e-9)

@@ -28,9 +28,8 @@ from shardfold.search.subproblem import Subproblem
 from shardfold.sharding import Subdims, find_subdims
 from shardfold.simulate import Schedule, Simulation
 from shardfold.simulate import simulate as run_schedule
-from shardfold.simulate.decoded import DecodedChoice
+from shardfold.simulate.decoded import DecodedChoice, UnrolledChoice
 from shardfold.simulate.tasks import Scheduler
-from shardfold.simulate.unrolled import UnrolledChoice
 from shardfold.strategies.pins import Pin
 
 RESERVE = 0.1  # of a device's memory: fragments, workspaces, the framework itself

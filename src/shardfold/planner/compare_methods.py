@@ -24,7 +24,7 @@ from shardfold.planner.select import ROUNDING, Selection
 from shardfold.search import Problem
 from shardfold.search.baselines import draws, greedy, mcmc
 from shardfold.search.ilp import ilp
-from shardfold.strategies.named import STRATEGIES, Choice, Setting, Unfit, check_renamed, every
+from shardfold.strategies.baselines import STRATEGIES, Choice, Setting, Unfit, check_renamed, every
 
 SELECTED = "selected"  # what `plan` returns
 DATA_PARALLEL = "data-parallel"

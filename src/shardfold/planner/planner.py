@@ -5,7 +5,7 @@
         for proposers:        yield candidates that may win                   proposals.py
             simulate each:    its step with overlap, its peak of memory       case.py
         for proposers:        recompute fewer blocks, refine the winner       partial_recompute.py,
-            simulate each                                                     refine.py
+            simulate each                                                     proposals.py
         select:               what fits comes first, then the faster          select.py
 
 The search's limit is on a sum of bytes, the plan's on the simulated peak. A limit that no sum
@@ -22,15 +22,13 @@ from dataclasses import replace
 from shardfold.costs.measured import check_profile
 from shardfold.errors import InfeasibleError
 from shardfold.graph import Graph
-from shardfold.planner.capture_cache import Captures
 from shardfold.planner.case import Candidate, ResolvedRequest, simulate
 from shardfold.planner.mesh_search import Watch as MeshWatch
 from shardfold.planner.mesh_search import search_meshes
-from shardfold.planner.micro_batches import choose_micro_batches
+from shardfold.planner.micro_batches import Captures, choose_micro_batches
 from shardfold.planner.options import MicroBatches, Recompute
 from shardfold.planner.partial_recompute import propose_fewer_recomputed
-from shardfold.planner.proposals import PROPOSERS, Group, Proposer, list_smallest
-from shardfold.planner.refine import propose_refined
+from shardfold.planner.proposals import PROPOSERS, Group, Proposer, list_smallest, propose_refined
 from shardfold.planner.select import HINT, Ranking, Selection
 from shardfold.progress import Stage, Watch
 

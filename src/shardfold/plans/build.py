@@ -28,8 +28,8 @@ from shardfold.plans.plan import (
     Plan,
     Provenance,
 )
-from shardfold.simulate.unrolled import UnrolledChoice
-from shardfold.strategies.baselines import batch_factors, data_parallel, fully_sharded
+from shardfold.simulate.decoded import UnrolledChoice
+from shardfold.strategies.baselines import batch_factors, fully_sharded, replicated
 from shardfold.strategies.pins import matching
 
 
@@ -149,7 +149,7 @@ def _estimate(whole: UnrolledChoice, selection: Selection) -> Estimate:
         plain, sharded = (known[name] for name in KNOWN)
     else:
         batch = batch_factors(case.graph, case.subdims)
-        choices = (each(case.tables, batch) for each in (data_parallel, fully_sharded))
+        choices = (each(case.tables, batch) for each in (replicated, fully_sharded))
         plain, sharded = (
             winner.choosing(case.unrolled.extended(choice), Source.BASELINE, name)
             for name, choice in zip(KNOWN, choices, strict=True)

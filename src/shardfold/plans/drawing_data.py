@@ -16,8 +16,7 @@ from shardfold.graph.repeats import operator_order
 from shardfold.plans.entries import layout_words
 from shardfold.plans.plan import Face, Move, Row, Side, Sketch
 from shardfold.sharding.layouts import Layouts
-from shardfold.simulate.decoded import DecodedChoice
-from shardfold.simulate.unrolled import UnrolledChoice
+from shardfold.simulate.decoded import DecodedChoice, UnrolledChoice
 
 OUTSIDE = 0  # what an operand reads that no operator writes: an input, a parameter, a buffer
 

@@ -24,8 +24,7 @@ from shardfold.plans.plan import (
 from shardfold.sharding import Space, Subdims
 from shardfold.sharding.configs import CONFIG_WORDS
 from shardfold.sharding.layouts import REPLICATED, STATE_WORDS, Layouts
-from shardfold.simulate.decoded import DecodedChoice
-from shardfold.simulate.unrolled import RunSteps, UnrolledChoice
+from shardfold.simulate.decoded import DecodedChoice, RunSteps, UnrolledChoice
 
 Entry = TypeVar("Entry")
 Renamed = Callable[[Sequence[str]], Entry]  # an entry, under the paths of a period's blocks

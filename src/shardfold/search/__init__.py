@@ -8,11 +8,9 @@
 ((0, 1), 3.5, True)
 """
 
-from shardfold.search.npz import read_problem, write_problem
-from shardfold.search.orders import ORDERS
-from shardfold.search.problem import Problem
-from shardfold.search.progress import Progress, Watch, ignore
-from shardfold.search.solution import Solution, Statistics, unproven
+from shardfold.search.elimination import ORDERS
+from shardfold.search.problem import Problem, read_problem, write_problem
+from shardfold.search.solution import Progress, Solution, Statistics, Watch, ignore, unproven
 from shardfold.search.solve import METHODS, solve
 
 __all__ = [

@@ -29,14 +29,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from shardfold.errors import InfeasibleError, InputError
-from shardfold.search.eliminate import eliminate, trace_back
-from shardfold.search.factors import factors_of
+from shardfold.search.elimination import eliminate, factors_of, forecast, trace_back
 from shardfold.search.interning import Array, Ints, Kinds
 from shardfold.search.local_search import Near, around
-from shardfold.search.orders import forecast
 from shardfold.search.problem import Problem
-from shardfold.search.progress import Progress, Watch, ignore
-from shardfold.search.solution import Answer
+from shardfold.search.solution import Answer, Progress, Watch, ignore
 
 LIMIT = 50_000_000
 """Combinations beyond which trying them all would take minutes."""

@@ -11,17 +11,21 @@ import numpy as np
 
 from shardfold.search.backtrack import unfold
 from shardfold.search.branch_and_bound import SECONDS, bounded
-from shardfold.search.eliminate import eliminate, trace_back
-from shardfold.search.factors import Factor, Factors, factors_of
+from shardfold.search.elimination import (
+    Factor,
+    Factors,
+    Forecast,
+    eliminate,
+    factors_of,
+    forecast,
+    trace_back,
+)
 from shardfold.search.float32_pruning import narrowed
-from shardfold.search.fold import condition, fold, start
-from shardfold.search.fold_sequential import fold_few
+from shardfold.search.fold import condition, fold, fold_few, start
 from shardfold.search.interning import Array
-from shardfold.search.orders import Forecast, forecast
 from shardfold.search.problem import Problem
-from shardfold.search.progress import Watch, ignore
 from shardfold.search.repeats import find_run, total_by_rows, without_run
-from shardfold.search.solution import Answer
+from shardfold.search.solution import Answer, Watch, ignore
 from shardfold.search.table_store import Folding, Store
 
 TABLE_BYTES = 1 << 30

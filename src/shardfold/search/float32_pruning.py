@@ -21,8 +21,7 @@ from typing import cast
 
 import numpy as np
 
-from shardfold.search.fold import start
-from shardfold.search.fold_sequential import FEW, one_by_one
+from shardfold.search.fold import FEW, one_by_one, start
 from shardfold.search.interning import Array, Ints
 from shardfold.search.problem import Problem
 from shardfold.search.repeats import find_run

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from shardfold.errors import InfeasibleError, InputError
-from shardfold.search.factors import Pairwise, factors_of
+from shardfold.search.elimination import Pairwise, factors_of
 from shardfold.search.interning import Array
 from shardfold.search.problem import Problem
 from shardfold.search.solution import Answer

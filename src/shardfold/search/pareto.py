@@ -30,8 +30,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shardfold.search.eliminate import join
-from shardfold.search.factors import Factor, Factors, Pairwise, spread
+from shardfold.search.elimination import Factor, Factors, Pairwise, join, spread
 from shardfold.search.interning import Array, Ints
 
 

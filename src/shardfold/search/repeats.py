@@ -31,8 +31,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from shardfold.search.fold import start
-from shardfold.search.fold_sequential import one_by_one
+from shardfold.search.fold import one_by_one, start
 from shardfold.search.interning import Ints, Mask
 from shardfold.search.minplus import product_of, undominated
 from shardfold.search.problem import Problem

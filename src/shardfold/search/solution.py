@@ -1,9 +1,12 @@
-"""What a search returns: a choice, its cost, and how far from the best it can be."""
+"""What a search reports while it works, and what it returns.
+
+It returns a choice, its cost, and how far from the best it can be. Somebody else draws progress.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, overload
 
@@ -11,6 +14,25 @@ import numpy as np
 
 from shardfold.search.interning import Ints
 from shardfold.search.problem import Problem
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """One step of a search: `done` of `total` steps, and the best cost known, if any."""
+
+    method: str
+    done: int
+    total: int
+    table_entries: int = 0
+    best_cost: float | None = None
+
+
+Watch = Callable[[Progress], None]
+
+
+def ignore(progress: Progress) -> None:
+    """A watch that looks away."""
+
 
 TOLERANCE = 1e-9
 """Relative difference between cost and bound that rounding can explain."""

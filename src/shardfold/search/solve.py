@@ -11,14 +11,13 @@ import numpy as np
 from shardfold.errors import InputError, nearest
 from shardfold.search.baselines import breadth, brute, draws, greedy, mcmc
 from shardfold.search.branch_and_bound import SECONDS
+from shardfold.search.elimination import ORDERS
 from shardfold.search.exact import TABLE_BYTES, exact
 from shardfold.search.ilp import ilp
 from shardfold.search.interning import Ints
 from shardfold.search.memory_limit import ROUNDS, limited
-from shardfold.search.orders import ORDERS
 from shardfold.search.problem import Problem
-from shardfold.search.progress import Watch, ignore
-from shardfold.search.solution import Answer, Choice, Solution, Statistics, reaches
+from shardfold.search.solution import Answer, Choice, Solution, Statistics, Watch, ignore, reaches
 
 METHODS = ("exact", "brute", "breadth-first", "ilp", "mcmc", "greedy", "random")
 

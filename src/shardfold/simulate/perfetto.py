@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from shardfold.simulate.timeline import Timeline
+from shardfold.simulate.schedule import Timeline
 from shardfold.versioned_json import replace_file
 
 PROCESS = 0

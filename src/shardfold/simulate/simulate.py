@@ -17,11 +17,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
-from shardfold.simulate.accounting import Record, Sums
-from shardfold.simulate.micro_batches import combined, in_a_row, parted
-from shardfold.simulate.schedule import COMPUTE, Schedule, Segment, Task
-from shardfold.simulate.streams import Pending, Place, Streams
-from shardfold.simulate.timeline import Simulation, Timeline
+from shardfold.simulate.schedule import (
+    COMPUTE,
+    Schedule,
+    Segment,
+    Simulation,
+    Task,
+    Timeline,
+    combined,
+    in_a_row,
+    parted,
+)
+from shardfold.simulate.streams import Pending, Place, Record, Streams, Sums
 
 SAME = 1e-9  # of a block's time: standing that close is standing alike
 

@@ -24,11 +24,9 @@ from shardfold.costs.unroll import UnrolledProblem
 from shardfold.graph import Graph
 from shardfold.sharding import Subdims
 from shardfold.simulate import Again, Operator, Schedule, Segment, Task
-from shardfold.simulate.decoded import DecodedChoice
-from shardfold.simulate.local_layouts import MemoryFacts
-from shardfold.simulate.memory import Bytes, Footprint, PhaseMemory, scratch
+from shardfold.simulate.decoded import DecodedChoice, UnrolledChoice
+from shardfold.simulate.memory import Bytes, Footprint, MemoryFacts, PhaseMemory, scratch
 from shardfold.simulate.schedule import Mode
-from shardfold.simulate.unrolled import UnrolledChoice
 
 
 class OperatorTasks:

@@ -23,9 +23,8 @@ from shardfold.graph import Graph
 from shardfold.operators import rules_of
 from shardfold.sharding import find_subdims
 from shardfold.simulate.decoded import DecodedChoice
-from shardfold.simulate.local_layouts import MemoryFacts
-from shardfold.simulate.memory import Footprint
-from shardfold.strategies.baselines import batch_factors, data_parallel
+from shardfold.simulate.memory import Footprint, MemoryFacts
+from shardfold.strategies.baselines import batch_factors, replicated
 from shardfold.zoo import build
 
 ROWS = 65536  # enough for splitting the batch to pay
@@ -106,7 +105,7 @@ def test_recomputing_costs_one_more_forward_and_keeps_one_tensor_a_block(mesh: s
         tabulate(graph, subdims, on, prices, adamw, regions)
         for regions in (KEEP_ALL, block_regions(graph, subdims))
     )
-    by_batch = data_parallel(keeping, batch_factors(graph, subdims))
+    by_batch = replicated(keeping, batch_factors(graph, subdims))
     # norm's, up's, gelu's and down's operands against the block's own.
     rows, width = ROWS // 4, 64
     dropped = 8 * rows * (width + 4 * width + 4 * width) * 4

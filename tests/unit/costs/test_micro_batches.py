@@ -15,7 +15,7 @@ from shardfold.sharding import find_subdims
 from shardfold.simulate import simulate
 from shardfold.simulate.decoded import DecodedChoice
 from shardfold.simulate.tasks import Scheduler
-from shardfold.strategies.baselines import batch_factors, data_parallel, fully_sharded
+from shardfold.strategies.baselines import batch_factors, fully_sharded, replicated
 
 CLUSTER = parse("2x2xa100")
 MESH = mesh_from_text("2x2", CLUSTER)
@@ -71,7 +71,7 @@ def test_the_simulated_step_does_the_same(captured, seed):
 
 def test_data_parallelism_reduces_once_and_sharded_gradients_every_time(captured):
     batch = batch_factors(*captured)
-    plain = decoded(captured, 4, lambda tables: data_parallel(tables, batch))
+    plain = decoded(captured, 4, lambda tables: replicated(tables, batch))
     sharded = decoded(captured, 4, lambda tables: fully_sharded(tables, batch))
     reduced, scattered = (
         [
@@ -89,7 +89,7 @@ def test_data_parallelism_reduces_once_and_sharded_gradients_every_time(captured
 
 
 def test_memory_is_that_of_one_pass_and_of_all_gradients(captured):
-    at = decoded(captured, 4, lambda tables: data_parallel(tables, batch_factors(*captured)))
+    at = decoded(captured, 4, lambda tables: replicated(tables, batch_factors(*captured)))
     schedule = Scheduler(*captured, CLUSTER).alone(at)
     parameters = sum(t.type.bytes for t in captured[0].tensors if t.role == "parameter")
     assert schedule.resident["gradients"] >= parameters

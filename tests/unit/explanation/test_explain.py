@@ -20,8 +20,7 @@ from shardfold.graph import Graph
 from shardfold.operators import rules_of
 from shardfold.planner.case import ResolvedRequest
 from shardfold.planner.mesh_search import search_meshes
-from shardfold.search.factors import factors_of
-from shardfold.search.orders import forecast
+from shardfold.search.elimination import factors_of, forecast
 from shardfold.search.pareto import marginals
 from shardfold.sharding import Subdims, find_subdims
 from shardfold.sharding.names import in_words

@@ -10,7 +10,7 @@ import shardfold as sf
 from shardfold import zoo
 from shardfold.errors import InputError
 from shardfold.planner.compare_methods import METHODS, SEARCHES, Comparison, Effort
-from shardfold.strategies.named import RENAMED, STRATEGIES
+from shardfold.strategies.baselines import RENAMED, STRATEGIES
 
 CLUSTERS = ("8xa100", "4x8x1080ti", "2x8xh100")
 MODELS = ("alexnet-tiny", "rnnlm-tiny", "transformer-tiny", "gpt2-tiny")

@@ -10,10 +10,10 @@ from torch import nn
 
 import shardfold as sf
 from shardfold.errors import InfeasibleError, InputError, ModelError
+from shardfold.planner.batch_slices import Samples
 from shardfold.planner.micro_batches import choose_micro_batches
 from shardfold.planner.options import check_micro_batches
 from shardfold.planner.select import Selection
-from shardfold.planner.separability import Samples
 
 LIMIT = 100.0
 BATCH = Samples(16, ((0, 0),))

@@ -1,4 +1,7 @@
-"""Recomputing some blocks: a border anywhere in the model, and floors that no step goes below."""
+"""A run in two parts is the same model: same fingerprint, same plan.
+
+Recomputing some blocks: a border anywhere in the model, and floors that no step goes below.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +14,40 @@ from shardfold.costs import OPTIMIZERS, Tables, pricing_named, tabulate
 from shardfold.costs.activations import KEEP_ALL, Regions, block_regions, in_model
 from shardfold.costs.unroll import unroll
 from shardfold.graph import Graph
+from shardfold.graph.repeats import are_alike
 from shardfold.operators import rules_of
-from shardfold.planner.partial_recompute import divide_at, leading_regions, more_seconds
+from shardfold.planner.partial_recompute import divide_at, divided, leading_regions, more_seconds
 from shardfold.planner.select import least_seconds
 from shardfold.search import solve
 from shardfold.sharding import Subdims, find_subdims
+
+
+def graph_of(name: str, layers: int) -> Graph:
+    module, args, kwargs = zoo.build(name, layers=layers)
+    graph = capture_short(module, args, kwargs)
+    assert graph.repeats
+    return graph
+
+
+@pytest.mark.parametrize("name", ["gpt2-tiny", "llama3-8b-tiny", "t5-large-tiny"])
+def test_the_model_stays_the_same(name: str) -> None:
+    graph = graph_of(name, 14)
+    for number, repeat in enumerate(graph.repeats):
+        for first in range(1, repeat.count):
+            found = divided(graph, number, first)
+            parts = found.repeats[number : len(found.repeats) - len(graph.repeats) + number + 1]
+            assert {r.count for r in parts} <= {first - 1, repeat.count - first}
+            assert all(are_alike(found, each) for each in found.repeats)
+            assert found.operator_count == graph.operator_count
+            assert found.digest() == graph.digest()
+
+
+def test_a_border_at_an_end_is_refused() -> None:
+    graph = graph_of("gpt2-tiny", 14)
+    for first in (0, graph.repeats[0].count):
+        with pytest.raises(ValueError, match="cannot be divided"):
+            divided(graph, 0, first)
+
 
 LAYERS = 9
 

@@ -19,7 +19,7 @@ from shardfold.planner.planner import select_for
 from shardfold.planner.proposals import list_baselines
 from shardfold.simulate import simulate as run_schedule
 from shardfold.simulate import timeline
-from shardfold.strategies.named import STRATEGIES
+from shardfold.strategies.baselines import STRATEGIES
 from shardfold.strategies.pins import Pin
 
 ADAMW = optimizer_named("adamw")

@@ -7,7 +7,7 @@ import pytest
 
 from shardfold.search import Problem
 from shardfold.search.baselines import mcmc
-from shardfold.search.progress import Progress
+from shardfold.search.solution import Progress
 
 BEST_FROM_THE_START = Problem((np.array([0.0, 1.0]), np.array([0.0, 1.0])))
 

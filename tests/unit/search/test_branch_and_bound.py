@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from shardfold.search import Problem, solve
-from shardfold.search.branch_and_bound import bounded
-from shardfold.search.factors import Pairwise, factors_of
-from shardfold.search.trw import Dual
+from shardfold.search.branch_and_bound import Dual, bounded
+from shardfold.search.elimination import Pairwise, factors_of
 
 
 def clique(vertices: int, choices: int, seed: int, layouts: int = 0) -> Problem:

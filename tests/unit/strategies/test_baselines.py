@@ -1,15 +1,35 @@
-"""Data parallel and fully sharded are what their names say, collective by collective."""
+"""Data parallel and fully sharded are what their names say, collective by collective.
+
+Strategies by hand are what their papers say, collective by collective, and price as chosen.
+"""
 
 from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 import pytest
 
+from shardfold import zoo
+from shardfold.capture import capture
+from shardfold.errors import InputError
 from shardfold.graph import Graph
 from shardfold.plans.entries import operator_entries, parameter_entries
 from shardfold.search import solve
 from shardfold.simulate.decoded import DecodedChoice
-from shardfold.strategies.baselines import batch_factors, data_parallel, fully_sharded
+from shardfold.strategies.baselines import (
+    STRATEGIES,
+    Choice,
+    Setting,
+    Unfit,
+    batch_factors,
+    fully_sharded,
+    replicated,
+    strategy_named,
+)
+from shardfold.strategies.split_preferences import Roles
 from virtual.choosing import Desk, collectives
 from virtual.sketch import Sketch
 
@@ -26,7 +46,7 @@ def mlp(batch: int = B) -> Graph:
 
 def baselines(desk: Desk) -> tuple[DecodedChoice, DecodedChoice]:
     batch = batch_factors(desk.graph, desk.subdims)
-    return tuple(desk.decoded(c(desk.tables, batch)) for c in (data_parallel, fully_sharded))  # type: ignore[return-value]
+    return tuple(desk.decoded(c(desk.tables, batch)) for c in (replicated, fully_sharded))  # type: ignore[return-value]
 
 
 PARAMETERS = sorted([M * M * 4, M * N * 4, M * N * 4, M * 4])
@@ -90,3 +110,246 @@ def test_no_baseline_beats_the_plan(mesh: str) -> None:
     for decoded in baselines(desk):
         assert best <= desk.tables.problem.total(decoded.choice) * (1 + 1e-9)
         assert np.isfinite(desk.tables.problem.total(decoded.choice))
+
+
+CLUSTERS = {"8xa100": "2x2x2", "4x8x1080ti": "4x2x4", "2x8xh100": "2x2x4"}
+MODELS = ("resnet50-tiny", "llama3-8b-tiny", "mixtral-8x7b-tiny", "vit-large-tiny")
+COMPARED = ("alexnet-tiny", "rnnlm-tiny", "transformer-tiny", "gpt2-tiny")
+# What tests of `compare` plan on all three clusters is priced on one mesh only here.
+CASES = [(name, cluster) for name in MODELS for cluster in CLUSTERS]
+CASES += [(name, "4x8x1080ti") for name in COMPARED]
+LAYERS, BATCH, SEQ, HIDDEN = 2, 8, 16, 64
+STREAM = BATCH * SEQ * HIDDEN * 4  # bytes of the residual stream of a tiny Llama
+
+
+@cache
+def graph_of(name: str) -> Graph:
+    if zoo.entry(name).source.startswith("Hugging"):
+        pytest.importorskip("transformers")
+    module, args, kwargs = zoo.build(name)
+    return capture(module, args, kwargs)
+
+
+@dataclass(frozen=True)
+class Made:
+    """A strategy's choice with all that it means."""
+
+    desk: Desk
+    choice: Choice
+
+    @property
+    def decoded(self) -> DecodedChoice:
+        return self.desk.decoded(self.choice)
+
+    def splits(self, kind: str) -> Counter[tuple[tuple[str, int], ...]]:
+        entries = operator_entries(self.decoded)
+        return Counter(tuple(e.split.items()) for e in entries if e.kind == kind)
+
+
+@cache
+def desk_of(name: str, cluster: str, mesh: str) -> Desk:
+    return Desk.of(graph_of(name), cluster, mesh, "adamw")
+
+
+def made(strategy: str, name: str, cluster: str, mesh: str) -> Made:
+    desk = desk_of(name, cluster, mesh)
+    choice = STRATEGIES[strategy](Setting(desk.graph, desk.subdims, desk.tables))
+    assert not isinstance(choice, Unfit), choice.reason
+    return Made(desk, choice)
+
+
+def reason(strategy: str, name: str, cluster: str = "2x4xh100", mesh: str = "2x4") -> str:
+    desk = desk_of(name, cluster, mesh)
+    found = STRATEGIES[strategy](Setting(desk.graph, desk.subdims, desk.tables))
+    assert isinstance(found, Unfit)
+    return found.reason
+
+
+@pytest.mark.parametrize(("name", "cluster"), CASES)
+def test_exact_is_never_slower_than_a_strategy_by_hand(name: str, cluster: str) -> None:
+    desk = desk_of(name, cluster, CLUSTERS[cluster])
+    problem = desk.tables.problem
+    best = solve(problem)
+    assert best.is_optimal
+    applied = 0
+    for strategy in STRATEGIES.values():
+        choice = strategy(Setting(desk.graph, desk.subdims, desk.tables))
+        if not isinstance(choice, Unfit):
+            applied += 1
+            assert best.cost <= problem.total(choice) * (1 + 1e-9)
+    assert applied >= 3
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("name", ["alexnet-tiny", "mixtral-8x7b-tiny"])
+def test_a_step_is_the_sum_of_its_parts(strategy: str, name: str) -> None:
+    desk = desk_of(name, "2x4xh100", "2x4")
+    choice = STRATEGIES[strategy](Setting(desk.graph, desk.subdims, desk.tables))
+    if isinstance(choice, Unfit):
+        assert choice.reason
+        return
+    parts = sum(desk.decoded(choice).totals().values())
+    assert desk.tables.problem.total(choice) == pytest.approx(parts, rel=1e-9)
+
+
+def test_every_strategy_applies_to_some_model() -> None:
+    applied = set()
+    for name in ("alexnet-tiny", "mixtral-8x7b-tiny"):
+        desk = desk_of(name, "2x4xh100", "2x2x2")
+        for strategy, function in STRATEGIES.items():
+            choice = function(Setting(desk.graph, desk.subdims, desk.tables))
+            if not isinstance(choice, Unfit):
+                applied.add(strategy)
+    assert applied == set(STRATEGIES)
+
+
+# Roles
+
+
+def test_roles_of_a_llama_are_read_off_the_graph() -> None:
+    desk = desk_of("llama3-8b-tiny", "2x2xh100", "2x2")
+    roles = Roles.of(desk.graph, desk.subdims)
+    assert len(roles.inner) == LAYERS  # one set of features between up and down in each layer
+    assert len(roles.heads) == 2 * LAYERS  # key heads, and the queries that share one
+    kinds = Counter()
+    for product in roles.products:
+        module = desk.graph.ops[product.op].origin.module.rpartition(".")[2]
+        column, row = product.out & roles.tensor_parallel, product.reduced & roles.tensor_parallel
+        assert not (column and row)
+        kinds[module, "column" if column else "row" if row else "neither"] += 1
+    names = {"column": ["q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"]}
+    names["row"] = ["o_proj", "down_proj"]
+    expected = {(name, how): LAYERS for how, found in names.items() for name in found}
+    assert kinds == {**expected, ("lm_head", "column"): 1}
+
+
+@pytest.mark.parametrize("name", ["alexnet-tiny", "resnet50-tiny", "rnnlm-tiny"])
+def test_models_without_attention_have_no_inner_features(name: str) -> None:
+    desk = desk_of(name, "2x4xh100", "2x4")
+    roles = Roles.of(desk.graph, desk.subdims)
+    assert not roles.heads
+    assert not roles.inner
+
+
+def test_positions_and_relative_biases_are_no_vocabulary() -> None:
+    for name in ("gpt2-tiny", "t5-large-tiny"):
+        graph = graph_of(name)
+        desk = desk_of(name, "2x2xh100", "2x2")
+        roles = Roles.of(desk.graph, desk.subdims)
+        split = {
+            graph.tensors[op.inputs[0]].type.shape[0]
+            for op, factors in zip(graph.ops, desk.subdims.factors, strict=True)
+            if op.kind == "aten.embedding" and set(factors) & roles.vocabulary
+        }
+        assert split == {257}
+
+
+# Megatron-LM
+
+
+def test_megatron_reduces_twice_a_layer_in_each_direction() -> None:
+    """Shoeybi et al. 2019, figure 4: one all-reduce after attention, one after the MLP; and the
+    same in backward, before them. The embedding adds one forward, the head one backward."""
+    found = collectives(made("megatron", "llama3-8b-tiny", "2xh100", "2").decoded)
+    stream = Counter((phase, kind) for phase, kind, _, size in found if size == STREAM)
+    assert stream == {
+        ("forward", "all_reduce"): 2 * LAYERS + 1,
+        ("backward", "all_reduce"): 2 * LAYERS + 1,
+    }
+    # What is left is the loss over a split vocabulary: a few words a token.
+    rest = [c for c in found if c[3] != STREAM]
+    assert {kind for _, kind, _, _ in rest} == {"all_reduce"}
+    assert max(size for *_, size in rest) <= BATCH * SEQ * 2 * 4
+
+
+def test_sequence_parallelism_gathers_and_scatters_instead() -> None:
+    """Korthikanti et al. 2022: each all-reduce becomes an all-gather and a reduce-scatter."""
+    found = collectives(made("megatron+sp", "llama3-8b-tiny", "2xh100", "2").decoded)
+    stream = Counter((phase, kind) for phase, kind, _, size in found if size == STREAM)
+    assert not any(kind == "all_reduce" for _, kind in stream)
+    assert stream["forward", "reduce_scatter"] == 2 * LAYERS + 1
+    assert stream["forward", "all_gather"] == 2 * LAYERS + 1
+
+
+def test_megatron_splits_tensors_within_a_node_and_the_batch_between() -> None:
+    found = made("megatron", "llama3-8b-tiny", "4x2xh100", "4x2")
+    attention = "aten.scaled_dot_product_attention"
+    assert found.splits(attention) == {(("batch", 4), ("heads", 2)): LAYERS}
+    products = found.splits("aten.linear")
+    assert products[("batch", 4), ("heads", 2)] == 4 * LAYERS
+    assert products[("batch", 4), ("out", 2)] == 2 * LAYERS
+    assert products[("batch", 4), ("in", 2)] == LAYERS
+    norms = [e for e in operator_entries(found.decoded) if e.kind == "aten.rsqrt"]
+    assert {tuple(e.split.items()) for e in norms} == {(("batch", 4),)}
+
+
+def test_mesh_tensorflow_may_leave_the_node() -> None:
+    inside = made("megatron", "llama3-8b-tiny", "2x2xh100", "2x2")
+    anywhere = made("mesh-tensorflow", "llama3-8b-tiny", "2x2xh100", "2x2")
+    total = inside.desk.tables.problem.total
+    assert total(anywhere.choice) <= total(inside.choice) * (1 + 1e-9)
+
+
+# The others
+
+
+def test_one_weird_trick_splits_alexnet_as_the_paper_says() -> None:
+    found = made("krizhevsky-2014", "alexnet", "4x8x1080ti", "4x8")
+    assert found.splits("aten.conv2d") == {(("batch", 32),): 5}
+    linear = found.splits("aten.linear")
+    assert linear == {(("out", 32),): 2, (("classes", 32),): 1}
+    loss = found.splits("aten.cross_entropy_loss")
+    assert loss == {(("classes", 32),): 1}
+
+
+def test_experts_are_split_within_a_node() -> None:
+    found = made("expert-parallel", "mixtral-8x7b-tiny", "2x4xh100", "2x4")
+    experts = found.splits("shardfold.expert_linear")
+    assert sum(experts.values()) == 2 * LAYERS
+    assert {split["experts"] for split in map(dict, experts)} == {4}
+    attention = found.splits("aten.scaled_dot_product_attention")
+    assert attention == {(("batch", 8),): LAYERS}
+
+
+def test_zero_2_gathers_once_and_zero_3_twice() -> None:
+    weights = 7  # backward needs these again, and no bias; conv1's is too small to be sharded
+    for strategy, again in (("zero-2", 0), ("fsdp", weights)):
+        found = made(strategy, "alexnet-tiny", "8xa100", "8")
+        moved = [(phase, kind) for phase, kind, _, size in collectives(found.decoded) if size > 64]
+        counts = Counter(moved)
+        assert counts["forward", "all_gather"] == counts["backward", "reduce_scatter"] > weights
+        assert counts["backward", "all_gather"] == again
+
+
+def test_hybrid_sharding_gathers_within_a_node_only() -> None:
+    found = collectives(made("hsdp", "alexnet-tiny", "2x4xh100", "2x4").decoded)
+    assert {axes for _, kind, axes, _ in found if kind == "all_gather"} == {(1,)}
+    assert (0,) in {axes for _, kind, axes, _ in found if kind == "all_reduce"}
+
+
+@pytest.mark.parametrize(
+    ("strategy", "name", "why"),
+    [
+        ("krizhevsky-2014", "vit-large-tiny", "convolutional networks"),
+        ("krizhevsky-2014", "rnnlm-tiny", "convolutional networks"),
+        ("megatron", "resnet50-tiny", "no attention"),
+        ("megatron+sp", "alexnet-tiny", "no sequence of tokens"),
+        ("expert-parallel", "gpt2-tiny", "no experts"),
+    ],
+)
+def test_a_strategy_that_does_not_apply_says_why(strategy: str, name: str, why: str) -> None:
+    assert why in reason(strategy, name)
+
+
+def test_one_level_makes_hybrids_the_same_as_the_plain_ones() -> None:
+    assert "same as fsdp" in reason("hsdp", "alexnet-tiny", "8xa100", "2x4")
+    assert "same as megatron" in reason("mesh-tensorflow", "gpt2-tiny", "8xa100", "2x4")
+
+
+def test_heads_that_do_not_divide_are_refused() -> None:
+    assert "do not divide" in reason("megatron", "transformer-tiny", "8xa100", "8")
+
+
+def test_an_unknown_strategy_suggests_the_nearest() -> None:
+    with pytest.raises(InputError, match="Did you mean megatron"):
+        strategy_named("megatorn")

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from shardfold.search import Problem
-from shardfold.search.column_pool import splice
+from shardfold.search.memory_limit import splice
 
 
 def some_problem(seed: int) -> Problem:

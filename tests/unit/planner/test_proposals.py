@@ -8,7 +8,7 @@ import pytest
 
 import shardfold as sf
 from shardfold import zoo
-from shardfold.planner.refine import mix
+from shardfold.planner.proposals import mix
 
 
 def test_the_plan_is_no_slower_than_an_equal_sum_of_another_search() -> None:

@@ -5,9 +5,7 @@ import pytest
 
 from shardfold.errors import InputError
 from shardfold.search import Problem
-from shardfold.search.eliminate import eliminate
-from shardfold.search.factors import factors_of
-from shardfold.search.orders import ORDERS, cost_of, forecast
+from shardfold.search.elimination import ORDERS, cost_of, eliminate, factors_of, forecast
 
 
 def graph(sizes: list[int], edges: list[tuple[int, int]]) -> Problem:

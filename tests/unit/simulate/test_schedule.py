@@ -3,7 +3,7 @@
 import pytest
 
 from shardfold.simulate import Operator, Schedule, Segment, Task, simulate, timeline
-from shardfold.simulate.micro_batches import parted
+from shardfold.simulate.schedule import parted
 
 KEPT = {"activations": 8.0}
 FRESH = {"buffers": 3.0}
