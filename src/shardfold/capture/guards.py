@@ -20,6 +20,7 @@ refused is named with the module, the line and the way out, before anything is p
 
 from __future__ import annotations
 
+import pickle
 import random
 import sys
 from collections.abc import Callable, Iterator
@@ -163,7 +164,7 @@ class State:
     @classmethod
     def of(cls, model: nn.Module) -> State:
         """Of every module; tensors, parameters and children apart."""
-        found, known = cls(), dict[int, Any]()
+        found, known = cls(), _named_tensors(model)
         for path, module in model.named_modules():
             for name, value in attributes_of(module).items():
                 if name not in STRUCTURE:
@@ -186,6 +187,17 @@ class State:
         """Give the modules these attributes."""
         for (path, name), value in self.objects.items():
             vars(model.get_submodule(path))[name] = value
+
+
+def _named_tensors(model: nn.Module) -> dict[int, Any]:
+    """Parameters and buffers by identity, frozen as their names: a trace puts others in place."""
+    known: dict[int, Any] = {}
+    for path, module in model.named_modules():
+        for group in ("_parameters", "_buffers"):
+            for name, tensor in attributes_of(module)[group].items():
+                known.setdefault(id(tensor), ("tensor", f"{path}.{name}"))
+    known.pop(id(None), None)
+    return known
 
 
 def _around(kind: type) -> Iterator[tuple[str, Any]]:
@@ -454,7 +466,7 @@ HANDLERS: dict[Any, Handler] = {
 def watching(model: nn.Module) -> Iterator[Watch]:
     """Look on while `model` is traced; what is refused is raised at the end, if not before."""
     watch = Watch(model)
-    dice = random.getstate(), np.random.get_state()
+    dice = _dice()
     try:
         with ExitStack() as stack:
             for target, name, made in _patches(watch):
@@ -530,19 +542,19 @@ def _patches(watch: Watch) -> Iterator[tuple[Any, str, Any]]:
     yield torch.inference_mode, "__exit__", left
 
 
-def _check_dice(before: tuple[Any, Any]) -> None:
-    now = random.getstate(), np.random.get_state()
-    drawn = [
-        name
-        for name, same in (
-            ("Python's random", before[0] == now[0]),
-            ("numpy.random", repr(before[1]) == repr(now[1])),
-        )
-        if not same
-    ]
+def _dice() -> dict[str, Any]:
+    """The state of the random numbers that are not torch's."""
+    return {
+        "Python's random": random.getstate(),
+        "numpy.random": pickle.dumps(np.random.get_state()),
+    }
+
+
+def _check_dice(before: dict[str, Any]) -> None:
+    drawn = next((name for name, now in _dice().items() if now != before[name]), None)
     if drawn:
         raise ModelError(
-            f"The model's forward draws from {drawn[0]}: a captured program would repeat the "
+            f"The model's forward draws from {drawn}: a captured program would repeat the "
             "numbers of its trace in every step, and ranks would differ. Draw outside the model "
             "and pass the numbers in as tensors, or use nn.Dropout."
         )

@@ -236,3 +236,25 @@ def test_nothing_is_printed(capfd: pytest.CaptureFixture[str]) -> None:
     message(Outer(), X)
     captured = capfd.readouterr()
     assert (captured.out, captured.err) == ("", "")
+
+
+def test_parameters_in_a_list_of_the_module_are_no_change_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Recurrent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lstm = nn.LSTM(4, 4)  # keeps its weights in a list, too, which the trace swaps
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.lstm(x)[0].sum()
+
+    traced, original = list[object](), torch.export.export
+
+    def export(*args: object, **kwargs: object) -> object:
+        traced.append(original(*args, **kwargs))  # type: ignore[arg-type]
+        return traced[-1]
+
+    monkeypatch.setattr(torch.export, "export", export)
+    capture(Recurrent(), (torch.zeros(2, 3, 4),))
+    assert len(traced) == 1
