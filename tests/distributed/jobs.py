@@ -56,9 +56,6 @@ def numbers(rank: int, cases: list[Case]) -> list[str]:
     return found
 
 
-STORED_OTHERWISE = "stored otherwise"
-
-
 def collectives(rank: int, cases: list[Case]) -> list[str]:
     """For each case, how the collectives of a real step differ from the plan's."""
     _quiet()
@@ -73,9 +70,6 @@ def collectives(rank: int, cases: list[Case]) -> list[str]:
         ran = by_member(ran, module._run.uses.launched, names)
         wanted = planned(plan)
         only = dict(wanted - ran), dict(ran - wanted)
-        if module._run.lowered.stored_otherwise:  # which the module says when it is made
-            found.append(STORED_OTHERWISE)
-            continue
         found.append("" if ran == wanted else f"{name} {label}: planned {only[0]}, ran {only[1]}")
     return found
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import copy
+import math
 import pickle
 from collections.abc import Callable
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
@@ -19,6 +22,10 @@ import shardfold as sf
 from shardfold.errors import RunError
 from shardfold.plans.files import loads
 from shardfold.runtime import parallelize
+from shardfold.runtime.lower import Stored
+from shardfold.runtime.parameters import keeping
+from shardfold.runtime.shards import Place, extent
+from shardfold.sharding.layouts import storable
 
 from .idioms import IDIOMS
 from .ranks import Launch
@@ -232,3 +239,45 @@ def test_what_is_not_right_is_refused(on_ranks: Launch) -> None:
             assert "Call the module with all of them, labels included" in message
             assert "TreeSpec" not in message
         assert "cannot be pickled: save it with sf.save" in said[5]
+
+
+SUBDIMS = {  # of parameters: sizes, and the dim of each
+    "packed": ((3, 8, 4, 6), (0, 0, 0, 1)),
+    "packed bias": ((3, 8, 16), (0, 0, 0)),
+    "heads": ((8, 4, 12), (0, 0, 1)),
+    "uneven": ((10, 5, 9), (0, 0, 1)),
+}
+
+
+def put_together(rank: int, shape: tuple[int, ...]) -> list[str]:
+    """Of all storages that can be planned, those that torch gathers or reduces wrongly."""
+    mesh = init_device_mesh("cpu", shape)
+    place = Place.of_rank(rank, shape)
+    told, count = [], 0
+    for name, (subdims, dims) in SUBDIMS.items():
+        sizes = [
+            math.prod(n for n, d in zip(subdims, dims, strict=True) if d == k) for k in {*dims}
+        ]
+        full = torch.randn(sizes, generator=torch.Generator().manual_seed(0)).double()
+        for row in product(range(-1, len(subdims)), repeat=len(shape)):
+            if storable(row, subdims, dims, shape) != row:
+                continue
+            kept = keeping(Stored(0, row, extent(subdims, dims, len(sizes), row, place), shape))
+            part = kept.parameter(kept.part(full), mesh, False)
+            count += 1
+            found = (
+                part.full_tensor(),
+                (part * 2).full_tensor() / 2,
+                torch.zeros_like(part) + part,
+            )
+            same = all(torch.equal(whole(f), full) for f in found)
+            norm = float(whole(nn.utils.get_total_norm([part])))
+            if not same or abs(norm - float(full.norm())) > 1e-9:
+                told.append(f"{name} {row} {kept.placements}: {same}, {norm}")
+    assert count > 40
+    return told
+
+
+def test_every_storage_that_is_planned_is_put_together_rightly(on_ranks: Launch) -> None:
+    for told in on_ranks(put_together, 4, (2, 2)):
+        assert told == []

@@ -12,7 +12,8 @@ what the readers leave of its gradient there is added up first, and then all-red
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,7 +24,7 @@ from shardfold.costs.steps import Compute, Steps
 from shardfold.errors import InputError, nearest
 from shardfold.graph import TensorType
 from shardfold.sharding.configs import is_legal_split
-from shardfold.sharding.layouts import REPLICATED, SHARED, Layouts, local_items
+from shardfold.sharding.layouts import REPLICATED, SHARED, Layouts, local_items, storable
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,22 +71,28 @@ class Storage:
 
 
 def storages(
-    needed: Sequence[Layouts], subdims: Sequence[int], mesh: Mesh, summed: Sequence[int] = ()
+    needed: Sequence[Layouts],
+    subdims: Sequence[int],
+    dims: Sequence[int],
+    mesh: Mesh,
+    summed: Sequence[int] = (),
 ) -> Storage:
     """Every storage worth having for readers that need these layouts.
 
     For each needed layout: itself, and for every set of its unsplit axes one sharded variant,
     kept or regathered. The sub-dim to shard is the largest that can be gathered by one all-gather.
     On the axes `summed`, those that are left whole may have their gradient summed up first.
+    What DTensor cannot say is left whole on some axis.
     """
     rows: dict[tuple[int, ...], bool] = {}  # whether some reader has to gather it
     # A parameter is never kept as the parts of a sum: a reader that wants it so slices it for free.
-    bases = {tuple(max(int(s), REPLICATED) for s in row) for each in needed for row in each}
+    used = {tuple(max(int(s), REPLICATED) for s in row) for each in needed for row in each}
+    bases = {storable(row, subdims, dims, mesh.shape) for row in used}
     for base in sorted(bases):
         free = [a for a, state in enumerate(base) if state == REPLICATED]
         for subset in range(1 << len(free)):
             axes = [a for k, a in enumerate(free) if subset >> k & 1]
-            sharded = _sharded(base, axes, subdims, mesh)
+            sharded = next(_sharded(base, axes, subdims, dims, mesh.shape), None)
             if sharded is not None:
                 rows[sharded] = rows.get(sharded, False) or bool(axes)
     for row, gathers in list(rows.items()):
@@ -112,26 +119,30 @@ def _with_sums(row: tuple[int, ...], summed: Sequence[int]) -> list[tuple[int, .
 
 
 def _sharded(
-    base: tuple[int, ...], axes: list[int], subdims: Sequence[int], mesh: Mesh
-) -> tuple[int, ...] | None:
-    row = list(base)
-    parts = [1] * len(subdims)
-    for axis, state in enumerate(base):
-        if state >= 0:
-            parts[state] *= mesh.axes[axis].size
-    for axis in axes:
-        options = [
-            k
-            for k, size in enumerate(subdims)
-            if all(state != k or other < axis for other, state in enumerate(row))
-            and is_legal_split(size, parts[k] * mesh.axes[axis].size)
-        ]
-        if not options:
-            return None
-        best = max(options, key=lambda k: (subdims[k] / parts[k], -k))
-        row[axis] = best
-        parts[best] *= mesh.axes[axis].size
-    return tuple(row)
+    row: tuple[int, ...],
+    axes: Sequence[int],
+    subdims: Sequence[int],
+    dims: Sequence[int],
+    shape: Sequence[int],
+) -> Iterator[tuple[int, ...]]:
+    """The storage with `axes` split as well: the largest sub-dims first, as far as storable."""
+    if storable(row, subdims, dims, shape) != row:
+        return
+    if not axes:
+        yield row
+        return
+    axis, *rest = axes
+    parts = [
+        math.prod(n for n, s in zip(shape, row, strict=True) if s == k) for k in range(len(subdims))
+    ]
+    options = [
+        k
+        for k, size in enumerate(subdims)
+        if all(state != k or other < axis for other, state in enumerate(row))
+        and is_legal_split(size, parts[k] * shape[axis])
+    ]
+    for k in sorted(options, key=lambda k: (-subdims[k] / parts[k], k)):
+        yield from _sharded((*row[:axis], k, *row[axis + 1 :]), rest, subdims, dims, shape)
 
 
 def update_steps(

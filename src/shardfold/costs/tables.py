@@ -226,11 +226,11 @@ class _Tabulator:
         needed = [sides.operand(*reader) for reader in readers]
         flowing = [readers.index(r) for r in gradient_readers(self.graph, tensor, readers)]
         kind, subdims = self.graph.tensors[tensor].type, self.subdims.tensors[tensor]
-        trained = self.graph.tensors[tensor].requires_grad
+        trained, dims = self.graph.tensors[tensor].requires_grad, self.subdims.dims[tensor]
         key = ("parameter", kind, subdims, trained, tuple(flowing), tuple(id(n) for n in needed))
         if key not in self.cache:
             summed = [needed[k] for k in flowing] if sums_gradients(self.model) else []
-            storage = storages(needed, subdims, self.mesh, summed_axes(summed))
+            storage = storages(needed, subdims, dims, self.mesh, summed_axes(summed))
             self.cache[key] = (storage, *self._stored(tensor, storage))
         storage, costs, memory = self.cache[key]
         vertex = Vertex("parameter", tensor, layouts=storage.layouts, storage=storage)

@@ -23,7 +23,7 @@ from shardfold.graph import Graph
 from shardfold.plans.plan import Plan
 from shardfold.sharding import Space, Subdims, space_of
 from shardfold.sharding.configs import CONFIG_WORDS, NONE
-from shardfold.sharding.layouts import STATE_WORDS
+from shardfold.sharding.layouts import STATE_WORDS, storable
 from shardfold.simulate.decoded import DecodedChoice
 
 Entry = TypeVar("Entry")
@@ -57,7 +57,7 @@ def decisions_of(plan: Plan, graph: Graph, subdims: Subdims, mesh: Mesh | None =
         names = graph.tensors[index].names
         if parameter.names != names:
             raise PlanError(f"The plan has no parameter {names[0]}. Plan again.")
-        stored[index] = layout_row(parameter.layout, index, subdims, names[0], mesh)
+        stored[index] = _stored_row(parameter.layout, index, subdims, names[0], mesh)
         if parameter.regather:
             regathers.add(index)
     return Decisions(
@@ -116,6 +116,19 @@ def layout_row(layout: Sequence[str], tensor: int, subdims: Subdims, name: str, 
             f"{name} is laid out on {len(layout)} axes, the plan's mesh has {len(mesh.axes)}."
         )
     return tuple(_state(word, tensor, subdims, name) for word in layout)
+
+
+def _stored_row(layout: Sequence[str], tensor: int, subdims: Subdims, name: str, mesh: Mesh) -> Row:
+    """The same for a parameter, as DTensor must be able to say it."""
+    row = layout_row(layout, tensor, subdims, name, mesh)
+    pieces = subdims.tensors[tensor]
+    if storable(row, pieces, subdims.dims[tensor], mesh.shape) != row:
+        raise PlanError(
+            f"{name} is stored as {', '.join(layout)} on the mesh {mesh}, of pieces "
+            f"{' x '.join(map(str, pieces))}: DTensor can split an inner piece of a dim over one "
+            "axis only, the last that splits the dim, and evenly. Plan again."
+        )
+    return row
 
 
 def mesh_on(plan: Plan, cluster: Cluster) -> Mesh:

@@ -24,7 +24,7 @@ from shardfold.plans.read import Decisions
 from shardfold.runtime.ops import Local, Site, localise
 from shardfold.runtime.process_groups import Axes
 from shardfold.runtime.reshard import Given, Lie, Moves, values
-from shardfold.runtime.shards import Extent, Place, Row, storable
+from shardfold.runtime.shards import Extent, Place, Row
 from shardfold.sharding import Space, Subdims
 from shardfold.sharding.layouts import REPLICATED, Layouts
 
@@ -94,7 +94,6 @@ class Lowered:
     inputs: Mapping[int, Given] = field(default_factory=dict)  # how the batch may come
     again: tuple[range, ...] = ()  # stretches of instructions that run again before backward
     ahead: int = 1  # readers of gathered parameters whose gathers may be under way before
-    stored_otherwise: tuple[int, ...] = ()  # parameters in fewer parts than the plan has them in
 
     def background_axes(self) -> set[Axes]:
         """Every set of axes on which a parameter is gathered or its gradient reduced."""
@@ -148,12 +147,7 @@ class _Lowering:
     ) -> None:
         self.program, self.graph, self.subdims = program, program.graph, subdims
         self.place = place
-        stored = {
-            t: storable(row, subdims.tensors[t], subdims.dims[t], place.shape)
-            for t, row in decisions.stored.items()
-        }
-        self.stored_otherwise = tuple(t for t in stored if stored[t] != decisions.stored[t])
-        self.decisions = replace(decisions, stored=stored)
+        self.decisions = decisions
         self.whole: Row = (REPLICATED,) * len(place.shape)
         self.sides = Sides(decisions.configs)
         self.wiring = wire(self.graph, subdims, self._vertices(), self.sides, decisions.regions)
@@ -197,7 +191,6 @@ class _Lowering:
             parameters,
             written,
             again=self.decisions.regions.ranges,
-            stored_otherwise=self.stored_otherwise,
         )
 
     def _written(self) -> Iterator[Written]:

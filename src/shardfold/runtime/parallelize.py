@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -86,7 +85,6 @@ def parallelize(
     dtype, dims = plan.provenance.request.dtype, plan.micro_batch_dims
     settings = Settings(dtype, seed, float64, prefix, plan.micro_batches, dims)
     module = assemble(model, program, lowered, settings)
-    _tell_stored_otherwise(program, lowered)
     example = example_for(plan, args, kwargs)
     original = Original.of(model, *example, dtype, loss)
 
@@ -96,18 +94,6 @@ def parallelize(
 
     module._run.make_evaluation = evaluation
     return module
-
-
-def _tell_stored_otherwise(program: Program, lowered: Lowered) -> None:
-    """Say on rank 0 which parameters take more memory and communication than the plan counts."""
-    names = [program.sources[t].name for t in lowered.stored_otherwise]
-    if names and (not dist.is_initialized() or dist.get_rank() == 0):
-        warnings.warn(
-            f"{len(names)} parameters, such as {names[0]}, are stored in fewer parts than the plan "
-            "has: DTensor cannot say a split of inner pieces of a dim over several axes. Numbers "
-            "are the same; memory and communication of these are more than the plan counts.",
-            stacklevel=3,
-        )
 
 
 def prepared(

@@ -7,7 +7,7 @@ packed q-k-v projection, of which every device has some rows of each third) is a
 
     3 x 8 heads x 16 features over 2 devices: _StridedShard(0, split_factor=3)
 
-What neither can say (5 heads x 16 features over 2: 3 heads and 2) is stored whole on that axis.
+What neither can say (5 heads x 16 features over 2: 3 heads and 2) is never planned: see `storable`.
 
 Weights are made a module at a time. A module's own initialisation is run on that module alone, from
 a seed of its own, so that every rank draws the same numbers and never holds more than one module's
@@ -30,7 +30,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 
 from shardfold.errors import RunError
 from shardfold.runtime.lower import Stored
-from shardfold.runtime.shards import pieces_product
+from shardfold.sharding.layouts import pieces_product
 
 
 @dataclass(frozen=True, slots=True)

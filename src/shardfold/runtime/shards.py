@@ -12,7 +12,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shardfold.sharding.layouts import REPLICATED, Bounds, chunk
+from shardfold.sharding.layouts import Bounds, chunk
 
 __all__ = [
     "Bounds",
@@ -23,8 +23,6 @@ __all__ = [
     "chunk",
     "extent",
     "lengths",
-    "pieces_product",
-    "storable",
 ]
 
 Row = tuple[int, ...]  # a state, or a factor, for each mesh axis
@@ -120,39 +118,3 @@ def extent(
     """The part of a tensor that the device at `place` has under the layout `row`."""
     bounds = bounds_of(subdims, row, place.shape, place.at)
     return Extent(tuple(subdims), tuple(dims), rank, bounds)
-
-
-def storable(row: Row, subdims: Sequence[int], dims: Sequence[int], mesh: Sequence[int]) -> Row:
-    """The same storage, whole on the axes whose split no placement of DTensor can say.
-
-    >>> storable((1,), (3, 8, 16), (0, 0, 0), (2,))
-    (1,)
-    >>> storable((0,), (5, 16), (0, 0), (2,))
-    (-1,)
-    >>> storable((1, 1), (3, 8, 16), (0, 0, 0), (2, 2))
-    (1, -1)
-    """
-    lengths, uneven = list(subdims), set[int]()
-    split: list[tuple[int, bool]] = []  # dims that axes before have split, and whether strided
-    found = list(row)
-    for axis, state in enumerate(row):
-        if state < 0:
-            continue
-        inner = pieces_product(lengths[state + 1 :], dims[state + 1 :], dims[state])
-        is_even = lengths[state] % mesh[axis] == 0 and state not in uneven
-        outer = {k for k in range(state) if dims[k] == dims[state]}
-        is_strided = pieces_product(lengths[:state], dims, dims[state]) > 1
-        # Torch puts a dim together wrongly, or not at all, where an axis splits strided shards.
-        is_nested = any(strided for d, strided in split if d == dims[state])
-        if outer & uneven or is_nested or not (is_even or inner == 1):
-            found[axis] = REPLICATED
-            continue
-        lengths[state] = -(-lengths[state] // mesh[axis])
-        uneven |= set() if is_even else {state}
-        split.append((dims[state], is_strided))
-    return tuple(found)
-
-
-def pieces_product(lengths: Sequence[int], dims: Sequence[int], dim: int) -> int:
-    """Of the pieces of one dim."""
-    return math.prod(n for n, d in zip(lengths, dims, strict=False) if d == dim)

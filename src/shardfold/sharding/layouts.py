@@ -11,6 +11,7 @@ one numpy array. A sub-dim that several axes split is cut by the outer axis firs
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import lru_cache
 
@@ -86,3 +87,46 @@ def _distinct(shape: tuple[int, int], rows: bytes) -> tuple[Layouts, NDArray[np.
     layouts = np.frombuffer(rows, dtype=np.int8).reshape(shape)
     unique, inverse = np.unique(layouts, axis=0, return_inverse=True)
     return unique, inverse.reshape(-1)
+
+
+def storable(
+    row: Sequence[int], subdims: Sequence[int], dims: Sequence[int], shape: Sequence[int]
+) -> tuple[int, ...]:
+    """The same storage of a parameter, whole on the axes whose split DTensor cannot say.
+
+    Parts of inner pieces of a dim are strided in it. DTensor can say that of one axis, the last to
+    split the dim; torch 2.13 puts a dim together wrongly where another axis splits strided parts.
+    And it cannot say that inner pieces are uneven.
+
+    >>> storable((1,), (3, 8, 16), (0, 0, 0), (2,))
+    (1,)
+    >>> storable((0,), (5, 16), (0, 0), (2,))
+    (-1,)
+    >>> storable((1, 1), (3, 8, 16), (0, 0, 0), (2, 2))
+    (1, -1)
+    """
+    if len(set(dims)) == len(dims):
+        return tuple(row)  # every dim is one piece
+    lengths, uneven, strided = list(subdims), set[int](), set[int]()  # sub-dims; dims
+    found = list(row)
+    for axis, state in enumerate(row):
+        if state < 0:
+            continue
+        dim = dims[state]
+        is_even = lengths[state] % shape[axis] == 0 and state not in uneven
+        is_last = pieces_product(lengths[state + 1 :], dims[state + 1 :], dim) == 1
+        has_uneven = any(dims[k] == dim for k in uneven if k < state)
+        if dim in strided or has_uneven or not (is_even or is_last):
+            found[axis] = REPLICATED
+            continue
+        if pieces_product(lengths[:state], dims, dim) > 1:
+            strided.add(dim)
+        if not is_even:
+            uneven.add(state)
+        lengths[state] = -(-lengths[state] // shape[axis])
+    return tuple(found)
+
+
+def pieces_product(lengths: Sequence[int], dims: Sequence[int], dim: int) -> int:
+    """Of the pieces of one dim."""
+    return math.prod(n for n, d in zip(lengths, dims, strict=False) if d == dim)

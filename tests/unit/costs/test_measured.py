@@ -272,7 +272,7 @@ def test_gradients_of_passes_are_added_up_as_a_pass_over_memory(profile: Profile
     """As long as an addition of as many elements, and no note that anything is unknown."""
     notes: set[str] = set()
     kind, mesh = TensorType((4096, 4096), "bfloat16"), ALONE
-    storage = storages([np.zeros((1, 0), dtype=np.int8)], (4096, 4096), mesh)
+    storage = storages([np.zeros((1, 0), dtype=np.int8)], (4096, 4096), (0, 1), mesh)
     (step,) = sum_up_steps(storage, (4096, 4096), kind, mesh).steps
     model = Measured(parse("1xh200"), mesh, profile, notes)
     added = Kernel("vector", "bfloat16", (np.array([3.0 * 2 * 4096**2]),))

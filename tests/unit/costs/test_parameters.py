@@ -33,8 +33,11 @@ def choices(storage: Storage) -> set[tuple[tuple[int, ...], bool]]:
     return set(found)
 
 
-def stored(needed: list[list[int]], subdims: tuple[int, ...], *sizes: int) -> Storage:
-    return storages([np.array(needed, np.int8)], subdims, mesh(*sizes))
+def stored(
+    needed: list[list[int]], subdims: tuple[int, ...], *sizes: int, dims: tuple[int, ...] = ()
+) -> Storage:
+    dims = dims or tuple(range(len(subdims)))
+    return storages([np.array(needed, np.int8)], subdims, dims, mesh(*sizes))
 
 
 def test_a_shared_weight_is_kept_whole_or_sharded() -> None:
@@ -66,8 +69,8 @@ def test_gradients_of_several_readers_may_be_summed_up_first() -> None:
     assert summed_axes([by_batch]) == ()
     assert summed_axes([by_batch, by_rows]) == (0,)
     assert summed_axes([by_batch, by_batch, by_rows]) == (0, 1)
-    found = storages([by_batch, by_rows], (8, 4), mesh(2, 2), (0,))
-    plain = storages([by_batch, by_rows], (8, 4), mesh(2, 2))
+    found = storages([by_batch, by_rows], (8, 4), (0, 1), mesh(2, 2), (0,))
+    plain = storages([by_batch, by_rows], (8, 4), (0, 1), mesh(2, 2))
     assert found.has_sums
     assert not plain.has_sums
     more = choices(found) - choices(plain)
@@ -79,6 +82,30 @@ def test_a_split_outside_one_in_use_would_need_two_gathers() -> None:
     """Axis 1 cuts atom 0 already; axis 0 must not cut it again from outside."""
     found = {row for row, _ in choices(stored([[SHARED, 0]], (8,), 2, 2))}
     assert found == {(W, 0)}
+
+
+def test_inner_pieces_of_a_dim_are_split_over_one_axis_only() -> None:
+    """A packed bias of 3 x 8 heads x 16: DTensor can say one strided split of a dim."""
+    found = {row for row, _ in choices(stored([[1, 1]], (3, 8, 16), 2, 2, dims=(0, 0, 0)))}
+    assert found == {(1, W)}
+    found = {row for row, _ in choices(stored([[SHARED, 1]], (3, 8, 16), 2, 2, dims=(0, 0, 0)))}
+    assert found == {(W, 1)}
+
+
+def test_another_dim_is_sharded_where_one_is_split_strided() -> None:
+    found = {row for row, _ in choices(stored([[1, SHARED]], (3, 8, 4), 2, 2, dims=(0, 0, 1)))}
+    assert found == {(1, W), (1, 2)}
+
+
+def test_leading_pieces_are_sharded_where_inner_ones_would_leave_an_axis_out() -> None:
+    """8 heads x 16: the largest piece is strided, and could be split over one axis only."""
+    found = {row for row, _ in choices(stored([[SHARED] * 2], (8, 16), 2, 2, dims=(0, 0)))}
+    assert found == {(W, W), (1, W), (W, 1), (0, 1)}
+
+
+def test_uneven_inner_pieces_are_stored_whole() -> None:
+    found = {row for row, _ in choices(stored([[0]], (5, 16), 2, dims=(0, 0)))}
+    assert found == {(W,), (1,)}
 
 
 def test_a_size_that_cannot_be_split_stays_whole() -> None:
