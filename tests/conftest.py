@@ -15,6 +15,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -56,6 +57,21 @@ def _quick() -> Iterator[None]:
         ):
             patch.setattr(owner, name, _left_to_make_test(what))
         yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def captures_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The folder of this run where what was captured is kept for all its processes."""
+    own = tmp_path_factory.getbasetemp()
+    folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "captures"
+    folder.mkdir(exist_ok=True)
+    if settings.get_current_profile_name() == "quick":  # which captures nothing
+        yield folder
+        return
+    from captures import captured_once
+
+    with captured_once(folder):
+        yield folder
 
 
 def _left_to_make_test(what: str) -> Callable[..., None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -10,8 +11,8 @@ from .ranks import Launch, Ranks
 
 
 @pytest.fixture(scope="session")
-def on_ranks() -> Iterator[Launch]:
+def on_ranks(captures_folder: Path) -> Iterator[Launch]:
     """Call `job(rank, *args)` on some processes: `on_ranks(job, processes, *args)`."""
-    ranks = Ranks()
+    ranks = Ranks(captures_folder)
     yield ranks.run
     ranks.stop()

@@ -24,12 +24,13 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from captures import captured_once
 from shardfold.errors import RunError, ShardfoldError
 from shardfold.runtime.ranks import WAIT, keep_freed_memory
 
 Launch = Callable[..., list[Any]]  # job, number of processes, arguments
-Told = tuple[Literal["returned", "refused", "raised", "crashed"], Any]
-ENDING = ("raised", "crashed")
+Told = tuple[Literal["returned", "refused", "raised", "ended", "crashed"], Any]
+ENDING = ("crashed", "ended", "raised")  # what one raises may be for want of one that ended
 PATIENCE = 60.0  # seconds in which what one rank refuses, the others refuse too
 # They are imported once, and every process is forked from there.
 PRELOADED = ["torch", "transformers", "shardfold.capture", "shardfold.runtime.parallelize"]
@@ -42,7 +43,8 @@ class Crashed(AssertionError):
 class Ranks:
     """As many processes as the largest job has asked for; a smaller one has the first of them."""
 
-    def __init__(self) -> None:
+    def __init__(self, captures_folder: Path) -> None:
+        self.captures_folder = captures_folder
         self.lines: list[Connection] = []
         self.processes: list[Any] = []
         self.folder = tempfile.TemporaryDirectory(prefix="shardfold-")
@@ -78,7 +80,9 @@ class Ranks:
         for rank in range(len(self.lines), wanted):
             here, there = context.Pipe()
             process = context.Process(
-                target=_serve, args=(rank, there, self._last_words(rank)), daemon=True
+                target=_serve,
+                args=(rank, there, self._last_words(rank), self.captures_folder),
+                daemon=True,
             )
             process.start()
             there.close()
@@ -93,7 +97,7 @@ class Ranks:
         self.processes[rank].join()
         code = self.processes[rank].exitcode
         said = f"The process ended with code {code}.\n{self._last_words(rank).read_text()}"
-        return "crashed" if code < 0 else "raised", said
+        return "crashed" if code < 0 else "ended", said
 
     def _collected(self, lines: list[Connection]) -> list[Any]:
         """What all returned. What one raises ends them all: the others may wait for it."""
@@ -104,7 +108,7 @@ class Ranks:
             ready = wait(silent, PATIENCE if refused else None)
             for rank in (lines.index(line) for line in ready):  # type: ignore[arg-type]
                 told[rank] = _received(lines[rank]) or self._ended(rank)
-            raised = [rank for rank, (how, _) in sorted(told.items()) if how in ENDING]
+            raised = [rank for way in ENDING for rank in sorted(told) if told[rank][0] == way]
             if raised or not ready:
                 self.stop()
             if raised:
@@ -127,13 +131,13 @@ def _received(line: Connection) -> Told | None:
     return told
 
 
-def _serve(rank: int, line: Connection, last_words: Path) -> None:
+def _serve(rank: int, line: Connection, last_words: Path, captures_folder: Path) -> None:
     """Do jobs until nobody is there to send any."""
     faulthandler.enable(last_words.open("w"))
     gc.freeze()
     torch.set_num_threads(1)
     keep_freed_memory()
-    with suppress(EOFError):
+    with captured_once(captures_folder), suppress(EOFError):
         while True:
             line.send_bytes(pickle.dumps(_told(rank, *pickle.loads(line.recv_bytes()))))
 

@@ -16,8 +16,8 @@ from .ranks import Ranks
 
 
 @pytest.fixture
-def ranks() -> Iterator[Ranks]:
-    made = Ranks()
+def ranks(captures_folder: Path) -> Iterator[Ranks]:
+    made = Ranks(captures_folder)
     yield made
     made.stop()
 
