@@ -170,9 +170,9 @@ def one_process(
 
 def _model(name: str, device: str) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
     """A transformers model without dropout, which one device would draw in its own way."""
+    from shardfold.zoo.catalog import StackShape
     from shardfold.zoo.construct import Draw
     from shardfold.zoo.huggingface import causal, gpt2, llama
-    from shardfold.zoo.resize import StackShape
 
     shapes = {
         "gpt2": (gpt2, StackShape(12, 768, 3072, 50_257, 12, 12), 1, 64, torch.float32),

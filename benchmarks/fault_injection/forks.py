@@ -52,7 +52,7 @@ def preload(job: Job) -> None:
     import torch
 
     import shardfold.api
-    import shardfold.cli.train
+    import shardfold.cli.run
     import shardfold.runtime.training  # noqa: F401
     from shardfold.cli.model import load_model
     from shardfold.runtime import parallelize as module

@@ -10,15 +10,15 @@ from typing import Any
 
 import torch
 
-from shardfold.zoo import alexnet, rnnlm, transformer
-from shardfold.zoo.resize import ConvShape, StackShape
+from shardfold.zoo import convnets, rnnlm, transformer
+from shardfold.zoo.catalog import ConvShape, StackShape
 
 SEED = 0
 
 
 def _alexnet() -> tuple[Any, Any]:
     batch, shape = 16, ConvShape(image=191, classes=1000, width=48)
-    model = alexnet.AlexNet(shape)
+    model = convnets.AlexNet(shape)
     model.dropout.p = 0.0
     return model, (torch.randn(batch, 3, 191, 191), torch.randint(1000, (batch,)))
 

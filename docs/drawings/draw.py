@@ -65,7 +65,7 @@ def sharding() -> str:
     from shardfold.cluster import Mesh
     from shardfold.cluster.mesh import Axis
     from shardfold.graph import Graph, Op, Tensor, TensorType
-    from shardfold.graph.values import Operand
+    from shardfold.graph.graph import Operand
     from shardfold.operators.notation import Rule
     from shardfold.sharding import find_subdims, space_of
 

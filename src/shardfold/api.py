@@ -19,7 +19,7 @@ from shardfold.costs import Pricing, Profile, measured_by, optimizer_named, pric
 from shardfold.errors import ClusterError, InputError
 from shardfold.explanation.explain import case_of, price_elsewhere
 from shardfold.explanation.explain import explain as explain_case
-from shardfold.explanation.types import Explanation, Kept, WhatIf
+from shardfold.explanation.explanation import Explanation, Kept, WhatIf
 from shardfold.graph import Graph
 from shardfold.operators import Rules, rules_of
 from shardfold.planner.batch_slices import scaled

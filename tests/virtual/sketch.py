@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from shardfold.graph import Graph, Op, Operand, Tensor, TensorType
-from shardfold.graph.values import Role
+from shardfold.graph.graph import Role
 
 MEAN = 1
 

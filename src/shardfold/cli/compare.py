@@ -105,7 +105,7 @@ def _methods(model: str, as_json: bool, options: Any) -> None:
     found = _compared(model, options)
     title = f"{model} on {found.cluster}"
     if chart is not None:
-        from shardfold.report.chart import chart as drawn
+        from shardfold.report.comparison import chart as drawn
 
         Path(chart).write_text(drawn(found, title))
     if as_json:

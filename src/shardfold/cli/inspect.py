@@ -18,7 +18,7 @@ from shardfold.cli.options import output_options, size_options
 from shardfold.errors import PlanError
 
 if TYPE_CHECKING:
-    from shardfold.explanation.types import Explanation
+    from shardfold.explanation.explanation import Explanation
     from shardfold.plans import Plan
 
 
@@ -126,8 +126,7 @@ def report(
     found = None if model is None else _explained(plan, model, sizes, explained)
     rivals = [] if comparison is None else _rivals(comparison)
     if as_json:
-        from shardfold.report.html import titled
-        from shardfold.report.page_data import facts
+        from shardfold.report.html import facts, titled
 
         name = title or titled(plan, model)
         click.echo(json.dumps(facts(plan, name, explanation=found, rivals=rivals, model=model)))

@@ -31,7 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardfold.errors import ProfileError
-from shardfold.graph.values import ITEM_BYTES
+from shardfold.graph.graph import ITEM_BYTES
 from shardfold.operators.convolution import WINDOWS
 from shardfold.operators.matrix import PARITIES
 from shardfold.versioned_json import Document

@@ -17,7 +17,7 @@ from functools import cached_property
 from shardfold.cluster import Cluster
 from shardfold.costs import Pricing, optimizer_named
 from shardfold.errors import ShardfoldError
-from shardfold.explanation.types import Skipped, Turn, Turning
+from shardfold.explanation.explanation import Skipped, Turn, Turning
 from shardfold.graph import Graph
 from shardfold.plans.plan import Plan
 from shardfold.plans.read import mesh_on, tables_for

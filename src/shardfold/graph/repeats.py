@@ -16,10 +16,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from shardfold.graph.values import Op
-
 if TYPE_CHECKING:
-    from shardfold.graph.graph import Graph
+    from shardfold.graph.graph import Graph, Op
 
 MODEL = 1  # the traced period that missing ones are copies of: it stands between two others
 

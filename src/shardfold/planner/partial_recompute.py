@@ -25,8 +25,8 @@ from dataclasses import replace
 from shardfold.costs import Tables
 from shardfold.costs.activations import KEEP_ALL, Regions, block_regions, in_model
 from shardfold.graph import Graph
+from shardfold.graph.graph import Op, Operand, Tensor
 from shardfold.graph.repeats import MODEL, Repeat, operator_order
-from shardfold.graph.values import Op, Operand, Tensor
 from shardfold.planner.case import Candidate, Case, Source, make_case
 from shardfold.planner.proposals import WEIGHTS, Group, solve_discounted
 from shardfold.planner.select import Ranking, least_seconds

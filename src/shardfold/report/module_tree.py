@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from shardfold.graph.names import shared_prefix
+from shardfold.graph.graph import shared_prefix
 from shardfold.plans import Plan
 from shardfold.plans.drawing_data import expanded, written_by
 from shardfold.plans.plan import Move, OperatorEntry

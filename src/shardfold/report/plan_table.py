@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby
 from math import isclose, prod
 
-from shardfold.graph.names import shared_prefix
+from shardfold.graph.graph import shared_prefix
 from shardfold.plans.plan import AxisEntry, OperatorEntry, Plan
 from shardfold.report.units import size
 from shardfold.sharding.names import in_words

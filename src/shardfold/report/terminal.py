@@ -1,11 +1,12 @@
-"""Tables for the terminal: a plan's view, which `print(plan)` shows, too; a simulated step."""
+"""The terminal: a plan's view, which `print(plan)` shows, too; a simulated step; progress."""
 
 from __future__ import annotations
 
 import io
 import re
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Protocol
 
 from shardfold.plans import Plan
 from shardfold.report.units import seconds, size
@@ -14,9 +15,10 @@ from shardfold.simulate import Simulation
 
 if TYPE_CHECKING:
     from rich.box import Box
-    from rich.console import Group
+    from rich.console import Console, Group
     from rich.table import Table
     from rich.text import Text
+
 
 WIDTH = 80
 NAME, SPLIT, SHARE = 18, 17, 6  # the narrowest names, the widest split, the share
@@ -204,3 +206,70 @@ def _memory(found: Simulation) -> Table:
     for kind, held in sorted(found.peak_by_class.items(), key=lambda pair: -pair[1]):
         table.add_row(kind, size(held), f"{held / found.peak_bytes:.0%}")
     return table
+
+
+WORDS = {
+    "capture": "capturing the model",
+    "search": "searching",
+    "describe": "writing the plan",
+    "explain": "pricing other splits",
+}
+
+
+class Stage(Protocol):
+    """Where the planner is."""
+
+    @property
+    def name(self) -> str:
+        """The stage's name."""
+        ...
+
+    @property
+    def done(self) -> int:
+        """How much of it is done."""
+        ...
+
+    @property
+    def total(self) -> int:
+        """How much there is to do."""
+        ...
+
+
+@contextmanager
+def drawn(console: Console) -> Iterator[Callable[[Stage], None]]:
+    """A watch that draws on `console`, and leaves no trace when the work ends.
+
+    Where the console is no terminal, nothing is drawn.
+    """
+    if not console.is_terminal:
+        yield lambda stage: None
+        return
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=20),
+        TextColumn("{task.fields[count]}"),
+        TimeElapsedColumn(),
+    )
+    with Progress(
+        *columns,
+        console=console,
+        transient=True,
+        redirect_stdout=False,
+        redirect_stderr=False,
+    ) as bars:
+        task = bars.add_task("building the model", total=None, count="")
+
+        def watch(stage: Stage) -> None:
+            is_countable = stage.total > 1
+            bars.update(
+                task,
+                description=WORDS.get(stage.name, stage.name),
+                completed=stage.done,
+                total=stage.total if is_countable else None,
+                count=f"{stage.done}/{stage.total}" if is_countable else "",
+            )
+
+        yield watch

@@ -16,7 +16,7 @@ import numpy as np
 from shardfold.costs import Tables
 from shardfold.errors import InputError, nearest
 from shardfold.graph import Graph
-from shardfold.graph.names import depth, shared_prefix, without
+from shardfold.graph.graph import depth, shared_prefix, without
 from shardfold.sharding.names import UNSPLIT, Rows, Split, Splits, in_words
 
 REST = "*"  # among the words of a split: and whatever else is best

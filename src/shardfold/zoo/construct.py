@@ -15,9 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from shardfold.errors import ModelError, nearest
-from shardfold.zoo import alexnet, densenet, inception, resnet, rnnlm, transformer
-from shardfold.zoo.catalog import Entry
-from shardfold.zoo.resize import ConvShape, Shape, StackShape
+from shardfold.zoo import convnets, rnnlm, transformer
+from shardfold.zoo.catalog import ConvShape, Entry, Shape, StackShape
 
 SEED = 0
 IGNORED = -100  # the label that cross-entropy skips by default
@@ -186,15 +185,15 @@ def _llama(full: StackShape, tiny_heads: int, tiny_kv_heads: int) -> Recipe:
 
 
 RECIPES = {
-    "alexnet": _conv(alexnet.AlexNet, alexnet.FULL, alexnet.TINY),
-    "inceptionv3": _conv(inception.Inception, inception.FULL, inception.TINY),
+    "alexnet": _conv(convnets.AlexNet, convnets.ALEXNET, convnets.ALEXNET_TINY),
+    "inceptionv3": _conv(convnets.Inception, convnets.INCEPTION_V3, convnets.INCEPTION_TINY),
     "rnnlm": Recipe(_rnnlm, rnnlm.FULL, rnnlm.TINY),
     "transformer": Recipe(_transformer, transformer.BASE, transformer.TINY),
     "transformer-big": Recipe(_transformer, transformer.BIG, transformer.TINY_BIG),
-    "resnet50": _conv(resnet.ResNet, resnet.RESNET50, resnet.TINY),
-    "resnet101": _conv(resnet.ResNet, resnet.RESNET101, resnet.TINY_DEEP),
-    "resnet50-wide": _conv(resnet.ResNet, resnet.RESNET50_WIDE, resnet.TINY_WIDE),
-    "densenet121": _conv(densenet.DenseNet, densenet.FULL, densenet.TINY),
+    "resnet50": _conv(convnets.ResNet, convnets.RESNET50, convnets.RESNET_TINY),
+    "resnet101": _conv(convnets.ResNet, convnets.RESNET101, convnets.RESNET_TINY_DEEP),
+    "resnet50-wide": _conv(convnets.ResNet, convnets.RESNET50_WIDE, convnets.RESNET_TINY_WIDE),
+    "densenet121": _conv(convnets.DenseNet, convnets.DENSENET121, convnets.DENSENET_TINY),
     "gpt2": _hf(
         "gpt2",
         "ForCausalLM",

@@ -17,8 +17,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from shardfold.errors import ModelError, nearest
+from shardfold.zoo.catalog import StackShape
 from shardfold.zoo.construct import Draw
-from shardfold.zoo.resize import StackShape
 
 try:
     import transformers

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shardfold.zoo.resize import StackShape
+from shardfold.zoo.catalog import StackShape
 
 # Billion-Word has 793,471 words; PaSE rounds its vocabulary up to a multiple of 8.
 FULL = StackShape(layers=2, hidden=2048, feedforward=2048, vocabulary=793_472)

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shardfold.zoo.resize import StackShape
+from shardfold.zoo.catalog import StackShape
 
 BASE = StackShape(layers=6, hidden=512, feedforward=2048, vocabulary=32_000, heads=8, kv_heads=8)
 BIG = StackShape(layers=6, hidden=1024, feedforward=4096, vocabulary=32_000, heads=16, kv_heads=16)

@@ -50,8 +50,8 @@ def test_a_tiny_model_of_the_zoo(name: str, monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_transformers_model_that_builds_its_own_masks(family: str) -> None:
     pytest.importorskip("transformers")
     from shardfold.zoo import huggingface
+    from shardfold.zoo.catalog import StackShape
     from shardfold.zoo.construct import Draw
-    from shardfold.zoo.resize import StackShape
 
     shape = StackShape(2, 64, 128, 256, 4, 4 if family == "gpt2" else 2, experts=4)
     config = getattr(huggingface, family)(shape, 16)

@@ -188,7 +188,7 @@ def _options(sections: list[str], title: str) -> set[str]:
 
 def test_the_page_has_every_exit_code() -> None:
     from shardfold.cli import INTERRUPTED, LOST, REFUSED
-    from shardfold.cli.train import TERMINATED
+    from shardfold.cli.run import TERMINATED
 
     (codes,) = [t for t in PAGE.read_text().split("\n## ") if t.startswith("Output and exit codes")]
     found = {int(number) for number in re.findall(r"^\| (\d+) \|", codes, re.MULTILINE)}

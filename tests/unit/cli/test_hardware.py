@@ -7,8 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from shardfold.calibrate.profile import assembled, calibrated, machine_of
+from shardfold.cli.hardware import clusters
+from shardfold.cluster import catalog, from_plain, parse
 from shardfold.costs.profile import HostEntry, Table
 
 H200 = Path(__file__).parents[3] / "benchmarks" / "profiles" / "h200.json"
@@ -70,3 +73,31 @@ def test_profiles_that_cannot_be_extended(refused, tmp_path) -> None:
     assert "not as it was written" in extend(edited)
     assert "several processes" in extend(H200, "--local", 2)
     assert "of a cuda device" in extend(H200, "--device", "cpu")
+
+
+def test_the_table_lists_all_hardware_with_its_figures() -> None:
+    result = CliRunner().invoke(clusters, [])
+    assert result.exit_code == 0
+    assert all(hardware.name in result.output for hardware in catalog())
+    row = next(line for line in result.output.splitlines() if line.strip().startswith("h100"))
+    assert row.split()[:7] == ["h100", "79.1", "989", "66.9", "3,352", "gpu", "370"]
+
+
+def test_json_has_every_figure_and_source() -> None:
+    entries = json.loads(CliRunner().invoke(clusters, ["--json"]).output)
+    assert [entry["name"] for entry in entries] == [hardware.name for hardware in catalog()]
+    assert all(entry["device"]["source"] for entry in entries)
+    assert all(link["source"] for entry in entries for link in entry["levels"])
+
+
+def test_one_cluster_shows_its_levels_and_meshes() -> None:
+    result = CliRunner().invoke(clusters, ["4x8xh100"])
+    assert "32 x H100" in result.output
+    assert "Meshes tried: 2x2x8, 4x2x4" in result.output
+
+
+def test_one_cluster_as_json_is_a_cluster_file_and_its_meshes() -> None:
+    plain = json.loads(CliRunner().invoke(clusters, ["4x8xh100", "--json"]).output)
+    assert plain.pop("size") == 32
+    assert [mesh["shape"] for mesh in plain.pop("meshes")] == ["2x2x8", "4x2x4"]
+    assert from_plain(plain) == parse("4x8xh100")

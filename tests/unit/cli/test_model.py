@@ -8,6 +8,7 @@ import pytest
 
 from shardfold.cli.model import load_model
 from shardfold.errors import ModelError
+from shardfold.zoo import names
 
 NONE = {"batch": None, "seq": None, "layers": None, "hidden": None}
 
@@ -112,3 +113,17 @@ def test_rules_of_the_wrong_type(model_file) -> None:
     model_file.write_text(model_file.read_text() + "\nRULES = ['mine.op']\n")
     with pytest.raises(ModelError, match=r"RULES in .* must map operator names"):
         load_model(f"{model_file}:make", NONE)
+
+
+def test_the_table_lists_the_full_models_within_80_columns(run) -> None:
+    lines = run("models").output.splitlines()
+    assert max(map(len, lines)) <= 80
+    listed = {line.split()[0] for line in lines if line.strip()}
+    assert {name for name in names() if not name.endswith("-tiny")} <= listed
+    assert "shardfold[hf]" in run("models").output
+
+
+def test_json_lists_every_model(run) -> None:
+    entries = json.loads(run("models", "--json").stdout)
+    assert [entry["name"] for entry in entries] == list(names())
+    assert entries[0]["batch"] == 128

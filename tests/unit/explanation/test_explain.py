@@ -15,7 +15,7 @@ from shardfold.cluster import parse
 from shardfold.costs import OPTIMIZERS, pricing_named
 from shardfold.errors import PlanError
 from shardfold.explanation.explain import Case, case_of, explain
-from shardfold.explanation.types import Explanation
+from shardfold.explanation.explanation import Explanation
 from shardfold.graph import Graph
 from shardfold.operators import rules_of
 from shardfold.planner.case import ResolvedRequest

@@ -7,7 +7,7 @@ import torch
 
 import shardfold as sf
 from shardfold import zoo
-from shardfold.explanation.types import WhatIf
+from shardfold.explanation.explanation import WhatIf
 from virtual.models import Language, tokens
 
 

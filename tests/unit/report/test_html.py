@@ -1,17 +1,21 @@
-"""The page holds its data safely, and the data are the plan's."""
+"""The page holds its data safely, and the data are the plan's.
+
+A plan shows itself in a notebook, and a model's names stay texts there.
+"""
 
 from __future__ import annotations
 
 import json
 import math
 import re
+import xml.etree.ElementTree as ElementTree
 
 import msgspec
 import pytest
 
 import shardfold as sf
-from shardfold.report.html import embedded, to_html
-from shardfold.report.page_data import facts
+from shardfold.report.html import embedded, facts, to_html
+from shardfold.report.summary_text import contenders
 from shardfold.report.timeline import Piece, joined, simulated
 from shardfold.simulate import Operator, Schedule, Segment, Task, timeline
 from virtual.models import Language, tokens
@@ -143,3 +147,21 @@ def test_memory_keeps_its_peak_when_samples_are_left_out() -> None:
     found = simulated(*timeline(Schedule((), blocks, {}, 1.0)))
     assert len(found.memory) <= 702
     assert max(sum(held.values()) for _, held in found.memory) == 3000.0
+
+
+def test_it_is_well_formed_and_has_the_totals(plan: sf.Plan) -> None:
+    text = plan._repr_html_()
+    root = ElementTree.fromstring(text.replace("<br>", "<br/>"))
+    words = " ".join(root.itertext())
+    for rival in contenders(plan):
+        assert all(cell in words for cell in rival.words)
+
+
+def test_names_are_escaped(plan: sf.Plan) -> None:
+    operators = tuple(
+        msgspec.structs.replace(entry, module="<script>alert(1)</script>")
+        for entry in plan.operators
+    )
+    text = msgspec.structs.replace(plan, operators=operators)._repr_html_()
+    assert "<script" not in text
+    assert "&lt;script&gt;" in text

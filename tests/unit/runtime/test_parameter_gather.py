@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from shardfold.calibrate.comm_overhead import Rows, Way, _module, some_devices
+from shardfold.calibrate.collectives import Rows, Way, _module, some_devices
 from shardfold.runtime import parameter_gather
 from shardfold.runtime.parameter_gather import Gather, Promise
 from shardfold.runtime.process_groups import Groups

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from shardfold.calibrate.comm_overhead import Rows, Way, _module, some_devices
+from shardfold.calibrate.collectives import Rows, Way, _module, some_devices
 from shardfold.errors import RunError
 from shardfold.runtime.parameter_uses import Sum
 

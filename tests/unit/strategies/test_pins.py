@@ -11,7 +11,7 @@ from shardfold import zoo
 from shardfold.capture import capture
 from shardfold.errors import InputError
 from shardfold.graph import Graph
-from shardfold.graph.names import shared_prefix, without
+from shardfold.graph.graph import shared_prefix, without
 from shardfold.plans import dumps
 from shardfold.report.units import seconds
 from shardfold.strategies.pins import Pin, matching, parse_pins

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from shardfold.cli.train import _shown
+from shardfold.cli.run import _shown
 from shardfold.runtime.training import StepReport
 
 

@@ -4,17 +4,17 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from shardfold.calibrate import comm_overhead, host
-from shardfold.calibrate.comm_overhead import SHARING, Rows, Way, sharing_entries, some_devices
+from shardfold.calibrate import collectives, host
+from shardfold.calibrate.collectives import SHARING, Rows, Way, sharing_entries, some_devices
 from shardfold.calibrate.host import _experts, added_entries
 
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
-    monkeypatch.setattr(comm_overhead, "BUCKET_BYTES", 1 << 10)
-    monkeypatch.setattr(comm_overhead, "NARROW", 8)
-    monkeypatch.setattr(comm_overhead, "FEW", 1)
-    monkeypatch.setattr(comm_overhead, "MANY", 3)
+    monkeypatch.setattr(collectives, "BUCKET_BYTES", 1 << 10)
+    monkeypatch.setattr(collectives, "NARROW", 8)
+    monkeypatch.setattr(collectives, "FEW", 1)
+    monkeypatch.setattr(collectives, "MANY", 3)
 
 
 def test_every_collective_has_an_entry_and_the_group_is_gone():
@@ -33,7 +33,7 @@ def test_a_collective_takes_what_its_way_takes_beyond_another(monkeypatch):
         Way(parts=2): (15.5, 27.0),
         Way(parts=2, again=True): (16.5, 34.0),
     }
-    monkeypatch.setattr(comm_overhead, "_layers", lambda ways, *_: [known[way] for way in ways])
+    monkeypatch.setattr(collectives, "_layers", lambda ways, *_: [known[way] for way in ways])
     found = {
         e.kind: (e.forward_seconds, e.backward_seconds)
         for e in sharing_entries("cpu", torch.float32)
@@ -58,7 +58,7 @@ def test_a_way_gathers_what_it_says(way, gathers, again):
     # The first layer passes no gradient on: its weight is not needed again.
     with some_devices():
         model, x = Rows(16, 3), torch.randn(64, 16)
-        run = comm_overhead._module(way, model, x)._run
+        run = collectives._module(way, model, x)._run
     feeds = [f for i in run.lowered.instructions for f in i.feeds if f.back is not None]
     of_parameters = [f for f in feeds if f.tensor in run.by_tensor]
     assert sum(len(f.there.steps) for f in of_parameters) == gathers
