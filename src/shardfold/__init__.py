@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from shardfold.api import Planner, compare, explain, plan, what_if
+    from shardfold.api import Planner, compare, estimate, explain, plan, what_if
     from shardfold.errors import ShardfoldError
     from shardfold.plans import Plan
     from shardfold.runtime import parallelize
@@ -18,6 +18,7 @@ __all__ = [
     "Planner",
     "ShardfoldError",
     "compare",
+    "estimate",
     "explain",
     "load",
     "parallelize",
@@ -32,6 +33,7 @@ _HOMES = {
     "Planner": "shardfold.api",
     "ShardfoldError": "shardfold.errors",
     "compare": "shardfold.api",
+    "estimate": "shardfold.api",
     "explain": "shardfold.api",
     "load": "shardfold.runtime.checkpoint",
     "parallelize": "shardfold.runtime",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -25,7 +25,9 @@ from shardfold.operators import Rules, rules_of
 from shardfold.planner.batch_slices import scaled
 from shardfold.planner.case import ResolvedRequest
 from shardfold.planner.compare_methods import METHODS, Comparison, Effort, Methods, check_methods
-from shardfold.planner.micro_batches import Captures
+from shardfold.planner.estimate import Estimated
+from shardfold.planner.estimate import estimate as estimate_stated
+from shardfold.planner.micro_batches import Captures, check_number
 from shardfold.planner.options import Options, Request
 from shardfold.planner.planner import select_plan
 from shardfold.planner.select import Selection
@@ -37,6 +39,7 @@ from shardfold.progress import Stage, Watch, ignore
 from shardfold.search.problem import write_problem
 from shardfold.sharding import Subdims, find_subdims
 from shardfold.strategies.pins import parse_pins
+from shardfold.strategies.stated import parse_strategy
 
 if TYPE_CHECKING:
     from torch import nn
@@ -146,6 +149,35 @@ class Planner:
                 )
                 plan.with_notes(f"Chosen by {name}.").save(folder / f"{name}.json")
         return found
+
+    @gc_pause.paused()
+    def estimate(
+        self,
+        strategy: str,
+        *,
+        cluster: str | Cluster | None = None,
+        beside_plan: bool = True,
+        **options: Unpack[Options],
+    ) -> Estimated:
+        """What a strategy that people state comes to, such as `fsdp=32 tp=8 sp recompute=full`.
+
+        The words are those of `shardfold.strategies.stated`. With `beside_plan` the best plan is
+        found, too, and its figures are beside; the options of recomputation, micro-batches, mesh
+        and pins are the plan's, the strategy states its own.
+        """
+        asked = self._asked(Request(), cluster, {**self.options, **options})
+        stated = parse_strategy(strategy, asked.search.cluster.size)
+        captures = self._captured(asked, short=asked.request.fold)
+        if stated.micro_batches > 1:
+            check_number(stated.micro_batches, captures.samples)
+        self._progress("estimating")(0, 1)
+        found = estimate_stated(captures.graph(stated.micro_batches), asked.search, stated)
+        if not beside_plan:
+            return found
+        best = self._select(asked, captures)[0]
+        if not best.fits:
+            return found
+        return replace(found, plan_seconds=best.winner.seconds, plan_bytes=best.winner.peak_bytes)
 
     @gc_pause.paused()
     def explain(
@@ -372,6 +404,26 @@ def compare(
         model, args, kwargs, cluster=cluster, loss=loss, rules=rules, watch=watch, **options
     )
     return planner.compare(methods=methods, effort=effort, save_plans=save_plans)
+
+
+def estimate(
+    model: nn.Module,
+    args: tuple[Any, ...] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    cluster: str | Cluster,
+    strategy: str,
+    beside_plan: bool = True,
+    loss: Callable[[Any], Any] | None = None,
+    rules: Rules | None = None,
+    watch: Watch = ignore,
+    **options: Unpack[Options],
+) -> Estimated:
+    """The step and memory of a strategy such as `fsdp=8 tp=8 sp`: `Planner.estimate`."""
+    planner = Planner(
+        model, args, kwargs, cluster=cluster, loss=loss, rules=rules, watch=watch, **options
+    )
+    return planner.estimate(strategy, beside_plan=beside_plan)
 
 
 def explain(

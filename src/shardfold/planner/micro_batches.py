@@ -42,7 +42,7 @@ def choose_micro_batches(
     """The best selection over the numbers of micro-batches that are wished for."""
     if isinstance(wish, int):
         if wish > 1:
-            _check_number(wish, samples())
+            check_number(wish, samples())
         return select(wish)
     whole = next(_try_each(select, [1]))
     if isinstance(whole, Selection) and (whole.fits if wish == "auto" else not whole.is_bound):
@@ -51,7 +51,8 @@ def choose_micro_batches(
     return _take_first(whole, tries) if wish == "auto" else _take_fastest(whole, tries)
 
 
-def _check_number(count: int, samples: Samples) -> None:
+def check_number(count: int, samples: Samples) -> None:
+    """Refuse a number of micro-batches that the batch cannot be cut into."""
     if samples.reason:
         raise InputError(
             f"The batch cannot be taken in {count} micro-batches: the loss would be another one. "

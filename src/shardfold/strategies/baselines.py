@@ -315,7 +315,7 @@ def sharded_by_node(setting: Setting) -> Choice | Unfit:
 
 def parts_over_all(setting: Setting, choice: Choice) -> bool:
     """Whether attention is split over every axis of a node."""
-    return _is_split(setting, choice, setting.inner)
+    return is_split(setting, choice, setting.inner)
 
 
 def mesh_tensorflow(setting: Setting) -> Choice | Unfit:
@@ -359,7 +359,7 @@ def _degrees(setting: Setting, within: Axes, *, sequence: bool) -> Iterator[Choi
         key = (within[start:], sequence)
         if key not in setting.known:
             choice, tensor = _of_degree(setting, within[start:], sequence)
-            setting.known[key] = choice if _is_split(setting, choice, tensor) else None
+            setting.known[key] = choice if is_split(setting, choice, tensor) else None
         found = setting.known[key]
         if found is not None:
             yield found
@@ -379,7 +379,7 @@ def _of_degree(setting: Setting, tensor: Axes, sequence: bool) -> tuple[Choice, 
     return choose_ways(setting.tables, setting.subdims, lambda op: ways), tensor
 
 
-def _is_split(setting: Setting, choice: Choice, tensor: Axes) -> bool:
+def is_split(setting: Setting, choice: Choice, tensor: Axes) -> bool:
     """Whether attention and the products that return to the hidden features use every axis."""
     named = set(setting.roles.attention)
     inner = setting.roles.heads | setting.roles.inner

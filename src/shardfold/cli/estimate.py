@@ -1,0 +1,74 @@
+"""`shardfold estimate`: what the strategy that somebody runs today comes to, beside the plan."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+
+from shardfold.cli.options import checked, planning_options, size_options, taken
+
+
+@click.command()
+@click.argument("model")
+@click.option("--cluster", required=True, help="Such as 8xa100, 4x8xh100 or lab.toml.")
+@click.option(
+    "--strategy",
+    required=True,
+    metavar="WORDS",
+    help="Degrees and words, such as 'fsdp=32 tp=8 sp recompute=full micro-batches=4'.",
+)
+@click.option("--plan/--no-plan", "beside_plan", default=True, help="Find the best plan, too.")
+@size_options
+@planning_options
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def estimate(
+    model: str, cluster: str, strategy: str, beside_plan: bool, as_json: bool, **options: Any
+) -> None:
+    r"""Say how long a step of MODEL takes under a stated strategy, and whether it fits.
+
+    The strategy is a list of words. Degrees must multiply to the devices of the cluster; dp is
+    what the others leave. tp lies innermost, then fsdp, then dp.
+
+    \b
+    dp=N             replicas of the model (data parallel)
+    fsdp=N           devices over which parameters are sharded; with dp=M: HSDP
+    zero=0|1|2|3     sharded: nothing, optimizer state, gradients, parameters
+    tp=N             tensor parallel: heads, feed-forward features, vocabulary
+    sp               sequence parallel between the products of tp
+    recompute=full   activation checkpointing of every block; or none
+    micro-batches=N  gradient accumulation
+
+    \b
+    shardfold estimate gpt2 --cluster 8xh100 --dtype bf16 --strategy dp=8
+    shardfold estimate gpt2 --cluster 4x8xh100 --strategy "fsdp=32 recompute=full"
+    """
+    from shardfold.api import estimate as find_estimate
+    from shardfold.cli.model import load_model
+    from shardfold.cli.printing import progress, quiet
+    from shardfold.report.estimate_text import lines
+    from shardfold.strategies.stated import parse_strategy
+
+    asked = taken(options)
+    target = checked(cluster, asked)
+    parse_strategy(strategy, target.size)
+    with progress() as watch:
+        with quiet():
+            example = load_model(model, options)
+        with quiet(mute=True):
+            found = find_estimate(
+                example.module,
+                example.args,
+                example.kwargs,
+                cluster=target,
+                strategy=strategy,
+                beside_plan=beside_plan,
+                rules=example.rules,
+                watch=watch,
+                **asked,
+            )
+    if as_json:
+        click.echo(json.dumps({"model": model, **found.as_plain()}, indent=2))
+    else:
+        click.echo("\n".join(lines(found, model)))

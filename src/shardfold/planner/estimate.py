@@ -1,0 +1,226 @@
+"""What a stated strategy comes to: its step, its memory, and what communication it waits for.
+
+The splits are priced and simulated as the planner's own. What other stacks do in their own way is
+done to the schedule: ZeRO-1 and ZeRO-2 keep whole parameters, reduce-scatter gradients, update a
+part, and all-gather the updated parameters; with ZeRO-1 whole gradients are kept, and reduced in
+the last micro-batch, with ZeRO-2 in each.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from shardfold.costs.activations import KEEP_ALL, block_regions
+from shardfold.costs.tables import EdgePrices
+from shardfold.errors import InputError
+from shardfold.graph import Graph
+from shardfold.planner.case import Case, ResolvedRequest, make_case
+from shardfold.simulate import Schedule, Simulation
+from shardfold.simulate import simulate as run_schedule
+from shardfold.simulate.schedule import Operator, Task
+from shardfold.simulate.tasks import Scheduler
+from shardfold.strategies.baselines import Setting
+from shardfold.strategies.stated import Stated, choose_stated, place
+
+
+@dataclass(frozen=True, slots=True)
+class Exposed:
+    """Collectives of one kind: how long they run in a step, and how long work waits for them."""
+
+    kind: str
+    seconds: float
+    exposed_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Estimated:
+    """The figures of a stated strategy on one cluster, per device where nothing else is said.
+
+    `rate` is tokens or samples (`unit`) in a second over all devices. `hfu` counts recomputed
+    work, `mfu` does not. `plan_seconds` and `plan_bytes` are of the plan beside it, if one was
+    asked for and found.
+    """
+
+    strategy: str
+    cluster: str
+    devices: int
+    mesh: str
+    step_seconds: float
+    compute_seconds: float
+    rate: float
+    unit: str
+    mfu: float
+    hfu: float
+    peak_bytes: float
+    peak_by_class: Mapping[str, float]
+    limit_bytes: float
+    communication: tuple[Exposed, ...]
+    plan_seconds: float | None = None
+    plan_bytes: float | None = None
+
+    @property
+    def fits(self) -> bool:
+        """Whether the peak is within the limit."""
+        return self.peak_bytes <= self.limit_bytes
+
+    @property
+    def exposed_seconds(self) -> float:
+        """How long work waits for communication."""
+        return sum(each.exposed_seconds for each in self.communication)
+
+    @property
+    def rate_per_device(self) -> float:
+        """Tokens or samples in a second, of one device."""
+        return self.rate / self.devices
+
+    def as_plain(self) -> dict[str, Any]:
+        """Plain values, ready for JSON."""
+        plain = asdict(self)
+        return {
+            **plain,
+            "peak_by_class": dict(self.peak_by_class),
+            "rate_per_device": self.rate_per_device,
+            "exposed_seconds": self.exposed_seconds,
+            "fits": self.fits,
+        }
+
+
+def estimate(graph: Graph, request: ResolvedRequest, stated: Stated) -> Estimated:
+    """Price a strategy; `graph` is of one of its micro-batches."""
+    if not request.pricing.overlaps:
+        raise InputError("A step is estimated with overlap, which these costs do not know.")
+    placed = place(stated, request.cluster)
+    asked = replace(request, meshes=(placed.mesh,), micro_batches=stated.micro_batches)
+    scheduler = Scheduler(graph, request.subdims_of(graph), request.cluster)
+    model = request.pricing.model(request.cluster, placed.mesh)
+    blocks = block_regions(graph, scheduler.subdims) if stated.recompute == "full" else KEEP_ALL
+    if stated.recompute == "full" and not blocks:
+        raise InputError("recompute=full: the model has no repeated blocks to recompute.")
+    prices = EdgePrices(placed.mesh, model, stated.micro_batches)
+    case = make_case(asked, scheduler, prices, blocks)
+    setting = Setting(graph, scheduler.subdims, case.tables, request.limit, case.unrolled)
+    choice = choose_stated(setting, _with_whole_parameters(stated), placed)
+    schedule = scheduler.schedule(case.decode(case.unrolled.extended(choice).tolist()))
+    if stated.zero in (1, 2):
+        schedule = _sharding_state(schedule, stated)
+    return _figures(case, stated, schedule, run_schedule(schedule))
+
+
+def _with_whole_parameters(stated: Stated) -> Stated:
+    """ZeRO-1 and ZeRO-2 keep parameters as data parallelism does."""
+    return replace(stated, zero=0) if stated.zero in (1, 2) else stated
+
+
+def _figures(case: Case, stated: Stated, schedule: Schedule, found: Simulation) -> Estimated:
+    kinds: dict[str, list[float]] = {}
+    for each in found.collectives:
+        total = kinds.setdefault(each.kind, [0.0, 0.0])
+        total[0] += each.seconds
+        total[1] += each.exposed_seconds
+    listed = tuple(Exposed(kind, *total) for kind, total in sorted(kinds.items()))
+    count, unit = _items(case.graph)
+    useful = sum(op.flops * s.count for s in schedule.segments for op in s.operators)
+    again = _recomputed_flops(case, schedule) / case.mesh.size
+    return Estimated(
+        strategy=str(stated),
+        cluster=case.request.cluster.name,
+        devices=case.mesh.size,
+        mesh=str(case.mesh),
+        step_seconds=found.step_seconds,
+        compute_seconds=found.compute_seconds,
+        rate=count * stated.micro_batches / found.step_seconds,
+        unit=unit,
+        mfu=found.mfu,
+        hfu=found.mfu * (1 + again / useful) if useful else found.mfu,
+        peak_bytes=found.peak_bytes,
+        peak_by_class=found.peak_by_class,
+        limit_bytes=case.request.limit,
+        communication=listed,
+    )
+
+
+def _items(graph: Graph) -> tuple[int, str]:
+    """The tokens or samples of a batch: whole numbers in rows are tokens."""
+    inputs = [t.type for t in graph.tensors if t.role == "input" and t.type.shape]
+    if not inputs:
+        return 1, "steps"
+    first = inputs[0]
+    if len(first.shape) > 1 and first.dtype.startswith(("int", "uint")):
+        return math.prod(first.shape), "tokens"
+    return first.shape[0], "samples"
+
+
+def _recomputed_flops(case: Case, schedule: Schedule) -> float:
+    """FLOP of the products that backward computes again, over all devices once."""
+    rules = {
+        op.name: rule.rule for op, rule in zip(case.graph.ops, case.subdims.rules, strict=True)
+    }
+    names = [
+        (again.name, segment.count)
+        for segment in schedule.segments
+        for op in segment.operators
+        for again in op.again
+    ]
+    return sum(
+        rules[name].flops * rules[name].points * count
+        for name, count in names
+        if rules[name].engine == "matrix"
+    )
+
+
+# ZeRO-1 and ZeRO-2, as a change of data parallelism's schedule
+
+
+def _sharding_state(schedule: Schedule, stated: Stated) -> Schedule:
+    """Optimizer state in parts, and of ZeRO-2 gradients too."""
+    segments = tuple(
+        msgspec.structs.replace(s, operators=tuple(map(partial(_sharded, stated), s.operators)))
+        for s in schedule.segments
+    )
+    resident = dict(schedule.resident)
+    for name in ("optimizer", *(["gradients"] if stated.zero == 2 else ())):
+        if name in resident:
+            resident[name] /= stated.shards
+    return msgspec.structs.replace(schedule, segments=segments, resident=resident)
+
+
+def _sharded(stated: Stated, op: Operator) -> Operator:
+    """Each all-reduce is a reduce-scatter now and an all-gather after the update: half each."""
+    parts = stated.shards if stated.zero == 2 else 1
+    backward, gathers = list[Task](), list[Task]()
+    for task in op.backward:
+        if task.mode == "behind" and task.kind == "all_reduce":
+            half = msgspec.structs.replace(task, seconds=task.seconds / 2)
+            turn = "every" if stated.zero == 2 else task.turn
+            backward.append(
+                _parted(msgspec.structs.replace(half, kind="reduce_scatter", turn=turn), parts)
+            )
+            gathers.append(
+                msgspec.structs.replace(half, kind="all_gather", mode="wait", takes={}, gives={})
+            )
+        else:
+            backward.append(_parted(task, parts))
+    update = [
+        _parted(msgspec.structs.replace(task, seconds=task.seconds / stated.shards), parts)
+        for task in op.update
+    ]
+    return msgspec.structs.replace(op, backward=tuple(backward), update=(*update, *_last(gathers)))
+
+
+def _last(tasks: Sequence[Task]) -> list[Task]:
+    return [msgspec.structs.replace(task, turn="last") for task in tasks]
+
+
+def _parted(task: Task, parts: int) -> Task:
+    """The task with a part of the gradients that it takes or gives."""
+    takes, gives = (
+        {name: size / parts if name == "gradients" else size for name, size in side.items()}
+        for side in (task.takes, task.gives)
+    )
+    return msgspec.structs.replace(task, takes=takes, gives=gives)

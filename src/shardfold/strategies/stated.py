@@ -1,0 +1,235 @@
+"""A strategy as people state it: degrees and words, such as `fsdp=32 tp=8 sp recompute=full`.
+
+    dp=N             replicas of the model; left out, whatever devices the others leave
+    fsdp=N           devices over which parameters, gradients and optimizer state are sharded
+    zero=0|1|2|3     what is sharded: nothing, optimizer state, gradients too, parameters too
+    tp=N             tensor parallel: heads, feed-forward features and vocabulary, innermost
+    sp               sequence parallel between the products (with tp)
+    recompute=full   activation checkpointing of every block, or none
+    micro-batches=N  gradient accumulation
+
+Degrees lie on the cluster as in torchtitan and Megatron-LM: tp innermost, then fsdp, then dp.
+`zero=N` without `fsdp` shards over all replicas, as `dp=8 zero=1` says elsewhere.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardfold.cluster import Cluster, Mesh
+from shardfold.cluster.mesh import mesh_of
+from shardfold.costs import Vertex
+from shardfold.errors import ClusterError, InputError, nearest
+from shardfold.strategies.baselines import Axes, Choice, Setting, complete, is_split
+from shardfold.strategies.split_preferences import Way, choose_ways, parts_over
+
+NUMBERS = ("dp", "fsdp", "tp", "zero", "micro-batches")
+RECOMPUTE = ("none", "full")
+WORDS = (*NUMBERS, "sp", "recompute")
+OTHERS = {
+    "pp": "Pipeline stages cannot be estimated yet.",
+    "cp": "Context parallelism cannot be estimated yet.",
+    "ep": "Expert parallelism cannot be estimated yet; `shardfold compare` has expert-parallel.",
+}
+ZERO = {0: "nothing", 1: "optimizer state", 2: "gradients and optimizer state", 3: "parameters"}
+
+
+@dataclass(frozen=True, slots=True)
+class Stated:
+    """Degrees that multiply to the devices, and what goes with them."""
+
+    replicas: int  # that do not share a parameter's parts
+    shards: int
+    tensor: int
+    zero: int  # the stage; 0 where there is one shard
+    sequence: bool = False
+    recompute: str = "none"
+    micro_batches: int = 1
+
+    def __str__(self) -> str:
+        is_zero = self.zero in (1, 2)
+        names = {"fsdp": "dp"} if is_zero and self.replicas == 1 else {}
+        words = [
+            *(f"{names.get(name, name)}={n}" for name, n in self.degrees if n > 1),
+            *([f"zero={self.zero}"] if is_zero else ()),
+            *(["sp"] if self.sequence else ()),
+            *([f"recompute={self.recompute}"] if self.recompute != "none" else ()),
+            *([f"micro-batches={self.micro_batches}"] if self.micro_batches > 1 else ()),
+        ]
+        return " ".join(words) or "one device"
+
+    @property
+    def degrees(self) -> tuple[tuple[str, int], ...]:
+        """By the words that state them, outermost first."""
+        return (("dp", self.replicas), ("fsdp", self.shards), ("tp", self.tensor))
+
+    @property
+    def data(self) -> int:
+        """The parts of the batch."""
+        return self.replicas * self.shards
+
+
+def parse_strategy(text: str, devices: int) -> Stated:
+    """The strategy that a text states for so many devices.
+
+    >>> parse_strategy("fsdp=4 tp=8 sp", 64)
+    Stated(replicas=2, shards=4, tensor=8, zero=3, sequence=True, recompute='none', micro_batches=1)
+    """
+    numbers, recompute, sequence = dict[str, int](), "none", False
+    for word in text.replace(",", " ").split():
+        name, _, value = word.partition("=")
+        if name in numbers or (name == "sp" and sequence):
+            raise InputError(f"The strategy states {name} twice: {text!r}.")
+        if name in NUMBERS:
+            numbers[name] = _number(name, value)
+        elif name == "sp":
+            sequence = _switch(word, value)
+        elif name == "recompute":
+            if value not in RECOMPUTE:
+                raise InputError(f"Unknown recompute={value}. {nearest(value, RECOMPUTE)}")
+            recompute = value
+        else:
+            why = OTHERS.get(name) or nearest(name, WORDS)
+            raise InputError(f"Unknown word {name!r} in the strategy {text!r}. {why}")
+    return _filled(numbers, recompute, sequence, devices)
+
+
+def _filled(numbers: dict[str, int], recompute: str, sequence: bool, devices: int) -> Stated:
+    tensor, zero = numbers.get("tp", 1), numbers.get("zero")
+    given = {name: numbers[name] for name in ("dp", "fsdp", "tp") if name in numbers}
+    product = math.prod(given.values())
+    left = devices // product if devices % product == 0 else 0
+    if left == 0 or (left > 1 and "dp" in given):
+        stated = " x ".join(f"{name}={n}" for name, n in given.items())
+        raise InputError(
+            f"{stated} makes {product} devices, and the cluster has {devices}. The degrees must "
+            "multiply to the number of devices."
+        )
+    replicas, shards = given.get("dp", left), given.get("fsdp", 1)
+    if zero is not None and zero > 0 and "fsdp" not in given:
+        replicas, shards = 1, replicas
+    if zero == 0 and shards > 1:
+        raise InputError(f"fsdp={shards} shards, and zero=0 does not: leave one of them out.")
+    if sequence and tensor == 1:
+        raise InputError("sp goes with tp=2 or more: it splits what stands between the products.")
+    stage = (3 if zero is None else zero) if shards > 1 else 0
+    passes = numbers.get("micro-batches", 1)
+    return Stated(replicas, shards, tensor, stage, sequence, recompute, passes)
+
+
+def _number(name: str, value: str) -> int:
+    least = 0 if name == "zero" else 1
+    if not value.isdecimal() or int(value) < least or (name == "zero" and int(value) > 3):
+        allowed = "0, 1, 2 or 3" if name == "zero" else "1 or more"
+        raise InputError(f"{name}={value} is no degree: write a whole number, {allowed}.")
+    return int(value)
+
+
+def _switch(word: str, value: str) -> bool:
+    if value not in ("", "on", "off", "1", "0"):
+        raise InputError(f"{word!r} is neither sp nor sp=off.")
+    return value not in ("off", "0")
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """The mesh of a strategy, and which of its axes each degree has."""
+
+    mesh: Mesh
+    replicas: Axes
+    shards: Axes
+    tensor: Axes
+
+    @property
+    def data(self) -> Axes:
+        """The axes of the batch."""
+        return (*self.replicas, *self.shards)
+
+
+def place(stated: Stated, cluster: Cluster) -> Placed:
+    """Lay the degrees on the cluster's levels: tp innermost, then fsdp, then dp."""
+    owners: list[list[tuple[str, int]]] = [[] for _ in cluster.levels]  # innermost first
+    level, free = len(cluster.levels) - 1, [each.size for each in cluster.levels]
+    for name, degree in reversed(stated.degrees):
+        rest = degree
+        while rest > 1:
+            if free[level] == 1:
+                level -= 1
+                continue
+            size = math.gcd(rest, free[level])
+            if size == 1 or size not in (rest, free[level]):
+                here = cluster.levels[level]
+                raise ClusterError(
+                    f"{name}={degree} does not lie along the cluster: {rest} of it meet "
+                    f"{free[level]} places of the level {here.name} ({here.size} in all). Choose "
+                    "degrees that divide the levels, or multiples of them."
+                )
+            owners[level].append((name, size))
+            rest, free[level] = rest // size, free[level] // size
+    outer_first = [list(reversed(each)) for each in owners]
+    mesh = mesh_of(cluster.levels, [[size for _, size in each] for each in outer_first])
+    names = [name for each in outer_first for name, _ in each]
+    replicas, shards, tensor = (
+        tuple(a for a, name in enumerate(names) if name == wanted)
+        for wanted in ("dp", "fsdp", "tp")
+    )
+    return Placed(mesh, replicas, shards, tensor)
+
+
+def choose_stated(setting: Setting, stated: Stated, placed: Placed) -> Choice:
+    """The choice that a strategy states for a model; an error where a size does not allow it."""
+    roles = setting.roles
+    tried = (roles.tensor_parallel, roles.seq) if stated.sequence else (roles.tensor_parallel,)
+    ways = (Way(placed.data, (roles.batch,)), Way(placed.tensor, tried))
+    if stated.tensor > 1 and not roles.heads:
+        raise InputError(f"tp={stated.tensor}: the model has no attention heads to split.")
+    if stated.sequence and not roles.seq:
+        raise InputError("sp: the model has no sequence of tokens.")
+    choice = choose_ways(setting.tables, setting.subdims, lambda op: ways)
+    if stated.tensor > 1 and not is_split(setting, choice, placed.tensor):
+        raise InputError(
+            f"tp={stated.tensor}: the model's heads or feed-forward features do not divide by it."
+        )
+    if not _splits_batch(setting, choice, placed.data):
+        raise InputError(f"The batch cannot be split into dp x fsdp = {stated.data} parts.")
+    return _stored(setting, choice, stated, placed)
+
+
+def _splits_batch(setting: Setting, choice: Choice, data: Axes) -> bool:
+    """Whether all products and convolutions of the batch split something over each of its axes."""
+    rules = setting.subdims.rules
+    return all(
+        parts_over(vertex.space, choice[v], data)
+        for v, vertex in enumerate(setting.tables.vertices)
+        if vertex.space is not None
+        and rules[vertex.index].rule.engine == "matrix"
+        and setting.batch[vertex.index] is not None
+    )
+
+
+def _stored(setting: Setting, choice: Choice, stated: Stated, placed: Placed) -> Choice:
+    """The same splits, with every parameter split over the shards as far as its sizes allow.
+
+    Over the axes of `tp` a parameter is kept as it is used, which costs nothing.
+    """
+    whole, parted = placed.replicas, placed.shards
+    if stated.zero == 0:
+        whole, parted = placed.data, ()
+
+    def allowed(vertex: Vertex) -> NDArray[np.bool_] | None:
+        if vertex.storage is None:
+            return None
+        split = vertex.storage.layouts >= 0
+        shards = split[:, list(parted)].sum(axis=1)
+        shards[split[:, list(whole)].any(axis=1)] = -1
+        mask: NDArray[np.bool_] = np.equal(shards, shards.max())
+        again = vertex.storage.regathers == (stated.zero == 3)
+        return mask & again if (mask & again).any() else mask
+
+    vertices = enumerate(setting.tables.vertices)
+    fixed = {v: choice[v] for v, vertex in vertices if vertex.storage is None}
+    return complete(setting.tables, fixed, allowed)

@@ -1,0 +1,60 @@
+"""`shardfold estimate` prints a step, memory and the plan; bad words end before any work."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from shardfold.planner.estimate import Estimated, Exposed
+from shardfold.report.estimate_text import lines
+
+SAMPLE = Estimated(
+    strategy="fsdp=8",
+    cluster="8xa100",
+    devices=8,
+    mesh="8",
+    step_seconds=0.2,
+    compute_seconds=0.19,
+    rate=80_000.0,
+    unit="tokens",
+    mfu=0.4,
+    hfu=0.5,
+    peak_bytes=3 * 2**30,
+    peak_by_class={"optimizer": 2**30, "activations": 2**31},
+    limit_bytes=4 * 2**30,
+    communication=(Exposed("all_gather", 0.05, 0.01), Exposed("reduce_scatter", 0.03, 0.01)),
+    plan_seconds=0.1,
+    plan_bytes=2**30,
+)
+
+
+def test_the_lines_say_it_all() -> None:
+    assert list(lines(SAMPLE, "gpt2")) == [
+        "gpt2 on 8xa100: fsdp=8",
+        "",
+        "Step: 200 ms, 10,000 tokens/s per device, MFU 40.0%, HFU 50.0% with what is recomputed.",
+        "Memory: a peak of 3.0 GiB of 4.0 GiB: it fits.",
+        "  activations 2.0 GiB, optimizer 1.0 GiB",
+        "Exposed communication (10.0% of the step): all-gather 10.0 ms of 50.0 ms, "
+        "reduce-scatter 10.0 ms of 30.0 ms.",
+        "The best plan is 2.00 times as fast: 100 ms with a peak of 1.0 GiB.",
+    ]
+
+
+def test_json_has_every_figure(run) -> None:
+    command = ["estimate", "alexnet-tiny", "--cluster", "2xa100", "--strategy", "dp=2", "--json"]
+    plain = json.loads(run(*command).stdout)
+    assert plain["strategy"] == "dp=2"
+    assert plain["plan_seconds"] <= plain["step_seconds"]
+    assert plain["unit"] == "samples"
+    assert plain["fits"] is True
+
+
+@pytest.mark.parametrize(
+    ("strategy", "says"),
+    [("dp=4", "must multiply to the number of devices"), ("tpp=2", "Did you mean tp")],
+)
+def test_bad_words_are_refused_before_any_work(refused, strategy: str, says: str) -> None:
+    command = ("estimate", "alexnet-tiny", "--cluster", "2xa100", "--strategy", strategy)
+    assert says in refused(*command)
