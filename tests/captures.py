@@ -83,7 +83,7 @@ def captured_once(folder: Path) -> Iterator[None]:
     """Within this, models are captured once; `folder` is shared with other processes."""
     captures = Captures(folder)
     module = import_module("shardfold.capture.capture")
-    trace, evaluate = module._trace, Original.program
+    trace, evaluate = module._trace, Original.in_eval
 
     def traced(model: Any, args: Any, kwargs: Any, dtype: Any, loss: Any, folding: Any) -> Program:
         check_model(model)
@@ -93,12 +93,12 @@ def captured_once(folder: Path) -> Iterator[None]:
         return captures.get(given, lambda: trace(model, args, kwargs, dtype, loss, folding))
 
     def evaluated(original: Original) -> Program:
-        given = (original.model.eval(), original.example, original.loss, "evaluation")
+        given = (original.model, original.example, original.loss, "evaluation")
         return captures.get(given, lambda: evaluate(original))
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "_trace", traced)
-        patch.setattr(Original, "program", evaluated)
+        patch.setattr(Original, "in_eval", evaluated)
         yield
 
 

@@ -155,7 +155,8 @@ def test_what_cannot_be_run_is_refused_on_every_rank(on_ranks: Launch) -> None:
     data = dumps(next(choices.baselines())).encode()
     for said in on_ranks(refused, 2, data):
         shape, parts, kind, weights = said
-        assert "has shape (6, 10), the plan is for (10, 10), or its part (5, 10)" in shape
+        assert "A batch of 6x10 and 10" in shape
+        assert "does not run under the plan for 10x10 and 10" in shape
         assert "gives 1 arguments by position, which is not how the example" in parts
         assert "its tensors are x, y" in parts
         assert "TreeSpec" not in parts

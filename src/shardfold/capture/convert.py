@@ -30,7 +30,7 @@ from torch.utils import _pytree as pytree
 from shardfold.capture.aliasing import Memory, functional, is_copy, put_back
 from shardfold.capture.causal_masks import without_masks
 from shardfold.capture.export import quiet
-from shardfold.capture.guards import UNREPEATABLE, constants, functions
+from shardfold.capture.guards import AUTOCAST_ADVICE, UNREPEATABLE, constants, functions
 from shardfold.capture.program import Invocation, Program, Slot, Source, Template
 from shardfold.capture.repeated_blocks import KEPT, Run, UnfoldableError
 from shardfold.capture.replicas import Block, Folded
@@ -677,8 +677,7 @@ def _check_autocast(inner: fx.GraphModule, device: str, dtype: Any, enabled: boo
     where = f" ({origin_of(first)})" if first is not None else ""
     raise ModelError(
         f"Forward runs under torch.autocast({device!r}, {dtype}){where}: its casts would be lost. "
-        "Leave autocast out of forward; plan with dtype='bf16', or call the parallel module itself "
-        "under torch.autocast."
+        f"{AUTOCAST_ADVICE}."
     )
 
 

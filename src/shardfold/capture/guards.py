@@ -7,6 +7,7 @@ A trace keeps values, not all meaning. This is the one list of what it would los
     torch.inference_mode                      is traced as torch.no_grad
     torch.utils.checkpoint                    is traced through, with a note: the plan decides
     a coin toss whose outcome is certain      is decided (LayerDrop at probability 0)
+    torch.autocast("cuda") without CUDA       refused, as autocast that casts is
     hooks on gradients                        refused
     a gradient that forward asks for          refused
     requires_grad switched in forward         refused
@@ -52,6 +53,11 @@ HOOKS = {
     "_backward_pre_hooks": "a backward pre-hook",
 }
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+HALVES = (torch.float16, torch.bfloat16)
+AUTOCAST_ADVICE = (
+    "Leave autocast out of forward; plan with dtype='bf16', or call the parallel module itself "
+    "under torch.autocast"
+)
 LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
 # Operators that draw random numbers without saying which is for which element.
 UNREPEATABLE = frozenset(
@@ -538,6 +544,25 @@ def _patches(watch: Watch) -> Iterator[tuple[Any, str, Any]]:
     yield torch, "from_numpy", converted
     yield FakeTensor, "tolist", listed(FakeTensor, "tolist")
     yield Tensor, "numpy", listed(Tensor, "numpy")
+    begin = torch.autocast.__init__
+
+    def begun(
+        self: Any,
+        device_type: str,
+        dtype: Any = None,
+        enabled: bool = True,
+        *more: Any,
+        **named: Any,
+    ) -> None:
+        begin(self, device_type, dtype, enabled, *more, **named)
+        if watch.is_inside and enabled and not self._enabled and self.fast_dtype in HALVES:
+            raise watch.refuse(
+                f"runs under torch.autocast({device_type!r}, {self.fast_dtype}), which does "
+                "nothing on this machine but casts where there is such a device",
+                AUTOCAST_ADVICE,
+            )
+
+    yield torch.autocast, "__init__", begun
     yield torch.inference_mode, "__enter__", entered
     yield torch.inference_mode, "__exit__", left
 

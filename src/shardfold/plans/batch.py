@@ -135,7 +135,7 @@ def local_batch(plan: Plan, batch: Any, rank: int | None) -> Any:
             shapes = ", ".join(map(str, sorted(known)))
             raise RunError(
                 f"The batch has a tensor of shape {tuple(shape)}, the plan is for {shapes}. "
-                "Pad or drop the last batch, or plan again."
+                "Give every rank the whole batch (the module takes other shapes so), or pad it."
             )
         return taken(value) if tuple(shape) in split else value
 

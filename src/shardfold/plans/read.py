@@ -7,6 +7,7 @@ tables made anew, so that a plan can be priced again.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
@@ -22,7 +23,7 @@ from shardfold.errors import PlanError, nearest
 from shardfold.graph import Graph
 from shardfold.plans.plan import Plan
 from shardfold.sharding import Space, Subdims, space_of
-from shardfold.sharding.configs import CONFIG_WORDS, NONE
+from shardfold.sharding.configs import CONFIG_WORDS, NONE, leaves_no_part_empty, thinnest
 from shardfold.sharding.layouts import STATE_WORDS, storable
 from shardfold.simulate.decoded import DecodedChoice
 
@@ -44,14 +45,26 @@ class Decisions:
     regions: Regions = KEEP_ALL  # operators that run again before backward
 
 
-def decisions_of(plan: Plan, graph: Graph, subdims: Subdims, mesh: Mesh | None = None) -> Decisions:
-    """Read the plan's choices, for a graph with the same operators; on another mesh, if given."""
+def decisions_of(
+    plan: Plan,
+    graph: Graph,
+    subdims: Subdims,
+    mesh: Mesh | None = None,
+    *,
+    of_any_size: bool = False,
+) -> Decisions:
+    """Read the plan's choices, for a graph with the same operators; on another mesh, if given.
+
+    A batch `of_any_size` may be cut more unevenly than is ever planned, but into no empty parts.
+    """
     mesh = mesh or _own_mesh(plan)
     _check_count("operators", len(plan.operators), len(graph.ops))
     kept = {
         index: layout_row(tensor.layout, index, subdims, tensor.name, mesh)
         for index, tensor in _paired(shared_tensors(graph), plan.tensors, "tensors")
     }
+    for index, row in kept.items() if of_any_size else ():
+        _check_parts(row, subdims.tensors[index], graph.tensors[index].name, mesh)
     stored, regathers = {}, set()
     for index, parameter in _paired(graph.parameters(), plan.parameters, "parameters"):
         names = graph.tensors[index].names
@@ -62,7 +75,7 @@ def decisions_of(plan: Plan, graph: Graph, subdims: Subdims, mesh: Mesh | None =
             regathers.add(index)
     return Decisions(
         mesh,
-        tuple(_config(plan, i, subdims, mesh) for i in range(len(graph.ops))),
+        tuple(_config(plan, i, subdims, mesh, of_any_size) for i in range(len(graph.ops))),
         kept,
         stored,
         frozenset(regathers),
@@ -153,7 +166,17 @@ def _check_count(what: str, stated: int, needed: int) -> None:
         raise PlanError(f"The plan decides on {stated} {what}, the model has {needed}. Plan again.")
 
 
-def _config(plan: Plan, index: int, subdims: Subdims, mesh: Mesh) -> Space:
+def _check_parts(row: Row, sizes: Sequence[int], name: str, mesh: Mesh) -> None:
+    for k in {state for state in row if state >= 0}:
+        axes = [axis.size for axis, state in zip(mesh.axes, row, strict=True) if state == k]
+        if not thinnest(sizes[k], axes):
+            raise PlanError(
+                f"{name} has {sizes[k]} points where the plan splits it {math.prod(axes)} ways: a "
+                "part would be empty."
+            )
+
+
+def _config(plan: Plan, index: int, subdims: Subdims, mesh: Mesh, of_any_size: bool) -> Space:
     """The operator's space with the plan's configuration alone, if it is a legal one."""
     entry, rule = plan.operators[index], subdims.rules[index]
     if len(entry.config) != len(mesh.axes):
@@ -170,10 +193,13 @@ def _config(plan: Plan, index: int, subdims: Subdims, mesh: Mesh) -> Space:
             )
         row.append(FACTORS[name] if name in FACTORS else rule.factors.index(name))
     single = Space(rule, np.array([row], dtype=np.int8).reshape(1, len(row)))
-    if any(f != NONE for f in row) and not _is_offered(single, mesh):
+    if all(f == NONE for f in row):
+        return single
+    if not (leaves_no_part_empty(rule, row, mesh) if of_any_size else _is_offered(single, mesh)):
+        sizes = ", ".join(f"{f}={n}" for f, n in zip(rule.factors, rule.sizes, strict=True))
         raise PlanError(
             f"Operator {entry.name} ({entry.kind}) cannot be split as {' '.join(entry.config)} "
-            f"on the mesh {mesh}: its rule is {rule.rule}."
+            f"on the mesh {mesh}: its rule is {rule.rule}, with {sizes}."
         )
     return single
 

@@ -1,8 +1,11 @@
-"""Evaluation under a plan: the captured step as the model computes it in eval mode.
+"""Captured again: the step as the model computes it in eval mode, or for a batch of other shapes.
 
 The plan is for a training step. In eval mode dropout passes everything on and batch norm uses its
 running statistics, but the operators and who reads whom must be the same: the model is traced
 once more in eval mode, and its calls take the place of those of training.
+
+A batch of other shapes than the example's is traced like it. The program must have the same
+operators, each with the split that the plan has for it.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ from typing import Any
 
 from torch import nn
 
-from shardfold.capture import Invocation, Program
+from shardfold.capture import Invocation, Program, capture_program
 from shardfold.capture.convert import WRITE, convert
 from shardfold.capture.export import WithLoss, export, on_meta, skeleton
 from shardfold.errors import RunError
@@ -29,6 +32,7 @@ class Original:
 
     model: nn.Module
     example: tuple[tuple[Any, ...], dict[str, Any]]
+    dtype: str | None
     loss: Callable[[Any], Any] | None
 
     @classmethod
@@ -42,18 +46,36 @@ class Original:
     ) -> Original:
         """The model and the batch, on the meta device."""
         example = on_meta((tuple(args), dict(kwargs or {})), dtype)
-        return cls(skeleton(model, dtype), example, loss)
+        return cls(skeleton(model, dtype), example, dtype, loss)
 
-    def program(self) -> Program:
+    def taking(self, batch: tuple[tuple[Any, ...], dict[str, Any]]) -> Original:
+        """The same, with another example."""
+        return replace(self, example=on_meta(batch, self.dtype))
+
+    def in_eval(self) -> Program:
         """The program of the model in eval mode."""
-        self.model.eval()
-        traced = self.model if self.loss is None else WithLoss(self.model, self.loss).eval()
+        model = skeleton(self.model, None).eval()
+        traced = model if self.loss is None else WithLoss(model, self.loss).eval()
         return convert(export(traced, *self.example).program)
+
+    def like(self, program: Program) -> Program:
+        """The program of a training step, if it has the operators of this one."""
+        found = capture_program(self.model, *self.example, loss=self.loss)
+        pairs = zip(program.graph.ops, found.graph.ops, strict=False)
+        other = next((op for op, twin in pairs if _wiring(op) != _wiring(twin)), None)
+        if other is None and len(program.graph.ops) != len(found.graph.ops):
+            other = (program if len(program.calls) > len(found.calls) else found).graph.ops[-1]
+        if other is not None:
+            raise RunError(
+                f"the model computes something else from operator {other.name} ({other.kind}, "
+                f"{other.origin}) on."
+            )
+        return found
 
 
 def evaluating(program: Program, original: Original) -> Program:
     """The program of a training step with the calls of eval mode."""
-    other = original.program()
+    other = original.in_eval()
     made, found = _sources(program.graph), _sources(other.graph)
     calls: list[Invocation] = []
     at = 0
@@ -104,6 +126,10 @@ def _sources(graph: Graph) -> dict[int, object]:
     return {
         i: tensor.names for i, tensor in enumerate(graph.tensors) if tensor.role != "activation"
     }
+
+
+def _wiring(op: Op) -> object:
+    return op.kind, op.name, op.operands, op.results
 
 
 def _record(op: Op, made: Mapping[int, object]) -> object:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
@@ -24,22 +26,47 @@ from shardfold.runtime.lower import Instruction, Lowered
 from shardfold.runtime.ops import Context
 from shardfold.runtime.parameter_uses import Uses, uses_of
 from shardfold.runtime.parameters import Keeping
+from shardfold.runtime.ranks import fingerprint, is_same_everywhere
 from shardfold.runtime.reshard import perform
 from shardfold.runtime.whole_optimizers import known
 
 Observer = Callable[[Instruction, list[Tensor]], list[Tensor]]
+Batch = tuple[tuple[Any, ...], dict[str, Any]]
+Evaluation = Callable[[], tuple[Program, Lowered]]
+MOST_SHAPES = 16  # of batches that the plan is kept lowered for, beside its own
 
 
-class Parallel(nn.Module):
+class Captured(nn.Module):
+    """In place of a module of the model: tensors can be set, what forward read in Python cannot."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Refuse what would change nothing."""
+        if name in vars(self).get("_read", ()):
+            raise RunError(
+                f"{name!r} of the model had its value read when forward was captured: setting it "
+                "on the parallel module would change nothing. Set it on the model, and plan and "
+                "parallelize again, or make it a buffer (register_buffer), which can be set."
+            )
+        super().__setattr__(name, value)
+
+
+class Parallel(Captured):
     """One rank's share of a model under a plan; `forward` takes the batch and gives the loss.
 
     Parameters are DTensors under the model's own names, so that optimizers, gradient clipping
     and state dicts see global tensors. Every rank is given the whole batch, or its own part of it
     (`plan.local_batch`), and returns the same loss. Under a plan of several micro-batches,
-    `forward` takes one of them, and `accumulate` the batch of a step.
+    `forward` takes one of them, and `accumulate` the batch of a step. For a batch of other shapes,
+    which every rank is given whole, the model is captured again and run under the same splits.
     """
 
-    def __init__(self, run: Run, tree: Mapping[str, Tensor], volatile: frozenset[str]) -> None:
+    def __init__(
+        self,
+        run: Run,
+        tree: Mapping[str, Tensor],
+        volatile: frozenset[str],
+        attributes: Mapping[str, frozenset[str]],
+    ) -> None:
         super().__init__()
         self._run = run
         for name, tensor in tree.items():
@@ -49,6 +76,8 @@ class Parallel(nn.Module):
                 owner.register_parameter(leaf, tensor)
             else:
                 owner.register_buffer(leaf, tensor, persistent=name not in volatile)
+        for path, module in self.named_modules():
+            vars(module)["_read"] = attributes.get(path, frozenset())
         run.prepare(self)
         self.register_state_dict_pre_hook(lambda module, *_: module.gather_buffers())
         self.register_load_state_dict_pre_hook(_take_parts)
@@ -122,10 +151,11 @@ class Parallel(nn.Module):
 
     def observed(self, observe: Observer | None, *args: Any, **kwargs: Any) -> Tensor:
         """As `forward`; `observe` sees the local results of every operator."""
-        observe = self._run.observer(observe)
+        run = self._run.taking(self, args, kwargs)
+        observe = run.observer(observe)
         if not self.training:
-            return self._run.in_eval(self).evaluate(self, args, kwargs, observe)
-        return self._counted(self._run.step(self, args, kwargs, observe))
+            return run.in_eval(self).evaluate(self, args, kwargs, observe)
+        return self._counted(run.step(self, args, kwargs, observe))
 
     @contextmanager
     def outputs(self, *names: str) -> Iterator[dict[str, Tensor]]:
@@ -139,7 +169,8 @@ class Parallel(nn.Module):
         try:
             yield wanted.found
         finally:
-            self._run.wanted = None
+            for run in (self._run, *self._run.others.values()):
+                run.wanted = None
 
     def _counted(self, loss: Tensor) -> Tensor:
         run = self._run
@@ -165,8 +196,14 @@ class Run:
         self.keepings, self.mesh, self.prefix = keepings, mesh, prefix
         self.passes, self.cuts = 1, dict[str, int]()  # of a step: micro-batches, and how it is cut
         self.wanted: Outputs | None = None  # what a call is to leave behind
-        self.make_evaluation: Callable[[], tuple[Program, Lowered]] | None = None
+        self.make_evaluation: Evaluation | None = None
         self.evaluation: Run | None = None
+        self.make_other: Callable[[Batch], tuple[Program, Lowered, Evaluation]] | None = None
+        self.others: dict[object, Run] = {}  # for batches of other shapes, the latest last
+        self.in_parts: dict[bool, bool] = {}  # in training or not: how the first batch came
+        self.turn = (0, 1)  # the number of this pass, and how many a step takes
+        sources = program.sources.items()
+        self.inputs = [(t, source.leaf) for t, source in sources if source.role == "input"]
         self.by_tensor = {k.stored.tensor: k for k in keepings.values()}
         self.placements = {t: list(k.placements) for t, k in self.by_tensor.items()}
         self.uses: Uses | None = None
@@ -187,21 +224,80 @@ class Run:
         context.clock = context.clock.clone()
         found = Run(self.program, self.lowered, self.keepings, context, self.mesh, self.prefix)
         found.passes, found.cuts = self.passes, dict(self.cuts)
-        found.make_evaluation = self.make_evaluation
+        found.make_evaluation, found.make_other = self.make_evaluation, self.make_other
         found.prepare(module)
         return found
 
     @contextmanager
     def in_pass(self, number: int) -> Iterator[None]:
         """While it lasts, gradients are those of one of the passes of a step."""
-        if self.uses is None:
-            yield
-            return
-        self.uses.turn = (number, self.passes)
+        self.take_turn(number, self.passes)
         try:
             yield
         finally:
-            self.uses.turn = (0, 1)
+            self.take_turn(0, 1)
+
+    def take_turn(self, number: int, passes: int) -> None:
+        """Say which of the passes of a step the next one is."""
+        self.turn = (number, passes)
+        if self.uses is not None:
+            self.uses.turn = self.turn
+
+    def taking(self, module: Parallel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Run:
+        """The same for the shapes of a batch: this one, or made anew for shapes that are new."""
+        leaves = self._leaves(args, kwargs)
+        is_known = self._takes(leaves) and not self._is_whole_after_all(leaves, module.training)
+        if is_known or self.make_other is None or self.turn[1] != self.passes:
+            return self
+        key = tuple(tuple(leaves[leaf].shape) for _, leaf in self.inputs)
+        found = self.others.pop(key, None) or self._other(module, (args, kwargs))
+        self.others[key] = found
+        if self.wanted is not None:
+            found.wanted = replace(self.wanted, graph=found.program.graph)
+        found.take_turn(*self.turn)
+        return found
+
+    def _takes(self, leaves: list[Any]) -> bool:
+        """Whether all tensors of a batch have the plan's shapes, or those of this rank's parts."""
+        tensors = self.program.graph.tensors
+        for tensor, leaf in self.inputs:
+            shape = getattr(leaves[leaf], "shape", None)
+            given = self.lowered.inputs.get(tensor)
+            known = (tensors[tensor].type.shape,) if given is None else (given.whole, given.part)
+            if shape is not None and tuple(shape) not in known:
+                return False
+        return True
+
+    def _is_whole_after_all(self, leaves: list[Any], training: bool) -> bool:
+        """Whether what looks like this rank's part is a smaller batch: all ranks have the same.
+
+        Asked only where batches came whole so far, since all ranks must answer.
+        """
+        given = [(self.lowered.inputs.get(tensor), leaves[leaf]) for tensor, leaf in self.inputs]
+        shapes = [(g, v, getattr(v, "shape", None)) for g, v in given if g is not None]
+        parts = [v for g, v, shape in shapes if shape == g.part != g.whole]
+        came_in_parts = self.in_parts.setdefault(training, bool(parts))
+        if not parts or came_in_parts:
+            return False
+        return is_same_everywhere(" ".join(map(fingerprint, parts)))
+
+    def _other(self, module: Parallel, batch: Batch) -> Run:
+        assert self.make_other is not None
+        if len(self.others) == MOST_SHAPES:
+            warnings.warn(
+                f"Batches came in more than {MOST_SHAPES} shapes beside the plan's; each new one "
+                "takes as long as a capture of the model. Pad them to a few lengths.",
+                stacklevel=5,
+            )
+        program, lowered, make_evaluation = self.make_other(batch)
+        self.context.groups.make(lowered.axes())
+        self.context.groups.make_background(lowered.background_axes())
+        found = Run(program, lowered, self.keepings, self.context, self.mesh, self.prefix)
+        found.make_evaluation = make_evaluation
+        found.prepare(module)
+        while len(self.others) >= MOST_SHAPES:
+            del self.others[next(iter(self.others))]
+        return found
 
     def prepare(self, module: Parallel) -> None:
         """Find out where the module holds its tensors, and have the constants ready."""
@@ -466,7 +562,7 @@ def _copied(parameter: Any, memo: dict[int, Any]) -> nn.Parameter:
 def _descend(module: nn.Module, path: str) -> nn.Module:
     for part in path.split(".") if path else ():
         if part not in module._modules:
-            module.add_module(part, nn.Module())
+            module.add_module(part, Captured())
         child = module._modules[part]
         assert child is not None
         module = child

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.utils._pytree import tree_leaves
 
 from shardfold.capture import Program, capture_program
 from shardfold.capture.export import DTYPES
 from shardfold.costs import pricing_named
-from shardfold.errors import RunError, renaming
+from shardfold.errors import RunError, ShardfoldError, renaming
+from shardfold.graph import Graph
 from shardfold.operators import Rules, rules_of
 from shardfold.plans import Plan
 from shardfold.plans.batch import example_for
@@ -23,7 +26,7 @@ from shardfold.plans.read import decisions_of
 from shardfold.runtime.evaluate import Original, evaluating
 from shardfold.runtime.inputs_outputs import with_parts
 from shardfold.runtime.lower import Lowered, lower
-from shardfold.runtime.module import Parallel, Run
+from shardfold.runtime.module import Batch, Evaluation, Parallel, Run
 from shardfold.runtime.ops import Context
 from shardfold.runtime.parameters import keeping, tensors_of
 from shardfold.runtime.process_groups import Groups, shared
@@ -85,15 +88,65 @@ def parallelize(
     dtype, dims = plan.provenance.request.dtype, plan.micro_batch_dims
     settings = Settings(dtype, seed, float64, prefix, plan.micro_batches, dims)
     module = assemble(model, program, lowered, settings)
-    example = example_for(plan, args, kwargs)
-    original = Original.of(model, *example, dtype, loss)
-
-    def evaluation() -> tuple[Program, Lowered]:
-        evaluated = evaluating(program, original)
-        return evaluated, lowered_here(plan, evaluated, subdims, rules)
-
-    module._run.make_evaluation = evaluation
+    original = Original.of(model, *example_for(plan, args, kwargs), dtype, loss)
+    again = Again(plan, rules, original, program, lowered)
+    module._run.make_evaluation = partial(again.evaluation, program, subdims, original)
+    module._run.make_other = again.for_batch
     return module
+
+
+@dataclass(frozen=True, slots=True)
+class Again:
+    """What lowers a plan again: in eval mode, or for a batch of other shapes."""
+
+    plan: Plan
+    rules: Rules | None
+    original: Original
+    program: Program
+    lowered: Lowered
+
+    def evaluation(
+        self, program: Program, subdims: Subdims, original: Original
+    ) -> tuple[Program, Lowered]:
+        """The instructions of eval mode."""
+        evaluated = evaluating(program, original)
+        return evaluated, lowered_here(self.plan, evaluated, subdims, self.rules, of_any_size=True)
+
+    def for_batch(self, batch: Batch) -> tuple[Program, Lowered, Evaluation]:
+        """The instructions for a batch of other shapes, which all ranks are given whole."""
+        original = self.original.taking(batch)
+
+        def lowering() -> tuple[Program, Subdims, Lowered]:
+            try:
+                program = original.like(self.program)
+                subdims = subdims_for(self.plan, program.graph, self.rules)
+                found = lowered_here(self.plan, program, subdims, self.rules, of_any_size=True)
+                if found.parameters != self.lowered.parameters:
+                    raise RunError("its parameters would be in other parts.")
+            except ShardfoldError as error:
+                raise RunError(
+                    f"A batch of {_shapes(batch)} does not run under the plan for "
+                    f"{_shapes(self.original.example)}: {error} Pad the batch to the plan's "
+                    "shapes, or plan for this one."
+                ) from error
+            return program, subdims, found
+
+        program, subdims, found = agreed(lowering)
+        check_alike(
+            {
+                f"the batch's tensor {k}": fingerprint(leaf)
+                for k, leaf in enumerate(tree_leaves(batch))
+                if isinstance(leaf, Tensor)
+            },
+            f"A batch that is not of the plan's shapes, {_shapes(self.original.example)}, or the "
+            "parts of one, is taken as the whole batch: give all ranks the same.",
+        )
+        return program, found, partial(self.evaluation, program, subdims, original)
+
+
+def _shapes(batch: Batch) -> str:
+    leaves = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)]
+    return " and ".join("x".join(map(str, leaf.shape)) or "a number" for leaf in leaves)
 
 
 def prepared(
@@ -108,14 +161,26 @@ def prepared(
     example = example_for(plan, args, kwargs)
     program = capture_program(model, *example, dtype=plan.provenance.request.dtype, loss=loss)
     check(plan, program.graph)
+    return program, subdims_for(plan, program.graph, rules)
+
+
+def subdims_for(plan: Plan, graph: Graph, rules: Rules | None) -> Subdims:
+    """The sub-dims of a graph under the rules that the plan was made with."""
     makers = {**pricing_named(plan.provenance.request.cost).rules, **(rules or {})}
-    return program, find_subdims(program.graph, rules_of(program.graph, makers))
+    return find_subdims(graph, rules_of(graph, makers))
 
 
-def lowered_here(plan: Plan, program: Program, subdims: Subdims, rules: Rules | None) -> Lowered:
+def lowered_here(
+    plan: Plan,
+    program: Program,
+    subdims: Subdims,
+    rules: Rules | None,
+    *,
+    of_any_size: bool = False,
+) -> Lowered:
     """The instructions of this process."""
     _check_world(plan)
-    decisions = decisions_of(plan, program.graph, subdims)
+    decisions = decisions_of(plan, program.graph, subdims, of_any_size=of_any_size)
     rank = dist.get_rank() if decisions.mesh.axes else 0
     place = Place.of_rank(rank, decisions.mesh.shape)
     lowered = lower(program, subdims, decisions, place)
@@ -157,7 +222,7 @@ def assemble(model: nn.Module, program: Program, lowered: Lowered, settings: Set
     run.passes, run.cuts = settings.passes, dict(settings.cuts)
     shorter = DTYPES[settings.dtype] if settings.dtype else None
     tree = _tree(model, run, torch.float64 if settings.float64 else shorter)
-    module = Parallel(run, tree, _volatile(model))
+    module = Parallel(run, tree, _volatile(model), _attributes(model))
     module.train()
     return module
 
@@ -230,6 +295,15 @@ def _all_tensors(model: nn.Module) -> list[tuple[str, Tensor]]:
         *model.named_parameters(remove_duplicate=False),
         *model.named_buffers(remove_duplicate=False),
     ]
+
+
+def _attributes(model: nn.Module) -> dict[str, frozenset[str]]:
+    """The attributes in Python of every module that forward may read, by its path."""
+    own = {*vars(nn.Module()), *dir(nn.Module), "_run"}
+    return {
+        path: frozenset(vars(module)) - own
+        for path, module in model.named_modules(remove_duplicate=False)
+    }
 
 
 def _volatile(model: nn.Module) -> frozenset[str]:

@@ -231,6 +231,15 @@ def check_alike(facts: Mapping[str, str], advice: str) -> None:
     raise RunError(f"The ranks were not started alike. {shown}{more}. {advice}")
 
 
+def is_same_everywhere(fact: str) -> bool:
+    """Whether all ranks were given the same."""
+    if not is_shared():
+        return True
+    told: list[str] = [""] * dist.get_world_size()
+    dist.all_gather_object(told, fact)
+    return len(set(told)) == 1
+
+
 def _told(name: str, told: Sequence[Mapping[str, str]]) -> str:
     """Who has what: `seed: 0 on rank 0, 2, 3, but 5 on rank 1`."""
     who: dict[str, list[int]] = {}

@@ -8,6 +8,7 @@ share.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -87,6 +88,35 @@ def space_of(rule: SubdimRule, mesh: Mesh) -> Space:
     grid = list(product(*per_axis))
     rows = np.array(grid, dtype=np.int8).reshape(len(grid), len(mesh.axes))
     return Space(rule, rows[_is_legal(rows, rule, mesh)])
+
+
+def leaves_no_part_empty(rule: SubdimRule, row: Sequence[int], mesh: Mesh) -> bool:
+    """Whether a configuration can be run at all, however uneven its parts are.
+
+    Parts of factors whose rows must align are equal, and none is thinner than neighbours need.
+    """
+    for factor in {int(f) for f in row if f >= 0}:
+        if not rule.splittable[factor]:
+            return False
+        axes = [a for f, a in zip(row, mesh.axes, strict=True) if f == factor]
+        parts = [axis.size for axis in axes]
+        least = rule.rule.least.get(rule.base(factor), 1)
+        if rule.even[factor] and rule.sizes[factor] % math.prod(parts):
+            return False
+        if thinnest(rule.sizes[factor], parts) < least:
+            return False
+    return PASS not in row or bool(rule.rule.linear)
+
+
+def thinnest(size: int, parts: Sequence[int]) -> int:
+    """How many points the smallest part has, of a size that is cut again and again.
+
+    >>> thinnest(5, (2, 2)), thinnest(3, (2, 2))
+    (1, 0)
+    """
+    for count in parts:
+        size -= -(-size // count) * (count - 1)
+    return max(size, 0)
 
 
 def _is_legal(rows: Configs, rule: SubdimRule, mesh: Mesh) -> NDArray[np.bool_]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
@@ -582,6 +583,21 @@ class Autocast(Case):
     def between(self, h: Tensor) -> Tensor:
         with torch.autocast("cpu", dtype=torch.bfloat16):
             return self.b(h).float()
+
+
+class AutocastElsewhere(Case):
+    """On a machine without such a device, torch leaves it off."""
+
+    def between(self, h: Tensor) -> Tensor:
+        absent = patch("torch.cuda.amp.common.amp_definitely_not_available", lambda: True)
+        with absent, torch.autocast("cuda"):
+            return self.b(h)
+
+
+class AutocastOffElsewhere(Case):
+    def between(self, h: Tensor) -> Tensor:
+        with torch.autocast("cuda", enabled=False):
+            return self.b(h)
 
 
 class AutocastOff(Case):

@@ -58,6 +58,7 @@ REFUSED = {
     "ListOfLosses": r"returns 2 scalars with a gradient",
     "DictOfLosses": r"returns 2 scalars with a gradient",
     "Autocast": r"runs under torch.autocast\('cpu', torch.bfloat16\)",
+    "AutocastElsewhere": r"meanings.py:\d+\) runs under torch.autocast\('cuda', torch.float16\)",
     "WrittenWithoutGradients": r"writes, without autograd, into a tensor that has a gradient",
     "InputWritten": r"writes into the input x .*meanings.py:\d+",
     "FrozenInForward": r"meanings.py:\d+\) sets requires_grad to False inside forward",

@@ -76,6 +76,18 @@ def test_a_batch_that_does_not_divide_is_refused(given):
         module.accumulate(odd, **kwargs)
 
 
+def test_a_smaller_batch_is_cut_into_as_many(given):
+    model, (whole,), kwargs = given
+    _, module = split(given, 3)
+    batch = {"x": whole["x"][:, :6], "y": whole["y"][:6]}
+    expected = model(batch, **kwargs)
+    expected.backward()
+    loss = module.accumulate(batch, **kwargs)
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
+    for name, parameter in module.named_parameters():
+        torch.testing.assert_close(parameter.grad, model.get_parameter(name).grad)
+
+
 def test_a_compiled_module_is_refused(given):
     _, args, kwargs = given
     _, module = split(given, 3)

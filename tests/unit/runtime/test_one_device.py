@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ from torch import Tensor, nn
 
 from shardfold import zoo
 from shardfold.api import plan as find_plan
+from shardfold.errors import RunError
 from shardfold.runtime import parallelize
 
 MODELS = ("alexnet-tiny", "llama3-8b-tiny", "mixtral-8x7b-tiny", "resnet50-tiny", "rnnlm-tiny")
@@ -65,3 +68,76 @@ def test_a_loss_of_the_users_own() -> None:
     parallel = parallelize(model, plan, (x,), **given)
     torch.testing.assert_close(parallel(x), model(x).square().mean())
     assert list(parallel.state_dict()) == ["weight", "bias"]
+
+
+class Scaled(nn.Module):
+    """Positions by length, a part that is normed, and a number that Python has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+        self.inner.scale = 2.0
+        self.norm, self.alpha = nn.BatchNorm1d(4), 3.0
+        self.register_buffer("shift", torch.ones(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.inner(x) * self.inner.scale + self.shift
+        places = torch.arange(x.shape[1], dtype=x.dtype)
+        h = self.norm(h.flatten(0, 1)).view_as(h)
+        return (h.mean(-1) * places).square().mean() * self.alpha
+
+
+def scaled(most_shapes: int, monkeypatch: pytest.MonkeyPatch) -> tuple[nn.Module, Any]:
+    monkeypatch.setattr("shardfold.runtime.module.MOST_SHAPES", most_shapes)
+    torch.manual_seed(0)
+    model = Scaled().double()
+    x = torch.randn(6, 3, 4).double()
+    return model, parallelize(model, find_plan(model, (x,), cluster="cpu"), (x,))
+
+
+def test_batches_of_other_shapes_are_captured_again_and_some_are_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model, parallel = scaled(2, monkeypatch)
+    for step, shape in enumerate([(6, 3), (5, 3), (1, 7), (6, 3), (5, 3), (8, 2), (1, 7)]):
+        x = torch.randn(*shape, 4).double()
+        with pytest.warns(UserWarning, match="more than 2 shapes") if step > 4 else nullcontext():
+            found = parallel(x)
+        expected = model(x)
+        found.backward()
+        expected.backward()
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=0)
+        with torch.no_grad():
+            torch.testing.assert_close(parallel.eval()(x), model.eval()(x), rtol=1e-12, atol=0)
+        with parallel.train().outputs("norm") as wanted:
+            parallel(x)
+        model.train()(x)
+        assert wanted["norm"].shape == (shape[0] * shape[1], 4)
+    assert list(parallel._run.others) == [((8, 2, 4),), ((1, 7, 4),)]
+    for (name, p), q in zip(model.named_parameters(), parallel.parameters(), strict=True):
+        torch.testing.assert_close(q.grad, p.grad, rtol=1e-9, atol=1e-12, msg=name)
+    for (name, b), c in zip(model.named_buffers(), parallel.buffers(), strict=True):
+        torch.testing.assert_close(c, b, rtol=1e-9, atol=1e-12, msg=name)
+
+
+def test_a_batch_that_the_model_does_not_take_is_refused_in_a_sentence(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    _, parallel = scaled(2, monkeypatch)
+    with pytest.raises(RunError, match=r"A batch of 6x3x5 does not run under the plan for 6x3x4"):
+        parallel(torch.randn(6, 3, 5).double())
+
+
+def test_what_forward_read_in_python_cannot_be_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, parallel = scaled(2, monkeypatch)
+    for owner, name in ((parallel, "alpha"), (parallel.inner, "scale"), (parallel.norm, "eps")):
+        with pytest.raises(RunError, match=f"'{name}' of the model .* make it a buffer"):
+            setattr(owner, name, 0.1)
+    x = torch.randn(6, 3, 4).double()
+    before = parallel(x)
+    parallel.shift = torch.zeros(4).double()
+    parallel.note = "of the user's own"
+    assert parallel(x) != before
+    twin = copy.deepcopy(parallel)
+    with pytest.raises(RunError, match="'alpha' of the model"):
+        twin.alpha = 0.1
