@@ -31,6 +31,7 @@ from shardfold.runtime.ranks import WAIT, keep_freed_memory
 Launch = Callable[..., list[Any]]  # job, number of processes, arguments
 Told = tuple[Literal["returned", "refused", "raised", "ended", "crashed"], Any]
 ENDING = ("crashed", "ended", "raised")  # what one raises may be for want of one that ended
+GRACE = 1.0  # seconds in which a process has ended whose connections broke
 PATIENCE = 60.0  # seconds in which what one rank refuses, the others refuse too
 # They are imported once, and every process is forked from there.
 PRELOADED = ["torch", "transformers", "shardfold.capture", "shardfold.runtime.parallelize"]
@@ -104,23 +105,29 @@ class Ranks:
         told: dict[int, Told] = {}
         while len(told) < len(lines):
             silent = [line for rank, line in enumerate(lines) if rank not in told]
-            refused = any(how == "refused" for how, _ in told.values())
-            ready = wait(silent, PATIENCE if refused else None)
+            ready = wait(silent, _patience({how for how, _ in told.values()}))
             for rank in (lines.index(line) for line in ready):  # type: ignore[arg-type]
                 told[rank] = _received(lines[rank]) or self._ended(rank)
-            raised = [rank for way in ENDING for rank in sorted(told) if told[rank][0] == way]
-            if raised or not ready:
-                self.stop()
-            if raised:
-                how, what = told[raised[0]]
-                error = Crashed if how == "crashed" else AssertionError
-                raise error(f"On rank {raised[0]} of {len(lines)}:\n{what}")
             if not ready:
+                self.stop()
                 break
+        raised = [rank for way in ENDING for rank in sorted(told) if told[rank][0] == way]
+        if raised:
+            self.stop()
+            how, what = told[raised[0]]
+            error = Crashed if how == "crashed" else AssertionError
+            raise error(f"On rank {raised[0]} of {len(lines)}:\n{what}")
         for how, what in (told[rank] for rank in sorted(told)):
             if how == "refused":
                 raise RunError(what)
         return [told[rank][1] for rank in range(len(lines))]
+
+
+def _patience(told: set[str]) -> float | None:
+    """Seconds to wait for another rank, by what the others told."""
+    if told & {"crashed", "ended"}:
+        return 0.0
+    return GRACE if "raised" in told else PATIENCE if "refused" in told else None
 
 
 def _received(line: Connection) -> Told | None:

@@ -45,7 +45,7 @@ def test_where_the_mesh_does_not_exist_the_reason_is_given(plan: sf.Plan) -> Non
 
 
 def test_a_limit_that_was_asked_for_stays(plan: sf.Plan) -> None:
-    limit = 0.9 * plan.estimate.peak_bytes
+    limit = 2 * plan.estimate.peak_bytes  # far below what a device has
     small = sf.plan(
         *(Language(), (tokens(),), {"labels": tokens()}),
         cluster="2x2xa100",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 
@@ -10,18 +11,15 @@ import shardfold as sf
 from shardfold import zoo
 
 
-def both(name: str, layers: int, cluster: str, limit: float | None = None) -> list[sf.Plan]:
+def planned(name: str, layers: int, cluster: str, **options: Any) -> sf.Plan:
     model, args, kwargs = zoo.build(name, layers=layers)
-    return [
-        sf.plan(model, args, kwargs, cluster=cluster, fold=fold, memory_limit=limit)
-        for fold in (True, False)
-    ]
+    return sf.plan(model, args, kwargs, cluster=cluster, **options)
 
 
 @pytest.mark.parametrize("cluster", ["2x2xh100", "8xa100"])
 @pytest.mark.parametrize("name", ["llama3-8b-tiny", "t5-large-tiny", "mixtral-8x7b-tiny"])
 def test_short_and_full_give_the_same_plan(name: str, cluster: str) -> None:
-    short, full = both(name, 9, cluster)
+    short, full = (planned(name, 9, cluster, fold=fold) for fold in (True, False))
     for field in (
         "additive_seconds",
         "step_seconds",
@@ -47,16 +45,15 @@ def parts(plan: sf.Plan) -> tuple[float, float]:
 
 
 def test_the_parts_add_up_where_layers_choose_alike() -> None:
-    short, _ = both("llama3-8b-tiny", 12, "2x2xh100")
+    short = planned("llama3-8b-tiny", 12, "2x2xh100")
     for total in parts(short):
         assert total == pytest.approx(short.estimate.additive_seconds, rel=1e-9)
 
 
 def test_the_parts_add_up_where_a_limit_makes_layers_differ() -> None:
-    free, _ = both("gpt2-tiny", 12, "4xa100")
-    model, args, kwargs = zoo.build("gpt2-tiny", layers=12)
+    free = planned("gpt2-tiny", 12, "4xa100")
     limit = 0.9 * free.estimate.peak_bytes
-    short = sf.plan(model, args, kwargs, cluster="4xa100", memory_limit=limit)
+    short = planned("gpt2-tiny", 12, "4xa100", memory_limit=limit)
     assert short.estimate.peak_bytes <= limit
     assert short.simulation is not None
     assert free.simulation is not None
