@@ -172,7 +172,14 @@ TEXT = (
     ),
     Architecture("t5", "T5ForConditionalGeneration", "text", T5, seq=512),
     Architecture("bart", "BartForConditionalGeneration", "text", {**BOTH, **IDS}, seq=512),
-    Architecture("m2m_100", "M2M100ForConditionalGeneration", "text", {**BOTH, **IDS}, seq=512),
+    Architecture(
+        "m2m_100",
+        "M2M100ForConditionalGeneration",
+        "text",
+        {**BOTH, **IDS},
+        {"encoder_layerdrop": 0.0, "decoder_layerdrop": 0.0},
+        seq=512,
+    ),
     Architecture("marian", "MarianMTModel", "text", {**BOTH, "decoder_vocab_size": 96}, seq=512),
 )
 EXPERTS = (
@@ -222,7 +229,13 @@ EXPERTS = (
         "granitemoe",
         "GraniteMoeForCausalLM",
         "experts",
-        {**STACK, **IDS, "num_key_value_heads": 2, "num_local_experts": 4},
+        {
+            **STACK,
+            **IDS,
+            "num_key_value_heads": 2,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+        },
         {"hidden_size": 1536, "intermediate_size": 512, "num_attention_heads": 24}
         | {"num_key_value_heads": 8, "num_local_experts": 40, "num_experts_per_tok": 8},  # 3b-a800m
     ),

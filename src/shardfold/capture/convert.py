@@ -53,6 +53,7 @@ def origin_of(node: fx.Node) -> Origin:
 WRITE = "shardfold.write"
 # Composite region wrappers: (position of the subgraph, whether gradients flow inside).
 REGIONS = {"wrap_with_set_grad_enabled": 1, "wrap_with_autocast": 4}
+NUMBERS = (bool, int, float, torch.SymBool, torch.SymInt, torch.SymFloat)
 ROLES = {
     InputKind.PARAMETER: "parameter",
     InputKind.BUFFER: "buffer",
@@ -140,6 +141,7 @@ class _Converter:
     folded: Folded | None = None
     templates: dict[Any, Template] = field(default_factory=dict)
     spans: list[tuple[int, int]] = field(default_factory=list)  # of blocks, among the operators
+    idle: set[fx.Node] = field(default_factory=set)  # what nothing but a check reads
 
     def convert(self) -> Program:
         self._inputs()
@@ -199,12 +201,13 @@ class _Converter:
         return len(self.tensors) - 1
 
     def _walk(self, module: fx.GraphModule, grad: bool) -> Any:
+        self.idle |= _idle(module)
         for node in module.graph.nodes:
             self.memory.done.add(node)
             self.modes[node] = grad
             if node.op == "get_attr":
                 self.values[node] = self._attribute(module, node)
-            elif node.op == "call_function":
+            elif node.op == "call_function" and node not in self.idle:
                 self.values[node] = self._call(node, grad)
             elif node.op == "output":
                 return fx.map_arg(node.args[0], lambda n: self.values[n])
@@ -559,6 +562,20 @@ class _Converter:
     def _is_loss(self, index: int) -> bool:
         tensor = self.tensors[index]
         return tensor.requires_grad and all(n == 1 for n in tensor.type.shape)
+
+
+def _idle(module: fx.GraphModule) -> set[fx.Node]:
+    """What is computed for nothing, or only to be checked: numbers taken out of tensors, mostly."""
+    found: set[fx.Node] = set()
+    for node in reversed(module.graph.nodes):
+        if node.op != "call_function" or not all(user in found for user in node.users):
+            continue
+        schema = getattr(node.target, "_schema", None)
+        is_number = schema is None and isinstance(node.meta.get("val"), NUMBERS)
+        is_pure = schema is not None and not schema.is_mutable
+        if is_number or (is_pure and _kind(node).startswith("aten.")):
+            found.add(node)
+    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,10 +16,11 @@ import re
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, redirect_stderr
+from contextlib import contextmanager, redirect_stderr, suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import nn
@@ -68,7 +69,7 @@ def skeleton(model: nn.Module, dtype: str | None) -> nn.Module:
     """A copy of `model` on the meta device, for training, floating tensors in `dtype`."""
     check_model(model)
     modules = {id(module): module for module in model.modules()}
-    tensors = {id(t): t for t in [*model.parameters(), *model.buffers()]}
+    tensors = {id(t): t for t in [*model.parameters(), *model.buffers(), *_left_behind(model)]}
     twins = Twins({**modules, **tensors}, dtype)
     try:
         if any(map(copies_itself, set(map(type, modules.values())))):
@@ -81,6 +82,14 @@ def skeleton(model: nn.Module, dtype: str | None) -> nn.Module:
             "Build it under `with torch.device('meta'):` and without handles, locks or "
             "non-leaf tensors as attributes."
         ) from error
+
+
+def _left_behind(model: nn.Module) -> Iterator[torch.Tensor]:
+    """Attributes that an earlier forward computed, which deepcopy refuses."""
+    for module in model.modules():
+        for value in vars(module).values():
+            if isinstance(value, torch.Tensor) and value.grad_fn is not None:
+                yield value
 
 
 def for_training(module: nn.Module) -> nn.Module:
@@ -183,7 +192,7 @@ def _torch_dtype(dtype: str | None) -> torch.dtype | None:
 ADVICE = (
     (
         r"data.dependent|Could not guard|Could not extract specialized|is_nonzero|\.item\(\)"
-        r"|_local_scalar_dense|unbacked|aten\.nonzero|Cannot copy out of meta",
+        r"|_local_scalar_dense|unbacked|aten\.nonzero|Cannot copy out of meta|DynamicOutputShape",
         "A branch or a shape depends on the values of a tensor. Make the choice from shapes or "
         "configuration, or use torch.where, torch.cond or masking instead",
     ),
@@ -213,6 +222,9 @@ ADVICE = (
 )
 
 
+FORWARDS_OWN = (TypeError, AttributeError, KeyError, IndexError, UnboundLocalError)
+
+
 @dataclass(frozen=True, slots=True)
 class Traced:
     """An exported program, and what was seen while forward ran."""
@@ -224,7 +236,23 @@ class Traced:
 
 
 def export(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Traced:
-    """Trace `model` on meta tensors; whole operators stay whole, and what gets lost is refused."""
+    """Trace `model` on meta tensors; whole operators stay whole, and what gets lost is refused.
+
+    Forward may ask whether it is being compiled, and then fail: so it is asked once more, without
+    knowing.
+    """
+    before = State.of(model)
+    try:
+        return _export(model, args, kwargs)
+    except ModelError as first:
+        if isinstance(first.__cause__, FORWARDS_OWN):
+            before.restore(model)
+            with suppress(ModelError), patch.object(torch.compiler, "is_compiling", bool):
+                return _export(model, args, kwargs)
+        raise
+
+
+def _export(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Traced:
     hint = ""
     try:
         # Tensors that forward makes without naming a device must meet the inputs where they are.

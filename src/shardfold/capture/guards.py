@@ -7,10 +7,12 @@ A trace keeps values, not all meaning. This is the one list of what it would los
     torch.inference_mode                      is traced as torch.no_grad
     torch.utils.checkpoint                    is traced through, with a note: the plan decides
     a coin toss whose outcome is certain      is decided (LayerDrop at probability 0)
+    `if tensor: raise`, `assert tensor`       is taken to pass, with a note
+    requires_grad = True of an activation     is traced as nothing: no parameter's gradient changes
     torch.autocast("cuda") without CUDA       refused, as autocast that casts is
     hooks on gradients                        refused
     a gradient that forward asks for          refused
-    requires_grad switched in forward         refused
+    requires_grad switched otherwise          refused
     `.data = ...`                             refused
     Python's and numpy's random numbers       refused
     Python attributes that every call changes refused
@@ -21,6 +23,7 @@ refused is named with the module, the line and the way out, before anything is p
 
 from __future__ import annotations
 
+import ast
 import pickle
 import random
 import sys
@@ -286,22 +289,33 @@ class Watch(TorchFunctionMode):
             return handler(self, func, args, kwargs)
         found = func(*args, **kwargs)
         if self.known and isinstance(found, Tensor):
-            self._follow(func, args, kwargs, found)
+            return self._follow(func, args, kwargs, found)
         return found
 
-    def _follow(self, func: Any, args: Any, kwargs: Any, found: Tensor) -> None:
-        """What is computed from small constants alone is known, too."""
+    def _follow(self, func: Any, args: Any, kwargs: Any, found: Tensor) -> Tensor:
+        """What is computed from small constants alone is known, too.
+
+        If its very shape depends on them (repeat_interleave, nonzero), it is a constant itself.
+        """
         given = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
         name = str(getattr(func, "__name__", ""))
         if name.endswith("_") and not name.endswith("__"):
             for tensor in given[:1]:
                 self.known.pop(id(tensor), None)
-        elif given and all(id(x) in self.known for x in given) and found.numel() <= SMALL:
-            args, kwargs = pytree.tree_map_only(
-                Tensor, lambda x: self.known[id(x)][1], (args, kwargs)
-            )
-            with _disable_current_modes(), torch._C.DisableTorchFunction():
-                self.known[id(found)] = (found, func(*args, **kwargs))
+            return found
+        if not given or not all(id(x) in self.known for x in given):
+            return found
+        is_open = any(isinstance(size, torch.SymInt) for size in found.shape)
+        if not is_open and found.numel() > SMALL:
+            return found
+        args, kwargs = pytree.tree_map_only(Tensor, lambda x: self.known[id(x)][1], (args, kwargs))
+        kwargs = {**kwargs, **({"device": "cpu"} if "device" in kwargs else {})}
+        with _disable_current_modes(), torch._C.DisableTorchFunction():
+            real = func(*args, **kwargs)
+        if is_open:
+            return self._constant(real)
+        self.known[id(found)] = (found, real)
+        return found
 
     # -- what is refused
 
@@ -367,6 +381,10 @@ class Watch(TorchFunctionMode):
             real = func(
                 *args, **{**kwargs, **({} if func.__name__ == "from_numpy" else {"device": "cpu"})}
             )
+        return self._constant(real)
+
+    def _constant(self, real: Tensor) -> Tensor:
+        with _disable_current_modes(), torch._C.DisableTorchFunction():
             digest = _digest(real)
         constants[digest] = real
         made: Tensor = torch.ops.shardfold.constant(digest)
@@ -376,10 +394,24 @@ class Watch(TorchFunctionMode):
     def of_constant(self, func: Any, args: Any, kwargs: Any) -> Any:
         """A number taken out of a constant."""
         known = self.known.get(id(args[0])) if args else None
+        if known is None and func is Tensor.__bool__:
+            return self.checked(func, args)
         if known is None:
             return func(*args, **kwargs)
         with _disable_current_modes(), torch._C.DisableTorchFunction():
             return func(known[1], *args[1:], **kwargs)
+
+    def checked(self, func: Any, args: Any) -> Any:
+        """A tensor as a condition: decided where the other outcome would raise an error."""
+        frame = user_frame()
+        passes = None if frame is None else outcome_without_error(frame)
+        if frame is None or passes is None:
+            return func(*args)
+        line = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+        self.notes[f"The check of values at {line} is taken to pass: a plan does not run it."] = (
+            None
+        )
+        return passes
 
     def coin(self, func: Any, args: Any, kwargs: Any) -> Any:
         """A uniform random number is remembered, if it is a single one."""
@@ -415,6 +447,9 @@ class Watch(TorchFunctionMode):
     def switched(self, func: Any, args: Any, kwargs: Any) -> Any:
         """requires_grad set in forward: a word only where it changes something."""
         wanted = kwargs.get("requires_grad", args[1] if len(args) > 1 else True)
+        held = (*self.model.parameters(), *self.model.buffers())
+        if wanted and not any(args[0] is tensor for tensor in held):
+            return args[0]
         if bool(wanted) != args[0].requires_grad and self.doubt is None:
             self.doubt = self.told(
                 f"sets requires_grad to {bool(wanted)} inside forward",
@@ -599,6 +634,51 @@ def place(paths: dict[int, str]) -> str:
         frame = frame.f_back
     name = f"module {found!r}" if found else "The model's forward"
     return f"{name} ({line})" if line else name
+
+
+def user_frame() -> FrameType | None:
+    """Where the code that is traced is now: the innermost frame that is not torch's or ours."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(LIBRARIES):
+        frame = frame.f_back
+    return frame
+
+
+def outcome_without_error(frame: FrameType) -> bool | None:
+    """What a condition must be for `if condition: raise ...` or `assert condition` to go on.
+
+    None where the running expression is no such condition.
+    """
+    positions = list(frame.f_code.co_positions())[frame.f_lasti // 2]
+    line, _, column, _ = positions
+    if line is None or column is None:
+        return None
+    try:
+        tree = ast.parse(Path(frame.f_code.co_filename).read_text())
+    except (OSError, SyntaxError, ValueError):
+        return None
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and _holds(node.test, line, column):
+            raises = all(isinstance(each, ast.Raise) for each in node.body)
+            return _needed(node.test, False, line, column) if raises and not node.orelse else None
+        if isinstance(node, ast.Assert) and _holds(node.test, line, column):
+            return _needed(node.test, True, line, column)
+    return None
+
+
+def _holds(node: ast.expr, line: int, column: int) -> bool:
+    end = (node.end_lineno or node.lineno, node.end_col_offset or 0)
+    return (node.lineno, node.col_offset) <= (line, column) < end
+
+
+def _needed(test: ast.expr, wanted: bool, line: int, column: int) -> bool | None:
+    """What the part of a condition at a place must be for the whole to be as wanted."""
+    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        return _needed(test.operand, not wanted, line, column)
+    if isinstance(test, ast.BoolOp):
+        parts = [part for part in test.values if _holds(part, line, column)]
+        return _needed(parts[0], wanted, line, column) if parts else None
+    return wanted if isinstance(test, ast.Compare | ast.Call | ast.Name | ast.Attribute) else None
 
 
 def _sentence(text: str) -> str:

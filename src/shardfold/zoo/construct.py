@@ -38,14 +38,25 @@ class Draw:
             drawn = torch.randint(below, size, generator=self._generator)
         return drawn.to(self.device)
 
-    def images(self, batch: int, side: int) -> Tensor:
-        """Normally distributed RGB images, of the default dtype."""
-        size = (batch, 3, side, side)
+    def normal(self, *size: int) -> Tensor:
+        """Normally distributed numbers, of the default dtype: images or sound."""
         if self.is_meta:
             return torch.empty(size, device=self.device)
         with torch.device("cpu"):
             drawn = torch.randn(size, generator=self._generator)
         return drawn.to(self.device)
+
+    def uniform(self, *size: int) -> Tensor:
+        """Numbers in [0, 1), of the default dtype: how right an answer is."""
+        if self.is_meta:
+            return torch.empty(size, device=self.device)
+        with torch.device("cpu"):
+            drawn = torch.rand(size, generator=self._generator)
+        return drawn.to(self.device)
+
+    def flags(self, *size: int) -> Tensor:
+        """True or false: which patches are masked."""
+        return self.integers(2, *size).bool()
 
     def masked_labels(self, tokens: Tensor, share: float = 0.15) -> Tensor:
         """The tokens at a share of the positions, and `IGNORED` at the others."""
@@ -113,11 +124,12 @@ def from_config(
     """The model of a Hugging Face `config.json`."""
     from shardfold.zoo import huggingface
 
-    config, task = huggingface.read(path, _positive(path, "layers", layers, 1) if layers else None)
+    given = None if layers is None else _positive(path, "layers", layers, 1)
+    config, kind = huggingface.read(path, given)
     batch = _positive(path, "batch", batch, 64)
-    seq = _positive(path, "seq", seq, min(getattr(config, "max_position_embeddings", 512), 8192))
+    seq = None if seq is None else _positive(path, "seq", seq, 1)
     with _defaults(device, dtype):
-        module, args, kwargs = huggingface.build_from(config, task, batch, seq, Draw(device))
+        module, args, kwargs = huggingface.build_from(config, kind, batch, seq, Draw(device))
     return module.train(), args, kwargs
 
 
@@ -148,7 +160,7 @@ def _defaults(device: str, dtype: torch.dtype | str | None) -> Iterator[None]:
 def _classifier(
     module: Callable[[ConvShape], nn.Module], shape: ConvShape, batch: int, seq: int, draw: Draw
 ) -> Built:
-    images = draw.images(batch, shape.image)
+    images = draw.normal(batch, 3, shape.image, shape.image)
     return module(shape), (images,), {"labels": draw.integers(shape.classes, batch)}
 
 
@@ -163,16 +175,17 @@ def _transformer(shape: StackShape, batch: int, seq: int, draw: Draw) -> Built:
 
 
 def _from_transformers(
-    config: str, task: str, shape: StackShape, batch: int, seq: int, draw: Draw
+    config: str, kind: str, shape: StackShape, batch: int, seq: int, draw: Draw
 ) -> Built:
     from shardfold.zoo import huggingface
 
     made = getattr(huggingface, config)(shape, seq)
-    return huggingface.build_from(made, task, batch, seq, draw)
+    return huggingface.build_from(made, huggingface.named(kind), batch, seq, draw)
 
 
-def _hf(config: str, task: str, full: StackShape, tiny: StackShape) -> Recipe:
-    return Recipe(partial(_from_transformers, config, task), full, tiny)
+def _hf(config: str, kind: str, full: StackShape, tiny: StackShape) -> Recipe:
+    """A model of transformers: the function that makes its configuration, and its class."""
+    return Recipe(partial(_from_transformers, config, kind), full, tiny)
 
 
 def _conv(module: Callable[[ConvShape], nn.Module], full: ConvShape, tiny: ConvShape) -> Recipe:
@@ -181,7 +194,7 @@ def _conv(module: Callable[[ConvShape], nn.Module], full: ConvShape, tiny: ConvS
 
 def _llama(full: StackShape, tiny_heads: int, tiny_kv_heads: int) -> Recipe:
     tiny = StackShape(2, 64, 224, 257, tiny_heads, tiny_kv_heads)
-    return _hf("llama", "ForCausalLM", full, tiny)
+    return _hf("llama", "LlamaForCausalLM", full, tiny)
 
 
 RECIPES = {
@@ -196,13 +209,13 @@ RECIPES = {
     "densenet121": _conv(convnets.DenseNet, convnets.DENSENET121, convnets.DENSENET_TINY),
     "gpt2": _hf(
         "gpt2",
-        "ForCausalLM",
+        "GPT2LMHeadModel",
         StackShape(12, 768, 3072, 50_257, 12, 12),
         StackShape(2, 64, 256, 257, 4, 4),
     ),
     "gpt3-175b": _hf(
         "gpt2",
-        "ForCausalLM",
+        "GPT2LMHeadModel",
         StackShape(96, 12_288, 49_152, 50_257, 96, 96),
         StackShape(2, 64, 256, 257, 8, 8),
     ),
@@ -211,25 +224,25 @@ RECIPES = {
     "llama3-405b": _llama(StackShape(126, 16_384, 53_248, 128_256, 128, 8), 16, 1),
     "t5-large": _hf(
         "t5",
-        "ForConditionalGeneration",
+        "T5ForConditionalGeneration",
         StackShape(24, 1024, 4096, 32_128, 16, 16),
         StackShape(2, 64, 256, 257, 4, 4),
     ),
     "bert-large": _hf(
         "bert",
-        "ForMaskedLM",
+        "BertForMaskedLM",
         StackShape(24, 1024, 4096, 30_522, 16, 16),
         StackShape(2, 64, 256, 257, 4, 4),
     ),
     "vit-large": _hf(
         "vit",
-        "ForImageClassification",
+        "ViTForImageClassification",
         StackShape(24, 1024, 4096, 1000, 16, 16, image=224, patch=16),
         StackShape(2, 64, 256, 10, 4, 4, image=32, patch=8),
     ),
     "mixtral-8x7b": _hf(
         "mixtral",
-        "ForCausalLM",
+        "MixtralForCausalLM",
         StackShape(32, 4096, 14_336, 32_000, 32, 8, experts=8),
         StackShape(2, 64, 224, 257, 4, 2, experts=4),
     ),

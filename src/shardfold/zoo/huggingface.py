@@ -10,15 +10,19 @@ Two public registries of transformers are used so that the captured graph is wha
 
 from __future__ import annotations
 
+import inspect
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from shardfold.errors import ModelError, nearest
 from shardfold.zoo.catalog import StackShape
 from shardfold.zoo.construct import Draw
+from shardfold.zoo.example_batch import example_batch
 
 try:
     import transformers
@@ -34,57 +38,35 @@ from shardfold.runtime.ops.experts import routed_experts
 
 ATTENTION = "shardfold_sdpa"
 EXPERTS = "shardfold_experts"
+ASKS = frozenset({"labels", "return_loss", "start_positions", "bool_masked_pos"})
+# Which class a configuration means that names none: the first of these with one for its type.
+AUTO = (
+    *("Seq2SeqLM", "ImageTextToText", "SpeechSeq2Seq", "MaskedLM", "CausalLM", "CTC"),
+    *("ImageClassification", "AudioClassification", "VideoClassification", "SemanticSegmentation"),
+    *("ZeroShotImageClassification", "SequenceClassification", "TokenClassification"),
+    *("MaskedImageModeling", "PreTraining"),
+)
 Built = tuple[nn.Module, tuple[Any, ...], dict[str, Any]]
 
 
 class LossOf(nn.Module):
-    """Returns the loss alone out of a transformers model's output."""
+    """Returns the loss alone out of a transformers model's output.
 
-    def __init__(self, model: nn.Module) -> None:
+    `fixed` are inputs whose values make shapes: they are no part of a batch, but constants.
+    """
+
+    def __init__(self, model: nn.Module, fixed: dict[str, Any] | None = None) -> None:
         super().__init__()
         self.model = model
+        self.fixed = fixed or {}
 
-    def forward(self, *args: Tensor, **kwargs: Tensor) -> Tensor:
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         """The model's loss."""
-        loss: Tensor = self.model(*args, **kwargs).loss
+        constants = {name: torch.tensor(value) for name, value in self.fixed.items()}
+        loss: Tensor | None = self.model(*args, **kwargs, **constants).loss
+        if loss is None:
+            raise ModelError(f"{type(self.model).__name__} gave no loss for this batch.")
         return loss
-
-
-def causal(config: Any, batch: int, seq: int, draw: Draw) -> Built:
-    """A decoder that predicts the next token."""
-    tokens = draw.integers(config.vocab_size, batch, seq)
-    labels = draw.integers(config.vocab_size, batch, seq)
-    return _model("ForCausalLM", config), (), {"input_ids": tokens, "labels": labels}
-
-
-def masked(config: Any, batch: int, seq: int, draw: Draw) -> Built:
-    """An encoder that predicts the masked tokens."""
-    tokens = draw.integers(config.vocab_size, batch, seq)
-    labels = draw.masked_labels(tokens)
-    return _model("ForMaskedLM", config), (), {"input_ids": tokens, "labels": labels}
-
-
-def conditional(config: Any, batch: int, seq: int, draw: Draw) -> Built:
-    """An encoder-decoder; the decoder's input is given, so that no shift is in the graph."""
-    tokens, decoder, labels = (draw.integers(config.vocab_size, batch, seq) for _ in range(3))
-    kwargs = {"input_ids": tokens, "decoder_input_ids": decoder, "labels": labels}
-    return _model("ForConditionalGeneration", config), (), kwargs
-
-
-def image(config: Any, batch: int, seq: int, draw: Draw) -> Built:
-    """A classifier of images; `seq` does not matter."""
-    pixels = draw.images(batch, config.image_size)
-    labels = draw.integers(config.num_labels, batch)
-    return _model("ForImageClassification", config), (), {"pixel_values": pixels, "labels": labels}
-
-
-TASKS = {
-    "ForCausalLM": causal,
-    "LMHeadModel": causal,
-    "ForMaskedLM": masked,
-    "ForConditionalGeneration": conditional,
-    "ForImageClassification": image,
-}
 
 
 def gpt2(shape: StackShape, seq: int) -> Any:
@@ -178,26 +160,49 @@ def vit(shape: StackShape, seq: int) -> Any:
     )
 
 
-def build_from(config: Any, task: str, batch: int, seq: int, draw: Draw) -> Built:
-    """The model of a configuration for one of `TASKS`, and a batch for it."""
+def build_from(config: Any, kind: type, batch: int, seq: int | None, draw: Draw) -> Built:
+    """The model of a configuration as a class of transformers, and a batch for it."""
     transformers.AttentionInterface.register(ATTENTION, sdpa_attention_forward)
     ExpertsInterface.register(EXPERTS, routed_experts)
     config.use_cache = False
-    config._attn_implementation = ATTENTION if _needs_no_mask(config, seq) else "sdpa"
+    config.dtype = None  # the dtype is an option of planning
+    config._attn_implementation = _attention(kind, config, seq)
     config._experts_implementation = EXPERTS
-    return TASKS[task](config, batch, seq, draw)
+    if kind.__name__.endswith("Classification") and config.problem_type is None:
+        # Else some classes ask the labels, and note the answer in their first step.
+        is_number = config.num_labels == 1
+        config.problem_type = "regression" if is_number else "single_label_classification"
+    try:
+        made = example_batch(kind, config, batch, seq, draw)
+        return LossOf(kind(config), made.fixed), (), made.tensors
+    except ModelError:
+        raise
+    except Exception as error:
+        raise ModelError(
+            f"transformers cannot build {kind.__name__} from this configuration: "
+            f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+        ) from error
 
 
-def _needs_no_mask(config: Any, seq: int) -> bool:
+def _attention(kind: Any, config: Any, seq: int | None) -> str:
+    """The attention that a class has, whatever its configuration asks for."""
+    if not kind._supports_sdpa:
+        return "eager"
+    takes_any = hasattr(sys.modules[kind.__module__], "ALL_ATTENTION_FUNCTIONS")
+    is_single = not getattr(type(config), "sub_configs", None)
+    return ATTENTION if takes_any and is_single and _needs_no_mask(config, seq) else "sdpa"
+
+
+def _needs_no_mask(config: Any, seq: int | None) -> bool:
     """Whether attention is all-to-all or causal in every layer, and so needs no dense mask."""
     window = getattr(config, "sliding_window", None)
     kinds = getattr(config, "layer_types", None) or ["full_attention"]
     is_full = set(kinds) == {"full_attention"}
-    return is_full and (window is None or window >= seq)
+    return is_full and (window is None or (seq is not None and window >= seq))
 
 
-def read(path: str, layers: int | None) -> tuple[Any, str]:
-    """The configuration in a `config.json`, and which of `TASKS` its architecture is."""
+def read(path: str, layers: int | None) -> tuple[Any, type]:
+    """The configuration in a `config.json`, and the class with a loss that it names."""
     try:
         fields = json.loads(Path(path).read_text())
     except (OSError, ValueError) as error:
@@ -208,17 +213,49 @@ def read(path: str, layers: int | None) -> tuple[Any, str]:
     if kind not in transformers.CONFIG_MAPPING:
         known = nearest(kind, transformers.CONFIG_MAPPING.keys())
         raise ModelError(f"{path}: transformers has no model_type {kind!r}. {known}")
-    config = transformers.AutoConfig.for_model(kind, **fields)
+    try:
+        config = transformers.AutoConfig.for_model(kind, **fields)
+    except Exception as error:
+        first = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ModelError(f"{path} is no configuration of {kind!r}: {first}") from error
     if layers is not None:
         _set_depth(config, layers)
-    for architecture in config.architectures or ["(none)"]:
-        for task in TASKS:
-            if architecture.endswith(task):
-                return config, task
+    return config, _class_of(config, path)
+
+
+def _class_of(config: Any, path: str) -> type:
+    """The first architecture of a configuration that has a loss, or else its type's class."""
+    for architecture in config.architectures or ():
+        if has_loss(found := named(architecture)):
+            return found
+    for auto in AUTO:
+        mapping = getattr(transformers, f"AutoModelFor{auto}")._model_mapping
+        if type(config) in mapping:
+            found = mapping[type(config)]
+            for each in found if isinstance(found, tuple) else (found,):
+                if has_loss(each):
+                    return each  # type: ignore[no-any-return]
     raise ModelError(
-        f"{path}: no loss is known for architectures {config.architectures}; "
-        f"they should end in one of {', '.join(TASKS)}."
+        f"{path}: transformers has no class with a loss for {config.model_type!r} "
+        f"(architectures: {config.architectures}). Plan it from Python, with loss=..."
     )
+
+
+def named(architecture: str) -> type:
+    """A class of transformers."""
+    found = getattr(transformers, architecture, None)
+    if isinstance(found, type):
+        return found
+    raise ModelError(
+        f"transformers {transformers.__version__} has no class {architecture!r}. "
+        "Is it another version's, or a model with code of its own?"
+    )
+
+
+def has_loss(kind: type) -> bool:
+    """Whether forward can be asked for a loss."""
+    asked = inspect.signature(kind.forward).parameters  # type: ignore[attr-defined]
+    return not ASKS.isdisjoint(asked) or kind.__name__.endswith("ForPreTraining")
 
 
 def _set_depth(config: Any, layers: int) -> None:
@@ -227,20 +264,6 @@ def _set_depth(config: Any, layers: int) -> None:
         config.num_decoder_layers = layers
     if getattr(config, "layer_types", None) is not None:
         config.layer_types = config.layer_types[:layers]
-
-
-def _model(task: str, config: Any) -> nn.Module:
-    auto = {
-        "ForCausalLM": transformers.AutoModelForCausalLM,
-        "ForMaskedLM": transformers.AutoModelForMaskedLM,
-        "ForConditionalGeneration": transformers.AutoModelForSeq2SeqLM,
-        "ForImageClassification": transformers.AutoModelForImageClassification,
-    }[task]
-    if type(config) not in auto._model_mapping:
-        raise ModelError(
-            f"transformers has no model of type {config.model_type!r} that ends in {task}."
-        )
-    return LossOf(auto.from_config(config))
 
 
 def _token_ids() -> dict[str, int]:
