@@ -13,10 +13,38 @@ held against those planned.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import copy
+import json
+import logging
+import math
+import os
+import pickle
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from datetime import timedelta
+from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
+import click
+
+from environment import environment
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))  # the choices and the recorder are those of the tests
+
+PAGE = ROOT / "docs" / "results" / "architectures.md"
+RESULTS = ROOT / "benchmarks" / "results" / "architectures.json"
+CLUSTER, MESHES = "8xh100", ("2", "2x2")
+TINY_BATCH = 4
+TOLERANCE = 1e-6  # as of `shardfold check`: where forward insists on float32, they differ
+PATIENCE = timedelta(seconds=120)
 Fields = Mapping[str, Any]
 
 
@@ -31,6 +59,7 @@ class Architecture:
     real: Fields = field(default_factory=dict)
     batch: int = 16
     seq: int | None = 1024
+    tiny_seq: int | None = 12
 
 
 STACK: Fields = {
@@ -286,7 +315,13 @@ STATE_SPACE = (
 )
 VISION = (
     Architecture(
-        "vit", "ViTForImageClassification", "vision", {**PATCHES, **LABELS}, CLASSES, seq=None
+        "vit",
+        "ViTForImageClassification",
+        "vision",
+        {**PATCHES, **LABELS},
+        CLASSES,
+        seq=None,
+        tiny_seq=None,
     ),
     Architecture(
         "swin",
@@ -303,6 +338,7 @@ VISION = (
         },
         CLASSES,
         seq=None,
+        tiny_seq=None,
     ),
     Architecture(
         "convnext",
@@ -311,14 +347,22 @@ VISION = (
         {**LABELS, "image_size": 32, "hidden_sizes": [8, 16], "depths": [1, 1], "num_stages": 2},
         CLASSES,
         seq=None,
+        tiny_seq=None,
     ),
     Architecture(
         "resnet",
         "ResNetForImageClassification",
         "vision",
-        {**LABELS, "embedding_size": 8, "hidden_sizes": [16, 32], "depths": [1, 1]},
+        {
+            **LABELS,
+            "image_size": 32,
+            "embedding_size": 8,
+            "hidden_sizes": [16, 32],
+            "depths": [1, 1],
+        },
         CLASSES,
         seq=None,
+        tiny_seq=None,
     ),
     Architecture(
         "segformer",
@@ -326,6 +370,7 @@ VISION = (
         "vision",
         {
             **LABELS,
+            "image_size": 32,
             "num_encoder_blocks": 2,
             "depths": [1, 1],
             "hidden_sizes": [16, 32],
@@ -339,6 +384,7 @@ VISION = (
         {"num_labels": 150, "depths": [3, 6, 40, 3], "hidden_sizes": [64, 128, 320, 512]}
         | {"decoder_hidden_size": 768},  # B5
         seq=None,
+        tiny_seq=None,
     ),
     Architecture(
         "dinov2",
@@ -347,9 +393,16 @@ VISION = (
         {**PATCHES, **LABELS, "drop_path_rate": 0.1},
         CLASSES,
         seq=None,
+        tiny_seq=None,
     ),
     Architecture(
-        "beit", "BeitForImageClassification", "vision", {**PATCHES, **LABELS}, CLASSES, seq=None
+        "beit",
+        "BeitForImageClassification",
+        "vision",
+        {**PATCHES, **LABELS},
+        CLASSES,
+        seq=None,
+        tiny_seq=None,
     ),
     Architecture(
         "vit_mae",
@@ -363,6 +416,7 @@ VISION = (
             "decoder_intermediate_size": 32,
         },
         seq=None,
+        tiny_seq=None,
     ),
     Architecture(
         "videomae",
@@ -371,6 +425,7 @@ VISION = (
         {**PATCHES, **LABELS, "num_frames": 4},
         {"num_labels": 400},
         seq=None,
+        tiny_seq=None,
     ),
 )
 AUDIO = (
@@ -382,7 +437,13 @@ AUDIO = (
         seq=448,
     ),
     Architecture(
-        "wav2vec2", "Wav2Vec2ForCTC", "audio", {**SPEECH, **PLAIN_SPEECH}, PLAIN_SPEECH, seq=None
+        "wav2vec2",
+        "Wav2Vec2ForCTC",
+        "audio",
+        {**SPEECH, **PLAIN_SPEECH},
+        PLAIN_SPEECH,
+        seq=None,
+        tiny_seq=400,
     ),
     Architecture(
         "hubert",
@@ -391,6 +452,7 @@ AUDIO = (
         {**SPEECH, **PLAIN_SPEECH, "classifier_proj_size": 16},
         PLAIN_SPEECH,
         seq=None,
+        tiny_seq=400,
     ),
     Architecture(
         "audio-spectrogram-transformer",
@@ -406,6 +468,7 @@ AUDIO = (
         },
         {"num_labels": 527},
         seq=None,
+        tiny_seq=None,
     ),
 )
 PICTURE_TOWER: Fields = {**PATCHES, "projection_dim": 16}
@@ -418,6 +481,7 @@ MULTIMODAL = (
         {"text_config": TEXT_TOWER, "vision_config": PICTURE_TOWER, "projection_dim": 16},
         batch=256,
         seq=77,
+        tiny_seq=16,
     ),
     Architecture(
         "siglip",
@@ -426,6 +490,7 @@ MULTIMODAL = (
         {"text_config": {**TEXT_TOWER, "projection_size": 32}, "vision_config": PATCHES},
         batch=256,
         seq=64,
+        tiny_seq=16,
     ),
     Architecture(
         "llava",
@@ -438,6 +503,7 @@ MULTIMODAL = (
             "image_seq_length": 16,
         },
         {"text_config": {"model_type": "llama", "vocab_size": 32064}},
+        tiny_seq=24,
     ),
     Architecture(
         "paligemma",
@@ -452,6 +518,7 @@ MULTIMODAL = (
             "hidden_size": 32,
             "vocab_size": 96,
         },
+        tiny_seq=24,
     ),
     Architecture(
         "qwen2_vl",
@@ -472,6 +539,7 @@ MULTIMODAL = (
             | {"num_hidden_layers": 28, "num_attention_heads": 28, "num_key_value_heads": 4}
             | {"rope_parameters": {"rope_type": "default", "mrope_section": [16, 24, 24]}},
         },
+        tiny_seq=24,
     ),
     Architecture(
         "vilt",
@@ -483,3 +551,354 @@ MULTIMODAL = (
     ),
 )
 ARCHITECTURES = (*TEXT, *EXPERTS, *STATE_SPACE, *VISION, *AUDIO, *MULTIMODAL)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One plan of one tiny model: how far it is from the plain module, and what was said."""
+
+    plan: str
+    mesh: str
+    apart: float  # largest difference of a loss, a gradient or a buffer, relative
+    outcome: str  # "right", "wrong", "refused", "raw"
+    told: str = ""
+
+
+def configuration(known: Architecture, tiny: bool) -> Fields:
+    """The fields of a config.json."""
+    sizes = {**known.real, **known.tiny} if tiny else known.real
+    return {"model_type": known.name, "architectures": [known.class_name], **sizes}
+
+
+def built(known: Architecture, tiny: bool) -> tuple[Any, Any, Any]:
+    """The model by way of its config.json: on meta at its real size, with weights if tiny."""
+    from shardfold import zoo
+
+    with tempfile.TemporaryDirectory(prefix="shardfold-") as folder:
+        path = Path(folder) / "config.json"
+        path.write_text(json.dumps(configuration(known, tiny)))
+        if tiny:
+            return zoo.from_config(str(path), batch=TINY_BATCH, seq=known.tiny_seq, device="cpu")
+        return zoo.from_config(str(path), batch=known.batch, seq=known.seq)
+
+
+def plain(known: Architecture, ours: Any) -> Any:
+    """The class as transformers builds it by itself, with the same weights."""
+    import transformers
+
+    fields = dict(configuration(known, True))
+    config = transformers.AutoConfig.for_model(fields.pop("model_type"), **fields)
+    config.use_cache = False
+    config._experts_implementation = "eager"
+    theirs = copy.copy(ours)
+    theirs._modules = {"model": type(ours.model)(config).train()}
+    theirs.load_state_dict(ours.state_dict())
+    return theirs
+
+
+def planned(known: Architecture) -> dict[str, Any]:
+    """The real size on eight H100s: the plan in numbers, or what was said instead."""
+    import shardfold as sf
+
+    started = time.perf_counter()
+    found: dict[str, Any] = {"outcome": "planned", "told": ""}
+    try:
+        model, args, kwargs = built(known, tiny=False)
+        plan = sf.plan(model, args, kwargs, cluster=CLUSTER, dtype="bf16")
+        found |= {
+            "parameters": sum(p.numel() for p in model.parameters()),
+            "step_seconds": plan.simulated.step_seconds,
+            "fits": plan.fits,
+        }
+    except sf.ShardfoldError as error:
+        found |= {"outcome": "refused", "told": str(error)}
+    except Exception as error:
+        found |= {"outcome": "raw", "told": _raw(error)}
+    return {**found, "seconds": time.perf_counter() - started}
+
+
+def _raw(error: BaseException) -> str:
+    frames = traceback.extract_tb(error.__traceback__)[-3:]
+    where = " < ".join(f"{Path(f.filename).name}:{f.lineno}" for f in reversed(frames))
+    return f"{type(error).__name__}: {str(error)[:300]} ({where})"
+
+
+Case = tuple[str, str, bytes]  # label, mesh, plan
+
+
+def cases(model: Any, args: Any, kwargs: Any, mesh: str, random_plans: int) -> list[Case]:
+    """The best plan, the two baselines, and random legal ones."""
+    from tests.distributed.choices import Chooser
+
+    from shardfold.plans.files import dumps
+
+    processes = math.prod(map(int, mesh.split("x")))
+    chooser = Chooser(model, args, kwargs, f"{processes}xcpu", mesh)
+    data_parallel, fully_sharded = chooser.baselines()
+    named = {"best": chooser.best(), "data parallel": data_parallel, "fully sharded": fully_sharded}
+    named |= {f"random {seed}": chooser.random(seed) for seed in range(random_plans)}
+    return [(label, mesh, dumps(plan).encode()) for label, plan in named.items()]
+
+
+class Runner:
+    """A tiny model with its program, beside the plain module; made before the processes."""
+
+    def __init__(self, known: Architecture) -> None:
+        self.known = known
+        self.model, self.args, self.kwargs = built(known, tiny=True)
+
+    def prepare(self, plan: Any) -> None:
+        """Capture the program that all plans of this model share."""
+        from shardfold.runtime.parallelize import prepared
+
+        self.captured = prepared(self.model, plan, self.args, self.kwargs, None, None)
+
+    def module(self, plan: Any | None) -> Any:
+        """The module under a plan, or on one device."""
+        from shardfold.runtime.lower import alone
+        from shardfold.runtime.parallelize import Settings, assemble, lowered_here
+
+        program, subdims = self.captured
+        lowered = (
+            alone(program, subdims) if plan is None else lowered_here(plan, program, subdims, None)
+        )
+        return assemble(self.model, program, lowered, Settings(float64=True))
+
+    def batches(self) -> list[Any]:
+        """Two batches, the second with samples in another order and other numbers."""
+        from shardfold.runtime.reference import other_batch
+
+        first = (self.args, self.kwargs)
+        return [first, other_batch(first)]
+
+
+Numbers = dict[str, Any]
+
+
+def trained(module: Any, batches: list[Any], recording: Any = nullcontext) -> Numbers:
+    """Losses of two steps, gradients added up over both, and buffers."""
+    found: Numbers = {}
+    for number, (args, kwargs) in enumerate(batches):
+        with recording() if number == 0 else nullcontext():
+            loss = module(*args, **kwargs)
+            loss.backward()
+        found[f"loss {number}"] = loss.detach()
+    keepings = module._run.named()
+    for name, parameter in module.named_parameters():
+        if parameter.grad is not None:
+            found[f"gradient {name}"] = keepings[name].whole(parameter.grad).to_dense().clone()
+    module.gather_buffers()
+    return found | {f"buffer {n}": b.detach().clone() for n, b in module.named_buffers()}
+
+
+def expected(rank: int, runner: Runner) -> Numbers:
+    """The same of the plain module, with the random numbers that the program draws."""
+    from shardfold.runtime.reference import Reference
+
+    single = runner.module(None)
+    reference = Reference(plain(runner.known, runner.model), None)
+    found: Numbers = {}
+    total: Numbers = {}
+    for number, batch in enumerate(runner.batches()):
+        single._run.context.drawn = drawn = []
+        single(*batch[0], **batch[1])
+        single._run.context.drawn = None
+        outcome = reference.step([batch], drawn)
+        found[f"loss {number}"] = outcome.loss
+        for name, gradient in outcome.gradients.items():
+            key = f"gradient {name}"
+            total[key] = total[key] + gradient if key in total else gradient
+    buffers = dict(reference.module.named_buffers())
+    return found | total | {f"buffer {n}": outcome.state[n].clone() for n in buffers}
+
+
+def apart(found: Numbers, wanted: Numbers) -> tuple[float, str]:
+    """The largest relative difference, and of what."""
+    import torch
+
+    from shardfold.runtime.check import SMALL, difference
+
+    gradients = [g for k, g in wanted.items() if k.startswith("gradient")]
+    floor = SMALL * max((float(g.abs().max()) for g in gradients if g.numel()), default=0.0)
+    worst = (0.0, "")
+    for key in {**found, **wanted}:
+        here, there = found.get(key), wanted.get(key)
+        if here is None or there is None:  # a gradient of zeros may not be there at all
+            other = here if there is None else there
+            amount = (
+                float(torch.as_tensor(other).abs().max() > 0) * math.inf
+                if other is not None
+                else 0.0
+            )
+            amount = 0.0 if amount != amount else amount
+        else:
+            least = floor if key.startswith("gradient") else 0.0
+            amount = difference(torch.as_tensor(here), torch.as_tensor(there).to(here.dtype), least)
+        worst = max(worst, (amount, key))
+    return worst
+
+
+def job(rank: int, runner: Runner, given: list[Case], wanted: Numbers) -> list[Row]:
+    """Every plan of a model, one after the other; on each process."""
+    from shardfold.errors import ShardfoldError
+
+    rows = []
+    for label, mesh, data in given:
+        try:
+            amount, what = tried(rank, runner, data, wanted)
+            is_right = amount <= TOLERANCE and not what.startswith("planned")
+            outcome = "right" if is_right else "wrong"
+            rows.append(Row(label, mesh, amount, outcome, "" if is_right else what))
+        except ShardfoldError as error:
+            rows.append(Row(label, mesh, math.inf, "refused", str(error)))
+        except Exception as error:
+            rows.append(Row(label, mesh, math.inf, "raw", _raw(error)))
+            break  # the ranks may no longer be at the same place
+    return rows
+
+
+def tried(rank: int, runner: Runner, data: bytes, wanted: Numbers) -> tuple[float, str]:
+    """How far a plan is from the plain module, and in what; or which collectives differ."""
+    from tests.distributed import recorder
+
+    from shardfold.plans.files import loads
+
+    plan = loads(data)
+    module = runner.module(plan)
+    names = tuple(axis.name for axis in plan.mesh)
+    ran: Any = None
+
+    @contextmanager
+    def recording() -> Iterator[None]:
+        nonlocal ran
+        with recorder.recorded(module._run.context.groups, names, widened=True) as ran:
+            yield
+        ran = recorder.by_member(ran, module._run.uses.launched, names, widened=True)
+
+    found = trained(module, runner.batches(), recording)
+    if rank:
+        return 0.0, ""
+    amount, what = apart(found, wanted)
+    listed = recorder.planned(plan)
+    if amount <= TOLERANCE and ran != listed and not module._run.lowered.stored_otherwise:
+        return amount, f"planned {dict(listed - ran)}, ran {dict(ran - listed)}"
+    return amount, what
+
+
+def forked(processes: int, function: Any, *args: Any) -> Any:
+    """What a function returns on rank 0; the processes have all that this one has.
+
+    This process must not have run a backward pass: autograd's threads do not survive a fork.
+    """
+    import torch.multiprocessing as mp
+
+    with tempfile.TemporaryDirectory(prefix="shardfold-") as folder:
+        given = (processes, folder, function, args)
+        mp.start_processes(_process, given, nprocs=processes, start_method="fork")
+        return pickle.loads((Path(folder) / "found").read_bytes())
+
+
+def _process(rank: int, processes: int, folder: str, function: Any, args: Any) -> None:
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    if processes > 1:
+        store = f"file://{folder}/store"
+        dist.init_process_group(
+            "gloo", init_method=store, rank=rank, world_size=processes, timeout=PATIENCE
+        )
+    found = function(rank, *args)
+    if rank == 0:
+        (Path(folder) / "found").write_bytes(pickle.dumps(found))
+    os._exit(0)
+
+
+def ran(known: Architecture, random_plans: int) -> dict[str, Any]:
+    """The tiny size under plans of every mesh."""
+    from shardfold.errors import ShardfoldError
+    from shardfold.plans.files import loads
+
+    started = time.perf_counter()
+    rows: list[Row] = []
+    try:
+        runner = Runner(known)
+        for mesh in MESHES:
+            given = cases(runner.model, runner.args, runner.kwargs, mesh, random_plans)
+            if mesh == MESHES[0]:
+                runner.prepare(loads(given[0][2]))
+                wanted = forked(1, expected, runner)
+            processes = math.prod(map(int, mesh.split("x")))
+            rows += forked(processes, job, runner, given, wanted)
+        outcomes = [row.outcome for row in rows]
+        worst = next((o for o in ("raw", "wrong", "refused") if o in outcomes), "right")
+        told = next((f"{r.plan} on {r.mesh}: {r.told}" for r in rows if r.outcome == worst), "")
+        found = {"outcome": worst, "told": "" if worst == "right" else told}
+    except ShardfoldError as error:
+        found = {"outcome": "refused", "told": str(error)}
+    except Exception as error:
+        found = {"outcome": "raw", "told": _raw(error)}
+    right = [row.apart for row in rows if row.outcome == "right"]
+    return {
+        **found,
+        "plans": len(rows),
+        "apart": max(right, default=0.0),
+        "seconds": time.perf_counter() - started,
+    }
+
+
+def line(name: str, result: Mapping[str, Any]) -> str:
+    """An architecture as a line of the terminal."""
+    cells = [f"{name:30}"]
+    for part in ("real", "tiny"):
+        if part in result:
+            found = result[part]
+            cells.append(f"{part} {found['outcome']:8} {found['seconds']:5.0f} s")
+    if "tiny" in result:
+        cells.append(f"{result['tiny']['plans']:3} plans, {result['tiny']['apart']:.0e} apart")
+    told = [found["told"] for found in result.values() if found["told"]]
+    return "  ".join(cells) + "".join(f"\n    {each.splitlines()[0][:300]}" for each in told)
+
+
+@click.command(help=__doc__)
+@click.argument("names", nargs=-1)
+@click.option("--random", "random_plans", default=10, show_default=True, help="Plans of each mesh.")
+@click.option("--only", type=click.Choice(["real", "tiny"]), help="Plan only, or run only.")
+@click.option("--out", type=click.Path(dir_okay=False), help="Write results as JSON; add to them.")
+@click.option("--again", is_flag=True, help="Also what the file of results has already.")
+@click.option("--page", "write", is_flag=True, help="Write the page from the stored results.")
+def main(
+    names: tuple[str, ...],
+    random_plans: int,
+    only: str | None,
+    out: str | None,
+    again: bool,
+    write: bool,
+) -> None:
+    """Plan and run each architecture, and print a line for it."""
+    if write:
+        PAGE.write_text(page(json.loads(RESULTS.read_text())))
+        return
+    warnings.simplefilter("ignore")
+    for name in ("torch", "torch.distributed.tensor._redistribute", "transformers"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    facts = {**environment(), "torch": version("torch"), "transformers": version("transformers")}
+    click.echo(", ".join(f"{key} {value}" for key, value in facts.items()))
+    stored: dict[str, Any] = {}
+    if out and Path(out).exists():
+        stored = json.loads(Path(out).read_text())["architectures"]
+    for known in ARCHITECTURES:
+        if names and known.name not in names:
+            continue
+        result = stored.setdefault(known.name, {})
+        for part in ("real", "tiny") if only is None else (only,):
+            if again or part not in result:
+                result[part] = planned(known) if part == "real" else ran(known, random_plans)
+        click.echo(line(known.name, result))
+        if out:  # after each, so that a long run that is cut short leaves what it has
+            results = {"environment": facts, "random": random_plans, "architectures": stored}
+            Path(out).write_text(json.dumps(results, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -16,7 +16,7 @@ import re
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, redirect_stderr, suppress
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -245,11 +245,11 @@ def export(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> T
     try:
         return _export(model, args, kwargs)
     except ModelError as first:
-        if isinstance(first.__cause__, FORWARDS_OWN):
-            before.restore(model)
-            with suppress(ModelError), patch.object(torch.compiler, "is_compiling", bool):
-                return _export(model, args, kwargs)
-        raise
+        if not isinstance(first.__cause__, FORWARDS_OWN):
+            raise
+    before.restore(model)
+    with patch.object(torch.compiler, "is_compiling", bool):
+        return _export(model, args, kwargs)
 
 
 def _export(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Traced:
@@ -285,12 +285,11 @@ def _failing_module(model: nn.Module, error: BaseException) -> str:
     found = f"the model ({type(model).__name__})"
     for frame in _frames(error.__traceback__):
         owner = frame.tb_frame.f_locals.get("self")
-        if isinstance(owner, nn.Module) and paths.get(id(vars(owner))):
-            code = frame.tb_frame.f_code
-            name = code.co_filename.rsplit("/", 1)[-1]
-            if name != "module.py":
-                line = f"{name}:{frame.tb_lineno}"
-                found = f"module {paths[id(vars(owner))]!r} ({type(owner).__name__}, {line})"
+        path = paths.get(id(vars(owner))) if isinstance(owner, nn.Module) else None
+        name = frame.tb_frame.f_code.co_filename.rsplit("/", 1)[-1]
+        if path is not None and name != "module.py":
+            who = f"module {path!r}" if path else "the model"
+            found = f"{who} ({type(owner).__name__}, {name}:{frame.tb_lineno})"
     return found
 
 

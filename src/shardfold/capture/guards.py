@@ -13,6 +13,7 @@ A trace keeps values, not all meaning. This is the one list of what it would los
     hooks on gradients                        refused
     a gradient that forward asks for          refused
     requires_grad switched otherwise          refused
+    `module.to(...)` that changes its dtype   refused
     `.data = ...`                             refused
     Python's and numpy's random numbers       refused
     Python attributes that every call changes refused
@@ -551,6 +552,21 @@ def _patches(watch: Watch) -> Iterator[tuple[Any, str, Any]]:
         finally:
             watch.is_inside, watch.after = False, State.of(watch.model)
 
+    apply_to_all = nn.Module._apply
+
+    def converted_module(module: nn.Module, change: Any, recurse: bool = True) -> nn.Module:
+        if not watch.is_inside:
+            return apply_to_all(module, change, recurse)
+        for tensor in (*module.parameters(), *module.buffers()):
+            changed = change(tensor)
+            if changed.dtype != tensor.dtype or changed.device != tensor.device:
+                raise watch.refuse(
+                    f"converts the parameters of a module in forward (from {tensor.dtype} to "
+                    f"{changed.dtype})",
+                    "Convert the module before it is planned, or cast its input and result",
+                )
+        return module
+
     def entered(self: Any) -> None:
         self._shardfold_mode = torch.no_grad()
         self._shardfold_mode.__enter__()
@@ -561,6 +577,7 @@ def _patches(watch: Watch) -> Iterator[tuple[Any, str, Any]]:
     yield torch.autograd.Function, "apply", classmethod(applied)
     yield checkpointing, "_checkpoint_without_reentrant_generator", generated
     yield nn.Module, "_call_impl", called
+    yield nn.Module, "_apply", converted_module
 
     def listed(owner: Any, name: str) -> Callable[..., Any]:
         original = getattr(owner, name)
@@ -624,12 +641,12 @@ def place(paths: dict[int, str]) -> str:
     """The module and the line of the user's code that is running: `module 'a.b' (file.py:12)`."""
     frame: FrameType | None = sys._getframe(1)
     line, found = "", None
-    while frame is not None and found is None:
+    while frame is not None and (found is None or not line):
         file = frame.f_code.co_filename
         if not line and not file.startswith(LIBRARIES):
             line = f"{Path(file).name}:{frame.f_lineno}"
         owner = frame.f_locals.get("self")
-        if isinstance(owner, nn.Module):
+        if isinstance(owner, nn.Module) and found is None:
             found = paths.get(id(attributes_of(owner)))
         frame = frame.f_back
     name = f"module {found!r}" if found else "The model's forward"
@@ -658,12 +675,17 @@ def outcome_without_error(frame: FrameType) -> bool | None:
     except (OSError, SyntaxError, ValueError):
         return None
     for node in ast.walk(tree):
-        if isinstance(node, ast.If) and _holds(node.test, line, column):
+        if isinstance(node, ast.If | ast.Assert) and _asks(node, line, column):
+            if isinstance(node, ast.Assert):
+                return _needed(node.test, True, line, column)
             raises = all(isinstance(each, ast.Raise) for each in node.body)
             return _needed(node.test, False, line, column) if raises and not node.orelse else None
-        if isinstance(node, ast.Assert) and _holds(node.test, line, column):
-            return _needed(node.test, True, line, column)
     return None
+
+
+def _asks(node: ast.If | ast.Assert, line: int, column: int) -> bool:
+    """Whether the condition of a statement is at a place; `if not x` is at that of the `if`."""
+    return (node.lineno, node.col_offset) == (line, column) or _holds(node.test, line, column)
 
 
 def _holds(node: ast.expr, line: int, column: int) -> bool:
@@ -678,7 +700,7 @@ def _needed(test: ast.expr, wanted: bool, line: int, column: int) -> bool | None
     if isinstance(test, ast.BoolOp):
         parts = [part for part in test.values if _holds(part, line, column)]
         return _needed(parts[0], wanted, line, column) if parts else None
-    return wanted if isinstance(test, ast.Compare | ast.Call | ast.Name | ast.Attribute) else None
+    return wanted
 
 
 def _sentence(text: str) -> str:

@@ -179,8 +179,7 @@ def build_from(config: Any, kind: type, batch: int, seq: int | None, draw: Draw)
         raise
     except Exception as error:
         raise ModelError(
-            f"transformers cannot build {kind.__name__} from this configuration: "
-            f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+            f"transformers cannot build {kind.__name__} from this configuration: {_told(error)}"
         ) from error
 
 
@@ -216,14 +215,18 @@ def read(path: str, layers: int | None) -> tuple[Any, type]:
     try:
         config = transformers.AutoConfig.for_model(kind, **fields)
     except Exception as error:
-        first = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ModelError(f"{path} is no configuration of {kind!r}: {first}") from error
+        raise ModelError(f"{path} is no configuration of {kind!r}: {_told(error)}") from error
     if layers is not None:
         _set_depth(config, layers)
-    return config, _class_of(config, path)
+    return config, class_of(config, path)
 
 
-def _class_of(config: Any, path: str) -> type:
+def _told(error: Exception) -> str:
+    """An error of transformers in one line."""
+    return " ".join(f"{type(error).__name__}: {error}".split())[:300]
+
+
+def class_of(config: Any, path: str) -> type:
     """The first architecture of a configuration that has a loss, or else its type's class."""
     for architecture in config.architectures or ():
         if has_loss(found := named(architecture)):

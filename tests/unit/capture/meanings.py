@@ -999,3 +999,73 @@ class RetainedGradient(Case):
     def between(self, h: Tensor) -> Tensor:
         h.retain_grad()
         return h
+
+
+# -- as transformers' models do it
+
+
+class ValuesChecked(Case):
+    """Errors about values, in several forms: all pass, and no plan can ask."""
+
+    def between(self, h: Tensor) -> Tensor:
+        if self.training and h.max() > 1e6:
+            raise ValueError("too large")
+        if not h.isfinite().all():
+            raise ValueError("not finite")
+        assert h.abs().sum() < 1e9, "too large in all"
+        torch._check_tensor_all(h < 1e6)
+        return h
+
+
+class ValueTakenForNothing(Case):
+    def between(self, h: Tensor) -> Tensor:
+        h.detach().max().item()
+        return h
+
+
+class BranchOnAValue(Case):
+    """As a check, but the other branch does something."""
+
+    def between(self, h: Tensor) -> Tensor:
+        if h.max() > 1e6:
+            h = h / 2
+        return h
+
+
+class GradientForACheckpoint(Case):
+    """A part of the input is made to need a gradient, as for reentrant checkpointing."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        row = x[:, None]
+        row.requires_grad = True
+        return self.b(self.a(row)).square().mean()
+
+
+class ShapesFromConstants(Case):
+    """Lengths that are made of numbers, by operators whose results have no fixed shape."""
+
+    def between(self, h: Tensor) -> Tensor:
+        grid = torch.tensor([[1, 2], [1, 1]])
+        ends = torch.repeat_interleave(grid[:, 0], grid[:, 1]).cumsum(0)
+        lengths = [*ends.diff(prepend=ends.new_zeros(1)).tolist(), BATCH - int(ends[-1])]
+        return torch.cat([part.softmax(0) for part in h.split(lengths)])
+
+
+class ModuleToItsOwnDtype(Case):
+    def between(self, h: Tensor) -> Tensor:
+        self.b = self.b.to(h.dtype)
+        return h
+
+
+class ModuleToAnotherDtype(Case):
+    def forward(self, x: Tensor) -> Tensor:
+        self.b = self.b.to(torch.float16)
+        return self.b(self.a(x).half()).square().mean()
+
+
+class AsksWhetherCompiled(Case):
+    """Forward prepares something only if it is not compiled, and needs it all the same."""
+
+    def between(self, h: Tensor) -> Tensor:
+        mask = None if torch.compiler.is_compiling() else torch.ones(len(h), dtype=h.dtype)
+        return h * mask[:, None]  # type: ignore[index]

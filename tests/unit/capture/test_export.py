@@ -258,3 +258,15 @@ def test_parameters_in_a_list_of_the_module_are_no_change_of_it(
     monkeypatch.setattr(torch.export, "export", export)
     capture(Recurrent(), (torch.zeros(2, 3, 4),))
     assert len(traced) == 1
+
+
+def test_what_an_earlier_forward_left_in_an_attribute_is_no_obstacle() -> None:
+    class Keeps(Model):
+        def forward(self, x: Tensor) -> Tensor:
+            self.hidden = self.up(x)
+            return self.down(self.norm(self.hidden)).sum()
+
+    model, x = Keeps(), torch.randn(3, 4)
+    kinds = [op.kind for op in capture(model, (x,)).ops]
+    model(x)
+    assert [op.kind for op in capture(model, (x,)).ops] == kinds

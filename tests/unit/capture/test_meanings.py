@@ -73,8 +73,9 @@ REFUSED = {
     "FirstCallOnly": r"'is_new' of the model in its first call, .* \(from True to False\)",
     "GlobalCounter": r"attribute 'calls' of GlobalCounter in every call \(from 0 to 1\)",
     "ForeachUpdate": r"_foreach_add_ .* writes into several tensors at once",
-    "HookedInit": r"cannot be copied without its weights",
     "ParameterCopiedInto": r"changes the parameter b.bias inside forward",
+    "BranchOnAValue": r"meanings.py:\d+\) failed .*\n.*branch or a shape depends on the values",
+    "ModuleToAnotherDtype": r"meanings.py:\d+\) converts the parameters of a module in forward",
     "Vmapped": r"a transformation or control flow",
 }
 

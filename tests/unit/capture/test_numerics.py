@@ -60,7 +60,9 @@ def test_a_transformers_model_that_builds_its_own_masks(family: str) -> None:
         huggingface.ExpertsInterface.register(huggingface.EXPERTS, huggingface.routed_experts)
         config._experts_implementation = huggingface.EXPERTS
     torch.manual_seed(0)
-    module, args, kwargs = huggingface.causal(config, 2, 16, Draw("cpu"))
+    kind = huggingface.class_of(config, family)
+    module = huggingface.LossOf(kind(config))
+    args, kwargs = (), huggingface.example_batch(kind, config, 2, 16, Draw("cpu")).tensors
     assert module.model.config._attn_implementation == "sdpa"
     check(without_dropout(module), args, kwargs)
     ops = [op for op in capture(module, args, kwargs).ops if op.kind.endswith("attention")]

@@ -221,19 +221,27 @@ def test_a_configuration_file_is_a_model(tmp_path: Path) -> None:
     ("change", "message"),
     [
         ({"model_type": "qwen22"}, "no model_type 'qwen22'. Did you mean"),
-        ({"architectures": ["Qwen2Model"]}, "no loss is known for .*Qwen2Model"),
-        (
-            {"architectures": ["Qwen2ForMaskedLM"]},
-            "no model of type 'qwen2' that ends in ForMasked",
-        ),
+        ({"architectures": ["Qwen2ForMaskedLM"]}, "has no class 'Qwen2ForMaskedLM'"),
+        ({"model_type": "vitdet"}, "no class with a loss for 'vitdet'"),
+        ({"architectures": ["DetrForObjectDetection"]}, "labels of a kind of its own"),
+        ({"hidden_size": "many"}, "is no configuration of 'qwen2'"),
     ],
 )
 def test_a_configuration_without_a_loss_is_refused(
     tmp_path: Path, change: dict[str, Any], message: str
 ) -> None:
     pytest.importorskip("transformers")
+    changed = QWEN | ({"architectures": None} if "model_type" in change else {}) | change
     with pytest.raises(ModelError, match=message):
-        zoo.from_config(write(tmp_path / "config.json", **(QWEN | change)))
+        zoo.from_config(write(tmp_path / "config.json", **changed))
+
+
+def test_a_configuration_that_names_no_class_with_a_loss_is_its_types(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    for named in (["Qwen2Model"], None):
+        path = write(tmp_path / "config.json", **(QWEN | {"architectures": named}))
+        module, _, _ = zoo.from_config(path)
+        assert type(module.model).__name__ == "Qwen2ForCausalLM"
 
 
 def test_a_file_that_is_no_configuration_is_refused(tmp_path: Path) -> None:

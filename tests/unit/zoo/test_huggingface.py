@@ -70,7 +70,7 @@ def sliding(seq: int) -> str:
         num_key_value_heads=2,
         sliding_window=8,
     )
-    huggingface.build_from(config, "ForCausalLM", 2, seq, Draw("cpu"))
+    huggingface.build_from(config, transformers.MistralForCausalLM, 2, seq, Draw("cpu"))
     implementation: str = config._attn_implementation
     return implementation
 
