@@ -24,6 +24,7 @@ import tempfile
 import time
 import traceback
 import warnings
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -858,6 +859,74 @@ def line(name: str, result: Mapping[str, Any]) -> str:
         cells.append(f"{result['tiny']['plans']:3} plans, {result['tiny']['apart']:.0e} apart")
     told = [found["told"] for found in result.values() if found["told"]]
     return "  ".join(cells) + "".join(f"\n    {each.splitlines()[0][:300]}" for each in told)
+
+
+def counted(results: Mapping[str, Any], part: str) -> str:
+    """How many had which outcome, in words."""
+    found = Counter(each[part]["outcome"] for each in results.values() if part in each)
+    order = ("planned", "right", "refused", "wrong", "raw")
+    return ", ".join(f"{found[outcome]} {outcome}" for outcome in order if found[outcome])
+
+
+def page(stored: Mapping[str, Any]) -> str:
+    """The results as a page."""
+    results, facts = stored["architectures"], stored["environment"]
+    lines, told = [], []
+    for known in ARCHITECTURES:
+        real, tiny = (results.get(known.name, {}).get(part) for part in ("real", "tiny"))
+        size = f"{real['parameters'] / 1e9:.2f}" if real and "parameters" in real else ""
+        step = f"{real['step_seconds'] * 1e3:.0f}" if real and "step_seconds" in real else ""
+        cells = (
+            f"`{known.class_name}`",
+            known.kind,
+            size,
+            real["outcome"] if real else "not tried",
+            f"{real['seconds']:.0f}" if real else "",
+            step,
+            tiny["outcome"] if tiny else "not run",
+            tiny["plans"] if tiny else "",
+            f"{tiny['apart']:.0e}" if tiny and tiny["plans"] else "",
+        )
+        lines.append(f"| {' | '.join(map(str, cells))} |")
+        for part, found in (("real size", real), ("tiny", tiny)):
+            if found and found["told"]:
+                said = " ".join(found["told"].split())
+                told.append(f"- `{known.class_name}`, {part}: {said}")
+    return TEXT.format(
+        table="\n".join(lines),
+        told="\n".join(told) or "Nothing.",
+        planned=counted(results, "real") or "none tried",
+        run=counted(results, "tiny") or "none run",
+        plans=sum(each["tiny"]["plans"] for each in results.values() if "tiny" in each),
+        random=stored["random"],
+        **{k: facts[k] for k in ("date", "processor", "cores", "python", "torch", "transformers")},
+    )
+
+
+TEXT = """# Sixty architectures of Hugging Face transformers
+
+Each is a `config.json`, built as [`hf:config.json`](../how-to/hugging-face.md) builds it. The list
+was written down before any of them was tried.
+
+- **Real size**: on the meta device, planned for 8 H100s in bf16. {planned}.
+- **Tiny**: run on 2 and on 2x2 gloo processes in float64 under the best plan, data parallel, fully
+  sharded and {random} random plans on each mesh ({plans} plans in all). Two steps on different
+  batches are held against the class as transformers builds it by itself, run eagerly: losses,
+  gradients added up over both steps, buffers (largest difference, relative; the limit is 1e-6). The
+  collectives that ran are held against those planned. {run}.
+
+| class | kind | billion parameters | real size | planned in s | step, ms | tiny | plans | apart |
+|---|---|---:|---|---:|---:|---|---:|---:|
+{table}
+
+## What was said of the others
+
+{told}
+
+Measured on {date}, on a machine busy with other work: {processor}, {cores} cores, Python {python},
+torch {torch}, transformers {transformers}.
+Again: `python benchmarks/architectures.py --out benchmarks/results/architectures.json`.
+"""
 
 
 @click.command(help=__doc__)

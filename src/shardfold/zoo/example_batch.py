@@ -276,5 +276,5 @@ def _class_labels(wanted: Wanted, labels: int) -> Tensor:
 def _ctc_length(wanted: Wanted) -> int:
     """A quarter of the frames, and 32 at most: shorter than any alignment."""
     strides = getattr(wanted.config, "conv_stride", None) or [4]
-    frames = (wanted.seq or AUDIO_SAMPLES) // math.prod(strides)
+    frames = int((wanted.seq or AUDIO_SAMPLES) // math.prod(strides))
     return max(1, min(32, frames // 4))
