@@ -318,6 +318,99 @@ def summed_loss() -> Built:
     return _classes(forward, nn.Linear(6, 8))
 
 
+# Operators that no rule describes.
+
+
+@torch.library.custom_op("idioms::scale", mutates_args=())
+def scale(x: Tensor, by: Tensor) -> Tensor:
+    """An operator of the user's own."""
+    return x * by[None, :]
+
+
+@scale.register_fake
+def _(x: Tensor, by: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
+scale.register_autograd(
+    lambda ctx, g: (g * ctx.kept[1][None, :], (g * ctx.kept[0]).sum(0)),
+    setup_context=lambda ctx, inputs, output: setattr(ctx, "kept", inputs),
+)
+
+
+class Straight(torch.autograd.Function):
+    """Rounds, and lets gradients through."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return (4 * x).round() / 4
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        return g
+
+
+def _distances(m: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    h = functional.glu(x @ m.w, dim=1)
+    h = Straight.apply(scale(torch.erfc(h), m.by))
+    far = torch.cdist(h, m.centres)
+    both = functional.bilinear(h, far, m.b)
+    mixed = torch.tensordot(both.unflatten(1, (2, 4)), m.t, 2).tanh()
+    near = functional.cosine_similarity(mixed, y, dim=1)
+    wide = torch.hstack([mixed, torch.sinc(near)[:, None].tile(1, 4)])
+    return (
+        functional.poisson_nll_loss(wide, y.abs().repeat_interleave(2, 1))
+        + torch.logdet(torch.diag_embed(torch.cosh(mixed))).sum()
+    )
+
+
+def found_by_experiment() -> Built:
+    shapes = {"w": (6, 16), "by": (8,), "centres": (6, 8), "b": (8, 8, 6), "t": (2, 4, 4)}
+    return Written(_distances, **shapes), (torch.randn(8, 6), torch.randn(8, 4))
+
+
+def _upscaled(m: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    h = functional.interpolate(m.of[0](x), scale_factor=2)
+    h = functional.pixel_unshuffle(functional.pixel_shuffle(h, 2), 2)
+    h = functional.channel_shuffle(functional.interpolate(h, scale_factor=2, mode="bilinear"), 2)
+    h = functional.unfold(h, 2, stride=2).mean(2) + h.diagonal(0, 2, 3).sum(2).repeat(1, 4)
+    return functional.multi_margin_loss(h, y)
+
+
+def images_by_experiment() -> Built:
+    return _images(_upscaled, nn.Conv2d(4, 8, 1))
+
+
+def _turned(m: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    """Complex positions, and key heads that are repeated."""
+    h = m.of[0](x)
+    q, k = (h @ w for w in (m.q, m.k))
+    turns = torch.polar(torch.ones(6, 2), torch.arange(12.0).view(6, 2))
+    turns = turns.to(torch.complex128 if h.dtype == torch.float64 else torch.complex64)
+    q, k = (
+        torch.view_as_real(torch.view_as_complex(t.unflatten(2, (-1, 2, 2))) * turns[:, None])
+        for t in (q, k)
+    )
+    q, k = q.flatten(3).type_as(h), k.flatten(3).type_as(h).repeat_interleave(2, dim=2)
+    mask = torch.triu(torch.full((6, 6), -INF), diagonal=1).type_as(h)
+    scores = q.transpose(1, 2) @ k.transpose(1, 2).mT + mask
+    found = (scores.softmax(-1) @ h[:, None]).sum(1) @ m.o.T
+    return functional.cross_entropy(found.flatten(0, 1), y.flatten())
+
+
+def complex_rotary() -> Built:
+    return _tokens(_turned, nn.Embedding(12, 8), q=(8, 16), k=(8, 8), o=(12, 8))
+
+
+def _bagged(m: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    bags = [functional.embedding_bag(x, m.t, mode=mode) for mode in ("sum", "mean", "max")]
+    return (sum(bags) @ m.w).square().mean() + (bags[0] * y[:, :4]).sum()
+
+
+def bags() -> Built:
+    return _tokens(_bagged, t=(12, 4), w=(4, 6))
+
+
 IDIOMS: dict[str, Callable[[], Built]] = {
     make.__name__: make
     for make in (
@@ -348,5 +441,9 @@ IDIOMS: dict[str, Callable[[], Built]] = {
         recurrent_dropout,
         grouped_and_instance_norm,
         summed_loss,
+        found_by_experiment,
+        images_by_experiment,
+        complex_rotary,
+        bags,
     )
 }

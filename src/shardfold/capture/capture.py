@@ -11,6 +11,7 @@ from torch.export._tree_utils import reorder_kwargs
 from torch.utils import _pytree as pytree
 
 from shardfold.capture.convert import WRITE, convert, convert_folded
+from shardfold.capture.experiment import with_experiments
 from shardfold.capture.export import Traced, WithLoss, check_model, export, on_meta, skeleton
 from shardfold.capture.guards import check_modules, shown
 from shardfold.capture.program import Program
@@ -86,7 +87,7 @@ def _trace(
     check_model(model)
     check_modules(model)
     example = on_meta((tuple(args), dict(kwargs or {})), dtype)
-    program = _first_of(model, example, dtype, loss, folding)
+    program = with_experiments(_first_of(model, example, dtype, loss, folding))
     leaves = pytree.tree_leaves((example[0], reorder_kwargs(example[1], program.in_spec)))
     fixed = {k: leaf for k, leaf in enumerate(leaves) if not isinstance(leaf, Tensor)}
     return replace(program, fixed=fixed)

@@ -18,10 +18,12 @@ from __future__ import annotations
 import operator
 import re
 from bisect import bisect_left
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+import torch.nn.functional as F  # noqa: N812
 from torch import fx
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
@@ -51,6 +53,21 @@ def origin_of(node: fx.Node) -> Origin:
 
 
 WRITE = "shardfold.write"
+ATEN = torch.ops.aten
+FILLS = {
+    "aten.new_zeros": ATEN.zeros.default,
+    "aten.new_ones": ATEN.ones.default,
+    "aten.new_full": ATEN.full.default,
+    "aten.new_empty": ATEN.empty.memory_format,
+}
+# Operators that read a tensor for its dtype or shape alone: what to call instead, and with what.
+MADE_LIKE = {
+    "aten.type_as": ATEN.to.dtype,
+    "aten.view_as": ATEN.view.default,
+    "aten.reshape_as": ATEN.reshape.default,
+    "aten.expand_as": ATEN.expand.default,
+    **FILLS,
+}
 # Composite region wrappers: (position of the subgraph, whether gradients flow inside).
 REGIONS = {"wrap_with_set_grad_enabled": 1, "wrap_with_autocast": 4}
 NUMBERS = (bool, int, float, torch.SymBool, torch.SymInt, torch.SymFloat)
@@ -66,6 +83,50 @@ ROLES = {
 def write(buffer: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
     """What forward leaves in a buffer, or in a parameter that is not trained."""
     return value.clone()
+
+
+def _look_up(
+    weight: torch.Tensor,
+    indices: torch.Tensor,
+    per_sample_weights: torch.Tensor | None,
+    mode: int,
+    padding_idx: int,
+) -> torch.Tensor:
+    return F.embedding_bag(
+        indices,
+        weight,
+        mode=("sum", "mean", "max")[mode],
+        per_sample_weights=per_sample_weights,
+        padding_idx=None if padding_idx < 0 else padding_idx,
+    )
+
+
+LIBRARY = torch.library.Library("shardfold", "FRAGMENT")
+LIBRARY.define(
+    "embedding_bag(Tensor weight, Tensor indices, Tensor? per_sample_weights, int mode, "
+    "int padding_idx) -> Tensor"
+)
+LIBRARY.impl("embedding_bag", _look_up, "CompositeImplicitAutograd")
+BAG = torch.ops.shardfold.embedding_bag.default
+
+
+def _bags(node: fx.Node) -> tuple[list[fx.Node], list[Any]] | None:
+    """Bags that are the rows of a matrix, which torch has flattened: the table and that matrix."""
+    given = _named(node, node.args, dict(node.kwargs))
+    flat, starts = given["indices"], given["offsets"]
+    if given["scale_grad_by_freq"] or given["sparse"] or given["per_sample_weights"] is not None:
+        return None
+    if _target_name(flat).split(".")[0] not in ("reshape", "view"):
+        return None
+    if _target_name(starts).split(".")[0] != "arange":
+        return None
+    matrix = flat.args[0]
+    shape = tuple(matrix.meta["val"].shape)
+    first, last, step = (*starts.args, 1)[:3] if len(starts.args) > 1 else (0, *starts.args, 1)
+    if len(shape) != 2 or (first, last, step) != (0, shape[0] * shape[1], shape[1]):
+        return None
+    padding = -1 if given["padding_idx"] is None else given["padding_idx"]
+    return [given["weight"], matrix], [None, given["mode"], padding]
 
 
 class _AliasWriteError(Exception):
@@ -245,7 +306,29 @@ class _Converter:
             return args[0].value
         if kind == "aten.broadcast_tensors" and _are_alike([a.node for a in args[0]]):
             return [a.value for a in args[0]]
+        if kind == "aten.embedding_bag":
+            bags = _bags(node)
+            if bags is not None:
+                made = self._emit(node, BAG, [self.values[n] for n in bags[0]], bags[1])
+                return [made, None, None, None]  # nobody reads what torch keeps for backward
+        if kind in MADE_LIKE:
+            return self._made_like(node, kind, args[0])
         return self._operator(node, kind, args, kwargs, grad)
+
+    def _made_like(self, node: fx.Node, kind: str, source: _Ref) -> int:
+        """A call that reads a tensor for its dtype or shape alone, without that tensor."""
+        target, made = MADE_LIKE[kind], node.meta["val"]
+        if kind in FILLS:
+            value = _named(node, node.args, dict(node.kwargs)).get("fill_value")
+            filled = [list(made.shape), *([] if value is None else [value])]
+            return self._emit(
+                node, target, [], filled, {"dtype": made.dtype, "device": made.device}
+            )
+        if kind == "aten.type_as":
+            return self._emit(node, target, [source.value], [made.dtype])
+        if not is_copy(node, source.node):
+            self.memory.link(node, source.node, is_same=False)
+        return self._emit(node, target, [source.value], [list(made.shape)])
 
     def _link_item(self, node: fx.Node, source: fx.Node, position: Any) -> None:
         """What is taken out of a region's results is that result; out of views, a view."""
@@ -421,8 +504,16 @@ class _Converter:
             return int(new)
         return self._emit(node, target, [new] if how == "of" else [old, new], given)
 
-    def _emit(self, after: fx.Node, target: Any, tensors: list[int], given: list[Any]) -> int:
+    def _emit(
+        self,
+        after: fx.Node,
+        target: Any,
+        tensors: list[int],
+        given: list[Any],
+        options: Mapping[str, Any] | None = None,
+    ) -> int:
         """An operator that the trace does not have, where `after` stands."""
+        named = dict(options or {})
         graph = fx.Graph()
         nodes = [graph.placeholder(f"t{k}") for k in range(len(tensors))]
         for node, index in zip(nodes, tensors, strict=True):
@@ -430,12 +521,12 @@ class _Converter:
             dtype = getattr(torch, kind.dtype)
             node.meta["val"] = torch.empty(kind.shape, dtype=dtype, device="meta")
             self.values[node] = index
-        made = graph.call_function(target, (*nodes, *given))
+        made = graph.call_function(target, (*nodes, *given), named)
         made.name = f"{after.name}_{_kind(made).split('.')[-1]}"
         made.meta.update(after.meta)
-        made.meta["val"] = target(*(n.meta["val"] for n in nodes), *given)
+        made.meta["val"] = target(*(n.meta["val"] for n in nodes), *given, **named)
         refs = (*(_Ref(i, n) for i, n in zip(tensors, nodes, strict=True)), *given)
-        return int(self._operator(made, _kind(made), refs, {}, self.modes[after]))
+        return int(self._operator(made, _kind(made), refs, named, self.modes[after]))
 
     def _check_gradient(self, node: fx.Node, base: fx.Node, old: Any, new: int) -> None:
         """Refuse to write past autograd into something that has a gradient."""

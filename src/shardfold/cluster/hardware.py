@@ -12,6 +12,9 @@ DTYPES = ("float64", "float32", "tf32", "bfloat16", "float16")
 """The names under which a device states its matrix rate; `tf32` is float32 data rounded."""
 
 
+COMPLEX = {"complex64": "float32", "complex128": "float64"}
+
+
 @dataclass(frozen=True, slots=True)
 class Device:
     """What one device can do.
@@ -82,6 +85,8 @@ class Device:
         for known, flops in self.peak_flops:
             if known == dtype:
                 return flops
+        if dtype in COMPLEX:  # a product is four of real numbers
+            return self.peak(COMPLEX[dtype]) / 4
         raise ClusterError(
             f"Device {self.name} has no peak rate for {dtype!r}; it has {', '.join(self.dtypes)}. "
             f"Plan in one of these, or give the rate in a cluster file."

@@ -464,7 +464,14 @@ def _reason(case: Case, index: int, alike: int, everything: bool) -> Reason:
         terms=terms(case.decoded, v, other),
         changes=changes(case.decoded, v, other),
         holding=holding(case.decoded, v, case.additive_seconds),
+        experiment=_experiment(case, v),
     )
+
+
+def _experiment(case: Case, v: int) -> str:
+    """The splits of an operator, if an experiment found them."""
+    space = case.decoded.tables.vertices[v].space
+    return str(space.rule.rule) if space is not None and space.rule.rule.found else ""
 
 
 def _alternative(tried: Tried) -> Alternative:

@@ -99,6 +99,7 @@ class Reason(Value, frozen=True):
     changes: tuple[Change, ...]
     holding: Holding | None = None
     turning: Turning | None = None
+    experiment: str = ""  # the rule that an experiment found, where none was written
 
     @property
     def runner_up(self) -> Alternative | None:
@@ -222,11 +223,18 @@ def _reason(reason: Reason, found: Explanation, everything: bool) -> list[str]:
     return [
         *_heading(reason, found.prefix),
         *_filled(_chosen(reason, found.mesh), "  "),
+        *_experiment(reason),
         *_alternatives(reason, everything),
         *_why(reason, found.prefix, everything),
         *_held(reason),
         *_turns(reason),
     ]
+
+
+def _experiment(reason: Reason) -> list[str]:
+    if not reason.experiment:
+        return []
+    return list(_filled(f"No rule, but splits found by experiment: {reason.experiment}.", "  "))
 
 
 def _heading(reason: Reason, prefix: int) -> list[str]:

@@ -1,6 +1,6 @@
 """The operator graph: plain frozen values that every later stage reads."""
 
-from shardfold.graph.graph import Graph, Op, Operand, Origin, Tensor, TensorType
+from shardfold.graph.graph import Dims, Graph, Op, Operand, Origin, Splits, Tensor, TensorType
 from shardfold.graph.repeats import Repeat
 
-__all__ = ["Graph", "Op", "Operand", "Origin", "Repeat", "Tensor", "TensorType"]
+__all__ = ["Dims", "Graph", "Op", "Operand", "Origin", "Repeat", "Splits", "Tensor", "TensorType"]

@@ -105,12 +105,34 @@ class Operand:
     tensor: int
 
 
+Dims = tuple[tuple[tuple[str, ...], ...], ...]  # per tensor and dim: its factors, major first
+
+
+@dataclass(frozen=True, slots=True)
+class Splits:
+    """How one call can be split, as found by running it in parts.
+
+    Results that lack a factor are sums of the parts' results, or means if it is one of `means`.
+    """
+
+    operands: Dims
+    results: Dims
+    sizes: tuple[tuple[str, int], ...]
+    whole: frozenset[str] = frozenset()  # factors that only fill a dim
+    ranges: frozenset[str] = frozenset()  # factors whose parts must be ranges
+    means: frozenset[str] = frozenset()
+    linear: tuple[int, ...] = ()  # operands that may be sums not yet made
+    saves: tuple[int, ...] = ()  # operands that autograd keeps
+    saves_results: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class Op:
     """One call of an operator.
 
     `kind` is the operator's name without its overload (`aten.linear`), `attributes` are its
-    other arguments by schema name, with defaults filled in.
+    other arguments by schema name, with defaults filled in. `splits` are there if no rule
+    describes the kind, and an experiment found some.
     """
 
     name: str
@@ -119,6 +141,7 @@ class Op:
     results: tuple[int, ...]
     attributes: dict[str, Any] = field(default_factory=dict)
     origin: Origin = Origin()
+    splits: Splits | None = field(default=None, compare=False, repr=False)
     inputs: tuple[int, ...] = field(init=False, compare=False, repr=False)  # operands' tensors
 
     def __post_init__(self) -> None:

@@ -40,6 +40,21 @@ def _embedding(call: Call) -> Rule:
     return _lookup(call, "weight", {"weight": "v d", "indices": rows}, f"{rows} d")
 
 
+def _embedding_bag(call: Call) -> Rule:
+    """The rows of a bag are added, averaged, or the largest taken; a padded one is not counted."""
+    mode, is_padded = call.attribute("mode"), call.attribute("padding_idx", -1) >= 0
+    is_mean = mode == 1
+    whole = {"l"} if mode == 2 or (is_mean and is_padded) else set()
+    return _lookup(
+        call,
+        "weight",
+        {"weight": "v d", "indices": "b l"},
+        "b d",
+        whole=frozenset(whole | ({"v"} if mode == 2 or is_padded else set())),
+        means=frozenset({"l"} if is_mean and not is_padded else ()),
+    )
+
+
 def _index_select(call: Call) -> Rule:
     names = _own(call.shape("self"))
     if not names:
@@ -283,6 +298,15 @@ TABLE: Mapping[str, Operator] = {
         _embedding,
         "own form",
         _counted_rows,
+        ranges=_rows,
+        kernels=_lookup_kernels,
+        makes_result=True,
+        makes_gradients=frozenset({"weight"}),
+        words={"v": "vocab"},
+    ),
+    "shardfold.embedding_bag": Operator(
+        _embedding_bag,
+        "own form",
         ranges=_rows,
         kernels=_lookup_kernels,
         makes_result=True,

@@ -151,6 +151,14 @@ def _softmax(call: Call) -> Rule:
     )
 
 
+def _weight_norm(call: Call) -> Rule:
+    """Every slice along one dim has a length of its own, `v . ., v . . -> v . .`."""
+    rank = len(call.shape("v"))
+    dim = call.attribute("dim", 0) % rank
+    names = " ".join("v" if k == dim else "." for k in range(rank))
+    return call.rule({"v": names, "g": names}, names, saves=("v", "g"), backward=1.0)
+
+
 def _two_words(call: Call) -> Rule:
     return _layer_norm(call, _mean_and_variance(call), 2.0)
 
@@ -219,6 +227,7 @@ TABLE: Mapping[str, Operator] = {
     ),
     "aten.group_norm": Operator(_group_norm, "own form"),
     "aten.native_group_norm": Operator(_group_norm, "whole"),
+    "aten._weight_norm": Operator(_weight_norm),
     "aten.instance_norm": Operator(_instance_norm, writes=("running_mean", "running_var")),
     **aten("softmax log_softmax", replace(SOFTMAX, kernels=rows("softmax"))),
     **aten("_softmax _log_softmax", SOFTMAX),

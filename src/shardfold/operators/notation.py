@@ -76,6 +76,8 @@ class Rule:
     saves_results: bool = False
     backward: float | None = None  # backward work in forwards; None: one per operand with gradient
     known: bool = True  # False: no rule was found, the operator stays unsplit
+    found: bool = False  # by experiment, not written
+    means: frozenset[str] = frozenset()  # reduced, and a part's result counts by its share
     ranges: frozenset[str] = frozenset()  # factors that are split into ranges of the whole only
     operator: Operator = UNKNOWN  # what else is known of the operator's kind
 

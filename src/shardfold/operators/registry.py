@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TypeAlias
 
-from shardfold.graph import Graph
+from shardfold.graph import Dims, Graph, Splits
 from shardfold.operators import (
     attention,
     convolution,
@@ -28,8 +28,8 @@ from shardfold.operators import (
     reductions,
     views,
 )
-from shardfold.operators.notation import Call, Rule
-from shardfold.operators.operator import UNKNOWN, Maker, Operator, aten
+from shardfold.operators.notation import Call, Engine, Rule
+from shardfold.operators.operator import SHARED, UNKNOWN, Local, Maker, Operator, aten, keeps_means
 
 
 def _whole(call: Call) -> Rule:
@@ -82,8 +82,46 @@ def operator_of(kind: str, own: Rules | None = None) -> Operator:
 def rule_for(call: Call, own: Rules | None = None) -> Rule:
     """The rule of a call; an operator without one is left unsplit and says so."""
     operator = operator_of(call.op.kind, own)
-    rule = call.undescribed(known=False) if operator.rule is None else operator.rule(call)
-    return replace(rule, operator=operator)
+    if operator.rule is not None:
+        return replace(operator.rule(call), operator=operator)
+    if call.op.splits is not None:
+        return found_rule(call.op.splits, operator)
+    return call.undescribed(known=False, operator=operator)
+
+
+FLOPS: Mapping[Engine, float] = {"matrix": 2.0, "vector": 1.0, "none": 0.0}  # of each point
+
+
+def found_rule(splits: Splits, operator: Operator) -> Rule:
+    """The rule that an experiment found: a part is run by the same call."""
+    sizes = dict(splits.sizes)
+    local: Local = "own form" if operator.local == "own form" else "same call"
+    described = replace(operator, local=local, is_mean=lambda op: bool(splits.means))
+    sums = [f for f in sizes if not _carried(f, splits.results)]
+    is_product = any(_carried(f, splits.operands) > 1 for f in sums if f not in splits.means)
+    engine: Engine = "matrix" if is_product else "vector"
+    engine = "none" if operator.memory in SHARED else engine
+    return Rule(
+        splits.operands,
+        splits.results,
+        sizes,
+        over=tuple(f for f in sizes if f not in splits.whole),
+        whole=splits.whole,
+        ranges=splits.ranges,
+        means=splits.means,
+        linear=splits.linear,
+        saves=splits.saves,
+        saves_results=splits.saves_results,
+        engine=engine,
+        flops=FLOPS[engine],
+        found=True,
+        operator=replace(described, keeps_means=keeps_means) if splits.linear else described,
+    )
+
+
+def _carried(factor: str, tensors: Dims) -> int:
+    """How many of these tensors run over a factor."""
+    return sum(any(factor in dim for dim in dims) for dims in tensors)
 
 
 def rules_of(graph: Graph, own: Rules | None = None) -> tuple[Rule, ...]:
@@ -93,7 +131,7 @@ def rules_of(graph: Graph, own: Rules | None = None) -> tuple[Rule, ...]:
     for op in graph.ops:
         call = Call.of(graph, op)
         names = tuple(operand.name for operand in op.operands)
-        key = (op.kind, names, call.inputs, call.results, repr(op.attributes))
+        key = (op.kind, names, call.inputs, call.results, repr(op.attributes), op.splits)
         if key not in known:
             known[key] = offered(rule_for(call, own), call)
         rules.append(known[key])
@@ -111,5 +149,5 @@ def offered(rule: Rule, call: Call) -> Rule:
         held |= set(rule.factors)
     elif operator.local == "same call":  # which does not send anything
         held |= {exchange.factor for exchange in rule.exchanges}
-    ranges = operator.ranges(call) & set(rule.sizes)
+    ranges = rule.ranges | operator.ranges(call) & set(rule.sizes)
     return replace(rule, whole=rule.whole | (held & set(rule.sizes)), ranges=ranges)

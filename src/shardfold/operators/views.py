@@ -135,6 +135,15 @@ def _movedim(call: Call) -> list[int]:
     return [moved[k] if k in moved else next(rest) for k in range(rank)]
 
 
+def _last_two(call: Call) -> list[int]:
+    *first, i, j = range(len(call.inputs[0].shape))
+    return [*first, j, i]
+
+
+def _reversed(call: Call) -> list[int]:
+    return list(range(len(call.inputs[0].shape)))[::-1]
+
+
 def _permuting(order: Callable[[Call], list[int]]) -> Operator:
     """A view with its dims in another order."""
 
@@ -168,6 +177,26 @@ def _changed(call: Call, *dims: int, engine: str = "none") -> Rule:
 
 def _along(call: Call) -> Rule:
     return _changed(call, call.attribute("dim", 0))
+
+
+def _slice(call: Call) -> Rule:
+    """Every n-th of all is `(i n) -> i`; else the dim that is cut stays whole."""
+    dim, step = call.attribute("dim", 0), call.attribute("step", 1)
+    rule = _changed(call, dim)
+    shape, after = call.inputs[0].shape, call.results[0].shape
+    dim %= len(shape)
+    if step == 1 or shape[dim] != step * after[dim] or after[dim] == 1:
+        return rule
+    before, result = list(rule.operands[0]), list(rule.results[0])
+    before[dim], result[dim] = (f"i{dim}", "n"), (f"i{dim}",)
+    sizes = {**rule.sizes, f"i{dim}": after[dim], "n": step}
+    return replace(
+        rule,
+        operands=(tuple(before),),
+        results=(tuple(result),),
+        sizes=sizes,
+        whole=frozenset({"n"}),
+    )
 
 
 def _flip(call: Call) -> Rule:
@@ -317,14 +346,16 @@ TABLE: Mapping[str, Operator] = {
     **aten("unflatten squeeze unsqueeze view_as _unsafe_view", VIEW),
     "aten.view": replace(VIEW, left_out="same shape"),
     "aten.detach": replace(VIEW, local="same call", stops_gradient=True),
-    **aten("reshape flatten", replace(RESHAPE, left_out="same shape")),
+    **aten("reshape flatten ravel", replace(RESHAPE, left_out="same shape")),
     "aten.reshape_as": RESHAPE,
     "aten.permute": _permuting(_permute),
-    **aten("transpose swapaxes t", _permuting(_transpose)),
-    "aten.movedim": _permuting(_movedim),
+    **aten("transpose swapaxes swapdims t", _permuting(_transpose)),
+    **aten("movedim moveaxis", _permuting(_movedim)),
+    **aten("mT mH adjoint", _permuting(_last_two)),
+    **aten("numpy_T matrix_H", _permuting(_reversed)),
     "aten.expand": replace(BROADCAST, left_out="same shape"),
     **aten("expand_as broadcast_to", BROADCAST),
-    "aten.slice": replace(SLICE, left_out="same shape"),
+    "aten.slice": replace(SLICE, rule=_slice, left_out="same shape"),
     "aten.narrow": SLICE,
     "aten.select": replace(SLICE, rule=_select),
     **aten("split split_with_sizes chunk tensor_split", PIECES),
@@ -340,5 +371,8 @@ TABLE: Mapping[str, Operator] = {
         "alias lift lift_fresh lift_fresh_copy",
         Operator(memory="view", keeps_means=keeps_means, left_out="always"),
     ),
+    # An experiment finds their splits.
+    **aten("view_as_complex view_as_real", replace(VIEW, rule=None, local="same call")),
+    **aten("real imag", replace(SLICE, rule=None)),
     **aten("diagonal unfold", Operator(memory="cut")),
 }

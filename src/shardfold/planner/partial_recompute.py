@@ -131,6 +131,7 @@ class _Copier:
             tuple(own[t] for t in op.results),
             op.attributes,
             origin,
+            op.splits,
         )
 
     def _renamed(self, name: str, period: int) -> str:

@@ -14,7 +14,13 @@ from shardfold.planner.proposals import KNOWN
 from shardfold.planner.select import Selection
 from shardfold.plans.batch import inputs_of
 from shardfold.plans.drawing_data import sketch
-from shardfold.plans.entries import every_operator, every_parameter, every_tensor, unsplit_entries
+from shardfold.plans.entries import (
+    every_operator,
+    every_parameter,
+    every_tensor,
+    experiment_entries,
+    unsplit_entries,
+)
 from shardfold.plans.files import FORMAT
 from shardfold.plans.plan import (
     VERSION,
@@ -94,6 +100,7 @@ def describe(
         finalists=_finalists(selection),
         schedule=winner.schedule(),
         micro_batches=case.tables.micro_batches,
+        experiments=experiment_entries(whole),
     )
 
 

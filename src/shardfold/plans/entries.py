@@ -16,6 +16,7 @@ from shardfold.costs.steps import Collective, Compute, Step, times
 from shardfold.graph.repeats import places
 from shardfold.plans.plan import (
     CollectiveEntry,
+    ExperimentEntry,
     OperatorEntry,
     ParameterEntry,
     TensorEntry,
@@ -237,6 +238,19 @@ def unsplit_entries(model: UnrolledChoice, additive_seconds: float) -> tuple[Uns
         for (kind, reason), (count, seconds) in groups.items()
     ]
     return tuple(sorted(entries, key=lambda entry: (-entry.seconds, entry.kind)))
+
+
+def experiment_entries(model: UnrolledChoice) -> tuple[ExperimentEntry, ...]:
+    """Operators that have no rule, but splits that were found by experiment."""
+    counts: dict[tuple[str, str], int] = defaultdict(int)
+    for at, vertices, count in model.weighted():
+        for v in vertices:
+            space = at.tables.vertices[v].space
+            if space is not None and space.rule.rule.found:
+                counts[at.graph.ops[v].kind, str(space.rule.rule)] += int(count)
+    return tuple(
+        ExperimentEntry(kind, count, splits) for (kind, splits), count in sorted(counts.items())
+    )
 
 
 def _reason(space: Space) -> str:

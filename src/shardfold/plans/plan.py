@@ -115,6 +115,14 @@ class UnsplitEntry(Value, frozen=True):
     reason: str
 
 
+class ExperimentEntry(Value, frozen=True):
+    """Operators of one kind whose splits were found by running one in parts."""
+
+    kind: str
+    count: int
+    splits: str  # as a rule is written
+
+
 class MeshEntry(Value, frozen=True):
     """A mesh that was tried: the fastest step that fits on it, and the best sum of costs."""
 
@@ -279,6 +287,7 @@ class Plan(Value, frozen=True, omit_defaults=True):
     finalists: tuple[FinalistEntry, ...] = ()  # all that were simulated, the fastest first
     schedule: Schedule | None = None  # what `shardfold simulate` reads
     micro_batches: Share = 1  # passes of a step, each over an equal part of the batch
+    experiments: tuple[ExperimentEntry, ...] = ()
 
     @property
     def fits(self) -> bool:

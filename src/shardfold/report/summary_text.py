@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
@@ -50,6 +51,7 @@ def sentences(plan: Plan) -> tuple[Sentence, ...]:
         *map(Sentence, _pinned(plan)),
         Sentence(meshes(plan)),
         Sentence(_unsplit(plan)),
+        *map(Sentence, _by_experiment(plan)),
         *(Sentence(note, "aside") for note in plan.provenance.notes),
         Sentence(_effort(plan), "aside"),
     )
@@ -264,6 +266,16 @@ def _unsplit(plan: Plan) -> str:
         f"{count} {what} nothing to split ({kinds}): computed on every device, "
         f"{share:.2%} of the cost."
     )
+
+
+def _by_experiment(plan: Plan) -> Iterator[str]:
+    """The operators that no rule describes, but that were run in parts."""
+    counts = Counter[str]()
+    for entry in plan.experiments:
+        counts[entry.kind.removeprefix("aten.")] += entry.count
+    if counts:
+        listed = ", ".join(f"{kind} ({count})" for kind, count in counts.items())
+        yield f"Without a rule, but with splits found by experiment: {listed}."
 
 
 def _effort(plan: Plan) -> str:

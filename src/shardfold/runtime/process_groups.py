@@ -118,18 +118,24 @@ class Groups:
     ) -> tuple[Tensor, Any]:
         """As `all_gather`, with the work to wait for."""
         found = tensor.new_empty((members, *tensor.shape))
-        flat = tensor.contiguous().view(-1)
+        flat = _flat(tensor.contiguous())
         gather = getattr(dist, GATHER)
-        return found, gather(found.view(-1), flat, group=self.by_axes[axes], async_op=not at_once)
+        return found, gather(_flat(found), flat, group=self.by_axes[axes], async_op=not at_once)
 
     def start_scatter(
         self, stacked: Tensor, axes: Axes, *, at_once: bool = False
     ) -> tuple[Tensor, Any]:
         """As `reduce_scatter`, with the work to wait for."""
         found = stacked.new_empty(stacked.shape[1:])
-        flat = stacked.contiguous().view(-1)
+        flat = _flat(stacked.contiguous())
         scatter = getattr(dist, SCATTER)
-        return found, scatter(found.view(-1), flat, group=self.by_axes[axes], async_op=not at_once)
+        return found, scatter(_flat(found), flat, group=self.by_axes[axes], async_op=not at_once)
+
+
+def _flat(tensor: Tensor) -> Tensor:
+    """All elements in a row; of complex numbers both parts, as not every backend knows them."""
+    real = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+    return real.view(-1)
 
 
 class Functional(Groups):

@@ -239,6 +239,7 @@ def normalisation() -> list[Case]:
             cases.append(case(name, stats, label=label, fixed=STATISTICS))
     for name in ("_batch_norm_with_update", "_batch_norm_with_update_functional"):
         cases.append(case(name, {**image, **channel, **running, **flags}, fixed=STATISTICS))
+    cases.append(case("_weight_norm", {"v": normal(4, 6, 3), "g": normal(1, 6, 1), "dim": 1}))
     for name in ("softmax.int", "log_softmax.int", "_safe_softmax"):
         cases.append(case(name, {"self": normal(4, 6, 2), "dim": 1}))
     for name in ("_softmax", "_log_softmax"):
@@ -277,6 +278,32 @@ def losses() -> list[Case]:
     name = "binary_cross_entropy_with_logits"
     cases.append(case(name, weighted, is_mean=True, label="weight", fixed=("pos_weight",)))
     return cases
+
+
+def found() -> list[Case]:
+    """Operators that have no rule: an experiment finds one."""
+    image, points = normal(4, 8, 6, 4), {"x1": normal(4, 6, 3), "x2": normal(4, 8, 3)}
+    unsized = {"output_size": None}
+    three = {"anchor": normal(4, 6), "positive": normal(4, 6), "negative": normal(4, 6)}
+    bilinear = {"input1": normal(4, 6), "input2": normal(4, 8), "weight": normal(10, 6, 8)}
+    dots = {"self": normal(4, 6, 8), "other": normal(6, 8, 10)}
+    return [
+        case("erfc", {"self": normal(4, 6)}),
+        case("view_as_real", {"self": torch.view_as_complex(normal(4, 6, 2))}),
+        case("repeat_interleave.self_int", {"self": normal(4, 6, 8), "repeats": 3, "dim": 1}),
+        case("tile", {"self": normal(4, 6), "dims": [2, 3]}),
+        case("kron", {"self": normal(4, 6), "other": normal(8, 10)}),
+        case("glu", {"self": normal(4, 12), "dim": 1}),
+        case("pixel_shuffle", {"self": image, "upscale_factor": 2}),
+        case("upsample_nearest2d.vec", {"input": image, "scale_factors": [2.0, 2.0], **unsized}),
+        case("view_as_complex", {"self": normal(4, 6, 2)}),
+        case("cdist", points),
+        case("bilinear", {**bilinear, "bias": None}),
+        case("tensordot", {**dots, "dims_self": [1, 2], "dims_other": [0, 1]}),
+        case("triplet_margin_loss", three),
+        case("diagonal", {"self": normal(4, 6, 6), "dim1": 1, "dim2": 2}),
+        case("linalg_inv", {"A": normal(4, 6, 6)}),
+    ]
 
 
 def reduction() -> list[Case]:
@@ -320,6 +347,12 @@ def reduction() -> list[Case]:
 def indexing() -> list[Case]:
     table, rows = normal(8, 6), ints(8, 4)
     embedding = {"weight": table, "indices": ints(8, 4, 3)}
+    bags = {
+        "weight": table,
+        "indices": ints(8, 4, 6),
+        "per_sample_weights": None,
+        "padding_idx": -1,
+    }
     lookup = parts.rows_of("self", "indices[0]", "v0", 0)
     inner = parts.rows_of("self", "indices[1]", "v1", 1)
     along = {"self": normal(4, 6), "dim": 1, "index": ints(6, 4, 3)}
@@ -335,6 +368,15 @@ def indexing() -> list[Case]:
     copy = {**add, "index": torch.tensor([5, 1, 7, 2])}
     return [
         case("embedding", embedding, localise=parts.rows_of("weight", "indices", "v", 0)),
+        *(
+            case(
+                "shardfold::embedding_bag",
+                {**bags, "mode": mode},
+                localise=parts.bag_rows,
+                label=label,
+            )
+            for mode, label in enumerate(("sum", "mean", "max"))
+        ),
         case("index.Tensor", {"self": table, "indices": [rows]}, localise=lookup),
         case(
             "index.Tensor",

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F  # noqa: N812
-from torch import Tensor, nn
+import torch.nn.functional as F
 
 Shape = tuple[int, ...]
 
@@ -30,7 +29,9 @@ class Everyday:
     ints: tuple[int, ...] = ()  # positions of operands that are indices
     high: int = 6  # indices are below this
     bools: tuple[int, ...] = ()
+    fixed: tuple[int, ...] = ()  # positions of operands that torch gives no gradient
     draw: str = "normal"
+    is_coarse: bool = False  # it rounds to float32
 
     def __str__(self) -> str:
         return self.name
@@ -82,12 +83,12 @@ def pointwise() -> None:
         splits="a b, a b -> a b",
         draw="positive",
     )
-    add("Tensor.float", lambda x: x.float(), SQUARE, splits="a b -> a b")
-    add("Tensor.to", lambda x: x.to(torch.float32), SQUARE, splits="a b -> a b")
+    add("Tensor.float", lambda x: x.float(), SQUARE, splits="a b -> a b", is_coarse=True)
+    add("Tensor.to", lambda x: x.to(torch.float32), SQUARE, splits="a b -> a b", is_coarse=True)
     add("Tensor.clone", lambda x: x.clone(), SQUARE, splits="a b -> a b")
     binary = (
         "add sub mul div maximum minimum fmax fmin hypot atan2 copysign logaddexp logaddexp2 "
-        "float_power pow xlogy heaviside eq ne lt le gt ge logical_and logical_or logical_xor"
+        "float_power pow xlogy eq ne lt le gt ge logical_and logical_or logical_xor"
     )
     for name in binary.split():
         add(
@@ -98,10 +99,24 @@ def pointwise() -> None:
             splits="a b, a b -> a b",
             draw="positive",
         )
+    add(
+        "torch.heaviside",
+        torch.heaviside,
+        SQUARE,
+        SQUARE,
+        splits="a b, a b -> a b",
+        fixed=(0, 1),
+    )
     add("torch.mul, broadcast", torch.mul, CUBE, (6, 1), splits="a b c, b . -> a b c")
     add("torch.remainder", lambda x: torch.remainder(x, 0.7), SQUARE, splits="a b -> a b")
     add("torch.fmod", lambda x: torch.fmod(x, 0.7), SQUARE, splits="a b -> a b")
-    add("torch.floor_divide", lambda x: torch.floor_divide(x, 0.3), SQUARE, splits="a b -> a b")
+    add(
+        "torch.floor_divide",
+        lambda x: torch.floor_divide(x, 0.3),
+        SQUARE,
+        splits="a b -> a b",
+        fixed=(0,),
+    )
     add(
         "torch.where",
         torch.where,
@@ -135,6 +150,7 @@ def pointwise() -> None:
         lambda x, y: x.float().type_as(y),
         SQUARE,
         (3, 5),
+        is_coarse=True,
         splits="a b, . . -> a b",
     )
     add("torch.isclose", torch.isclose, SQUARE, SQUARE, splits="a b, a b -> a b")
@@ -176,14 +192,15 @@ def reductions() -> None:
         "amax amin prod var std norm median cumsum cumprod logcumsumexp argmax argmin all any mode "
         "cummax max min var_mean std_mean"
     )
-    for name in whole.split():
+    functions = {name: getattr(torch, name) for name in whole.split()}
+    for name in functions:
         same = "a . c" if name.startswith(("cum", "logcum")) else "a c"
         two = name in ("median", "mode", "cummax", "max", "min", "var_mean", "std_mean")
         after = f"{same}, {same}" if two else same
         call = (
             (lambda x: torch.norm(x, dim=1))
             if name == "norm"
-            else lambda x, f=getattr(torch, name): f(x, 1)
+            else lambda x, f=functions[name]: f(x, 1)
         )
         add(f"torch.{name}", call, CUBE, splits=f"a . c -> {after}")
     add("torch.count_nonzero", lambda x: torch.count_nonzero(x, 1), CUBE, splits="a b c -> a c")
@@ -240,7 +257,6 @@ def reductions() -> None:
     add("torch.renorm", lambda x: torch.renorm(x, 2, 0, 1.0), CUBE, splits="a . . -> a . .")
     add("torch.diff", lambda x: torch.diff(x, dim=1), CUBE, splits="a . c -> a . c")
     add("torch.trapezoid", lambda x: torch.trapezoid(x, dim=1), CUBE, splits="a . c -> a c")
-    add("torch.cov", torch.cov, SQUARE, splits=". . -> . .")
 
 
 def views() -> None:
@@ -258,7 +274,7 @@ def views() -> None:
     add("torch.reshape", lambda x: x.reshape(8, 72), CUBE, splits="a b c -> a (b c)")
     add("torch.flatten", lambda x: x.flatten(1), CUBE, splits="a b c -> a (b c)")
     add("torch.ravel", torch.ravel, CUBE, splits="a b c -> (a b c)")
-    add("torch.unflatten", lambda x: x.unflatten(1, (3, 4)), SQUARE, splits="a (b c) -> a b c")
+    add("torch.unflatten", lambda x: x.unflatten(1, (4, 2)), (12, 8), splits="a (b c) -> a b c")
     add("torch.squeeze", lambda x: x.squeeze(1), (8, 1, 12), splits="a . b -> a b")
     add("torch.unsqueeze", lambda x: x.unsqueeze(1), SQUARE, splits="a b -> a . b")
     add("Tensor.expand", lambda x: x.expand(8, 6, 12), (8, 1, 12), splits="a . c -> a b c")
@@ -355,7 +371,7 @@ def views() -> None:
     add("torch.unbind", lambda x: torch.unbind(x, 1), (8, 3, 12), splits="a . b -> a b, a b, a b")
     add("torch.select", lambda x: x.select(1, 2), CUBE, splits="a . c -> a c")
     add("torch.narrow", lambda x: x.narrow(1, 1, 4), CUBE, splits="a . c -> a . c")
-    add("Tensor[:, ::2]", lambda x: x[:, ::2], CUBE, splits="a (b 2) c -> a b c")
+    add("Tensor[:, ::2]", lambda x: x[:, ::2], (8, 12, 6), splits="a (b 2) c -> a b c")
     add("Tensor[..., None, :]", lambda x: x[..., None, :], SQUARE, splits="a b -> a . b")
     add("torch.flip", lambda x: x.flip(1), CUBE, splits="a . c -> a . c")
     add("torch.fliplr", torch.fliplr, CUBE, splits="a . c -> a . c")
@@ -365,7 +381,7 @@ def views() -> None:
     add("torch.diag_embed", torch.diag_embed, SQUARE, splits="a . -> a . .")
     add("torch.tril", torch.tril, CUBE, splits="a . . -> a . .")
     add("torch.triu", torch.triu, CUBE, splits="a . . -> a . .")
-    add("Tensor.unfold", lambda x: x.unfold(1, 4, 4), SQUARE, splits="a (b 4) -> a b .")
+    add("Tensor.unfold", lambda x: x.unfold(1, 4, 4), (12, 8), splits="a (b 4) -> a b .")
     add("Tensor.unfold, overlapping", lambda x: x.unfold(1, 4, 2), SQUARE, splits="a . -> a . .")
     add("torch.view_as_complex", torch.view_as_complex, (8, 12, 2), splits="a b . -> a b")
     add(
@@ -401,7 +417,7 @@ def views() -> None:
     add(
         "F.pixel_unshuffle",
         lambda x: F.pixel_unshuffle(x, 2),
-        (8, 4, 6, 12),
+        (8, 6, 4, 12),
         splits="a b (c 2) (d 2) -> a (b 4) c d",
     )
     add(
@@ -805,7 +821,15 @@ def losses() -> None:
         "hinge_embedding_loss",
     )
     for name in same:
-        add(f"F.{name}", getattr(F, name), SQUARE, SQUARE, splits="a b, a b -> ", draw="signs")
+        add(
+            f"F.{name}",
+            getattr(F, name),
+            SQUARE,
+            SQUARE,
+            splits="a b, a b -> ",
+            draw="signs",
+            fixed=(1,),
+        )
     for name in ("binary_cross_entropy", "binary_cross_entropy_with_logits", "kl_div"):
         function = getattr(F, name)
         called = (

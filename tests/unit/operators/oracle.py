@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
@@ -19,6 +19,7 @@ from torch import Tensor, fx
 
 from shardfold.capture import Invocation
 from shardfold.capture.convert import _arguments, _invocation, _kind, _Ref
+from shardfold.capture.experiment import find_splits, is_open
 from shardfold.graph import Op, TensorType
 from shardfold.operators.notation import Call, Rule
 
@@ -118,8 +119,11 @@ def captured(case: Case) -> tuple[Call, Invocation]:
     operands, attributes = _arguments(node, (), kwargs)
     results = run(case.overload, case.arguments)
     op = Op("call", _kind(node), operands, tuple(range(len(results))), attributes)
-    inputs = tuple(_type(tensors[o.tensor]) for o in operands)
-    return Call(op, inputs, tuple(map(_type, results))), _invocation(node, (), kwargs)
+    inputs, outputs = tuple(_type(tensors[o.tensor]) for o in operands), tuple(map(_type, results))
+    invocation = _invocation(node, (), kwargs)
+    if is_open(op, invocation):
+        op = replace(op, splits=find_splits(invocation, inputs, outputs))
+    return Call(op, inputs, outputs), invocation
 
 
 def _type(tensor: Tensor) -> TensorType:
@@ -224,7 +228,7 @@ def _one_part(case: Case, part: Part, sent: list[Tensor]) -> Outcome:
         localised = case.localise(part, arguments)
         arguments, finish = localised if isinstance(localised, tuple) else (localised, finish)
     results = finish(run(case.overload, arguments))
-    if case.is_mean and part.factor in rule.reduced:
+    if part.factor in rule.means or (case.is_mean and part.factor in rule.reduced):
         results = [r * ((part.high - part.low) / part.size) for r in results]
     mine = [part.cut(s, dims) for s, dims in zip(sent, rule.results, strict=True)]
     return Outcome([r.detach() for r in results], _gradients(results, mine, leaves))
@@ -305,6 +309,8 @@ def difference(case: Case, rule: Rule, factor: str, count: int) -> str:
 
 
 def _close(a: Tensor, b: Tensor) -> bool:
+    if a.is_complex():
+        a, b = torch.view_as_real(a), torch.view_as_real(b)
     if not a.is_floating_point():
         return torch.equal(a.to(b.dtype), b)
     step = max(torch.finfo(a.dtype).eps, torch.finfo(b.dtype).eps)

@@ -50,6 +50,18 @@ def unflatten_sizes(part: Part, arguments: Arguments) -> Arguments:
     return {**arguments, "sizes": part.shape()[dim : dim + count]}
 
 
+def bag_rows(part: Part, arguments: Arguments) -> tuple[Arguments, Finish] | Arguments:
+    """A part of a table's rows: the others count as nothing in their bags."""
+    if part.factor != "v":
+        return arguments
+    index = arguments["indices"]
+    mine = (index >= part.low) & (index < part.high)
+    rows = (index - part.low).clamp(0, part.high - part.low - 1)
+    length = index.shape[1] if arguments["mode"] == 1 else 1
+    local = {**arguments, "indices": rows, "per_sample_weights": mine.double(), "mode": 0}
+    return local, lambda results: [result / length for result in results]
+
+
 def rows_of(table: str, index: str, factor: str, dim: int, *, writes: bool = False) -> Localiser:
     """A part of a table's rows: what lies outside goes to (or comes from) one more row of zeros."""
 

@@ -29,6 +29,7 @@ CASES: list[Case] = [
     *cases.indexing(),
     *cases.creation(),
     *cases.recurrent(),
+    *cases.found(),
     *elementwise(),
     *views(),
 ]

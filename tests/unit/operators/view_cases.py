@@ -26,6 +26,7 @@ def _reshapes() -> list[Case]:
         case("_unsafe_view", heads, localise=size),
         case("reshape", {"self": normal(12, 8), "shape": [4, 3, 2, 4]}, localise=shape),
         case("flatten.using_ints", {"self": normal(4, 3, 6), "start_dim": 1}),
+        case("ravel", {"self": normal(4, 3, 6)}),
         case(
             "unflatten.int",
             {"self": normal(4, 12), "dim": 1, "sizes": [3, 4]},
@@ -60,7 +61,12 @@ def _orders() -> list[Case]:
         case("permute", {"self": x, "dims": [2, 0, -2]}),
         case("transpose.int", {"self": x, "dim0": -1, "dim1": 1}),
         case("swapaxes", {"self": x, "axis0": 0, "axis1": 2}),
+        case("swapdims", {"self": x, "dim0": 0, "dim1": 2}),
         case("t", {"self": normal(4, 6)}),
+        case("numpy_T", {"self": normal(4, 6)}),
+        case("matrix_H", {"self": normal(4, 6)}),
+        *(case(name, {"self": x}) for name in ("mT", "mH", "adjoint")),
+        case("moveaxis.int", {"self": x, "source": 0, "destination": -1}),
         case("movedim.int", {"self": x, "source": 0, "destination": -1}),
         case("movedim.intlist", {"self": x, "source": [0, 1], "destination": [2, 0]}, label="two"),
         case("flip", {"self": x, "dims": [1]}),
@@ -73,6 +79,7 @@ def _cuts() -> list[Case]:
     x, split = normal(4, 6, 3), parts.split_sizes
     return [
         case("slice.Tensor", {"self": x, "dim": 1, "start": 2, "end": 6}),
+        case("slice.Tensor", {"self": normal(4, 8), "dim": 1, "start": 1, "step": 2}, label="odd"),
         case("narrow", {"self": x, "dim": -1, "start": 1, "length": 2}),
         case("diff", {"self": x, "dim": 1}),
         case("pad", {"self": x, "pad": [1, 0, 0, 0, 2, 1]}),

@@ -6,6 +6,7 @@ description (`local="own form"`); all others run by the same call on local tenso
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -71,8 +72,11 @@ def localise(site: Site) -> Local:
             f"Operator {site.op.name} ({site.op.kind}) cannot be called outside a trace."
         )
     local = site.rule.rule.operator.local
-    if local == "own form":
-        return FORMS[site.op.kind](site)
     if local == "whole" and site.is_split:
         raise site.unsupported("the runtime does not know how to run it in parts")
-    return plain(site)
+    form = FORMS[site.op.kind](site) if local == "own form" else plain(site)
+    means = site.rule.rule.means.intersection(site.split)
+    if not means:
+        return form
+    share = math.prod(site.points(base) / site.size(base) for base in means)
+    return lambda tensors, context: form(tensors, context) * share

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from shardfold.capture import Slot
@@ -57,6 +58,22 @@ def _embedding(site: Site) -> Local:
     return call
 
 
+def _embedding_bag(site: Site) -> Local:
+    """Rows of other devices count as nothing."""
+    if not site.axes("v"):
+        return site.invoke
+    low, high = site.part("v")
+    size, is_mean = site.size("v"), site.argument("mode") == 1
+
+    def call(tensors: Sequence[Tensor], context: Context) -> Any:
+        table, index = tensors
+        rows, mine = _within(index, low, high, size)
+        added = F.embedding_bag(rows, table, mode="sum", per_sample_weights=mine.to(table.dtype))
+        return added / index.shape[1] if is_mean else added
+
+    return call
+
+
 def _index_select(site: Site) -> Local:
     if not site.axes("v"):
         return plain(site)
@@ -99,6 +116,7 @@ def _scatter(site: Site) -> Local:
 
 TABLE: Mapping[str, Callable[[Site], Local]] = {
     "aten.embedding": _embedding,
+    "shardfold.embedding_bag": _embedding_bag,
     "aten.index_select": _index_select,
     "aten.index": _index,
     "aten.gather": _gather,

@@ -52,8 +52,8 @@ TABLE: Mapping[str, Callable[[Site], Local]] = {
     **{
         f"aten.{name}": _reshape
         for name in (
-            *("view", "reshape", "_unsafe_view", "flatten", "unflatten", "squeeze", "unsqueeze"),
-            *("view_as", "reshape_as"),
+            *("view", "reshape", "_unsafe_view", "flatten", "ravel", "unflatten", "squeeze"),
+            *("unsqueeze", "view_as", "reshape_as"),
         )
     },
     **{f"aten.{name}": _expand for name in ("expand", "expand_as", "broadcast_to")},
