@@ -26,6 +26,10 @@ from .ranks import Launch
 
 RANDOM = ("recurrent_dropout",)
 RANDOM_PLANS = 4
+ON_A_GRID = (  # one of each kind
+    *("positions_and_segments", "through_views", "masked_logits_with_weights", "packed_attention"),
+    *("packed_gate", "norm_called_twice", "depthwise_and_group_norm", "summed_loss"),
+)
 REFUSED = {
     "norm_of_all_batches": r"averages its statistics over all batches \(momentum=None\)",
     "norm_twice_of_all_batches": r"averages its statistics over all batches \(momentum=None\)",
@@ -133,6 +137,13 @@ def beside_eager(rank: int, cases: list[tuple[str, str, bytes]]) -> list[str]:
 def test_trains_as_the_plain_module(name: str, on_ranks: Launch) -> None:
     cases = plans(name, "2xcpu", "2", RANDOM_PLANS)
     for told in on_ranks(beside_eager, 2, cases):
+        assert [line for line in told if line] == []
+
+
+@pytest.mark.parametrize("name", ON_A_GRID)
+def test_trains_as_the_plain_module_on_two_axes(name: str, on_ranks: Launch) -> None:
+    cases = plans(name, "4xcpu", "2x2", 5)[2:]
+    for told in on_ranks(beside_eager, 4, cases):
         assert [line for line in told if line] == []
 
 

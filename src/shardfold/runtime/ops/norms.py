@@ -362,7 +362,10 @@ def _batch_norm(site: Site) -> Local:
         if running is not None and variances is not None:
             unbiased = variance * (count / max(count - 1, 1))
             for at, new in ((running, mean), (variances, unbiased)):
-                tensors[at].lerp_(new.to(tensors[at].dtype), momentum)
+                # As torch's own kernels write them: autograd, which may have saved them for
+                # another call, is not told, since backward does not read them.
+                held = tensors[at] if context.traced else tensors[at].data
+                held.lerp_(new.to(held.dtype), momentum)
         return y
 
     return call
