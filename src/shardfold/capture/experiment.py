@@ -112,7 +112,16 @@ def is_open(op: Op, call: Invocation) -> bool:
     return bool(op.operands) and not any(tag in call.target.tags for tag in NEVER)
 
 
-CACHE: dict[object, tuple[tuple[Found, ...], Small] | None] = {}
+@dataclass(frozen=True, slots=True)
+class Experiment:
+    """What was found of a call on small tensors."""
+
+    small: Small
+    factors: tuple[Found, ...]
+    linear: tuple[int, ...]  # operands that may be sums not yet made
+
+
+CACHE: dict[object, Experiment | None] = {}
 
 
 def splits_of(graph: Graph, op: Op, call: Invocation) -> Splits | None:
@@ -129,11 +138,11 @@ def find_splits(
     scalars = scalars_of(call)
     for shapes in shrunk([kind.shape for kind in inputs], scalars):
         dtypes = tuple(kind.dtype for kind in inputs)
-        key = (call.target, tuple(shapes), dtypes, repr(call.arguments))
+        key = (call.target, tuple(shapes), dtypes, repr(call.arguments), call.arguments.get("name"))
         if key not in CACHE:
             CACHE[key] = _experiment(call, shapes, dtypes, scalars)
         known = CACHE[key]
-        if known is not None and _are_like(known[1].results, results):
+        if known is not None and _are_like(known.small.results, results):
             return _at_full_size(known, inputs, results)
     return None
 
@@ -147,14 +156,21 @@ def _are_like(small: Sequence[Tensor], results: Sequence[TensorType]) -> bool:
 
 def _experiment(
     call: Invocation, shapes: Sequence[Shape], dtypes: Sequence[str], scalars: Sequence[int]
-) -> tuple[tuple[Found, ...], Small] | None:
-    """All factors of a call on tensors of these shapes, or None if it cannot be made."""
-    for how in DRAWS:
-        first = small_call(call, shapes, dtypes, how, 1)
-        second = first and small_call(call, shapes, dtypes, how, 2)
-        if first is not None and second is not None:
-            held = (_confirmed(found, second) for found in _candidates(first, scalars))
-            return _compatible([found for found in held if found is not None]), first
+) -> Experiment | None:
+    """All factors of a call on tensors of these shapes, or None if it cannot be made.
+
+    The mode that planning was called in makes no difference, nor does it see random numbers drawn.
+    """
+    with torch.device("cpu"), torch.inference_mode(False), torch.enable_grad():
+        for how in DRAWS:
+            with torch.random.fork_rng([]):
+                first = small_call(call, shapes, dtypes, how, 1)
+                second = first and small_call(call, shapes, dtypes, how, 2)
+                if first is None or second is None:
+                    continue
+                held = [_confirmed(found, second) for found in _candidates(first, scalars)]
+                factors = _compatible([found for found in held if found is not None])
+                return Experiment(first, factors, _linear(first))
     return None
 
 
@@ -390,12 +406,12 @@ def _is_above(x: Way, y: Way, points: int) -> bool:
 
 
 def _at_full_size(
-    known: tuple[tuple[Found, ...], Small],
+    known: Experiment,
     inputs: Sequence[TensorType],
     results: Sequence[TensorType],
 ) -> Splits | None:
     """The factors with the sizes of the call itself; those that do not carry over are left out."""
-    factors, small = known
+    small = known.small
     real = {
         a: b
         for t, kind in zip(small.operands, inputs, strict=True)
@@ -406,7 +422,7 @@ def _at_full_size(
         [[[] for _ in kind.shape] for kind in side] for side in (inputs, results)
     ]
     ranges, means = set(), set()
-    for found in factors:
+    for found in known.factors:
         name = f"i{len(sizes)}"
         ways = _scaled(found, small, inputs, results, real)
         if ways is None:
@@ -438,7 +454,7 @@ def _at_full_size(
         whole=frozenset(whole),
         ranges=frozenset(ranges),
         means=frozenset(means),
-        linear=_linear(small),
+        linear=known.linear,
         saves=small.saves,
         saves_results=small.saves_results,
     )

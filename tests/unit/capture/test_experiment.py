@@ -220,6 +220,19 @@ def test_every_process_finds_the_same() -> None:
     assert len(CACHE) == 1, "the same pattern of sizes is tried once"
 
 
+def test_the_mode_of_the_caller_makes_no_difference() -> None:
+    kinds = (TensorType((64, 48), "float32"),), (TensorType((64, 48), "float32"),)
+    call = Invocation(torch.ops.tested.lies.default, {"x": Slot(0)})
+    torch.manual_seed(3)
+    state = torch.get_rng_state()
+    CACHE.clear()
+    with torch.device("meta"), torch.no_grad():
+        found = find_splits(call, *kinds)
+    assert found is not None
+    assert found.operands == (((), ("i0",)),)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
 def test_shrunk_sizes_keep_what_is_equal_and_what_divides() -> None:
     (a, b), *_ = shrunk([(4096, 1024, 2), (1024, 1)], [4])
     assert a[1] == b[0] != a[0]
