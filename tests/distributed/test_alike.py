@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import torch
@@ -34,18 +33,16 @@ def made() -> tuple[nn.Module, tuple[Any, ...]]:
     return Counting(), (torch.randn(8, 6),)
 
 
-def told(rank: int, plans: list[bytes]) -> dict[str, tuple[str, float]]:
+def told(rank: int, plans: list[bytes]) -> dict[str, str]:
     """What this rank is told where it was given something else than the others."""
-    said: dict[str, tuple[str, float]] = {}
+    said: dict[str, str] = {}
 
     def tried(what: str, plan: bytes, model: nn.Module, args: Any, **given: Any) -> None:
-        start = time.monotonic()
+        said[what] = ""
         try:
             parallelize(model, loads(plan), args, **given)(*args).backward()
         except RunError as error:
-            said[what] = str(error), time.monotonic() - start
-        else:
-            said[what] = "", 0.0
+            said[what] = str(error)
 
     tried("nothing", plans[0], *made())
     tried("plan", plans[rank % 2], *made())
@@ -66,7 +63,7 @@ def test_ranks_that_differ_are_told_what_differs(on_ranks: Launch) -> None:
     plans = [dumps(plan).encode() for plan in chooser.baselines()]
     both = on_ranks(told, 2, plans)
     for said in both:
-        assert said["nothing"] == ("", 0.0)
+        assert said["nothing"] == ""
         for what, words in {
             "plan": "Give every rank the same plan file",
             "seed": "seed: 0 on rank 0, but 1 on rank 1",
@@ -75,10 +72,8 @@ def test_ranks_that_differ_are_told_what_differs(on_ranks: Launch) -> None:
             "scale": "scale: ",
             "mask": "mask: ",
         }.items():
-            message, seconds = said[what]
+            message = said[what]  # and not that of a rank which waited in vain
             assert message.startswith("The ranks were not started alike. ")
             assert words in message
             assert f"{what}: " in message or what == "dtype"
-            assert seconds < 20
-    messages = [{what: message for what, (message, _) in said.items()} for said in both]
-    assert messages[0] == messages[1]
+    assert both[0] == both[1]
