@@ -29,7 +29,7 @@ def page(whole: Mapping[str, Any]) -> str:
         f"method's best within memory. Random moves get {effort['mcmc_moves']:,} moves from "
         "the best baseline, an integer program "
         f"{effort['ilp_seconds']:.0f} s; programs of more than 300,000 variables are not "
-        "tried: they could at best find the exact sum, which has a row of its own. "
+        "tried: they could at best find the additive optimum, which has a row of its own. "
         "[How to compare](../how-to/compare.md) says what the methods are.",
         summary(rows),
         *([whole["note"]] if "note" in whole else []),

@@ -1,13 +1,13 @@
-"""FlexFlow's search as it was: random moves, each judged by simulating the step.
+"""FlexFlow's search as it was: random moves, each priced by simulating the step.
 
 The moves of `shardfold.search.baselines` are priced by a few table entries. FlexFlow simulates the
-step for every proposal, and so does this: the same rule of acceptance, from the best strategy by
-hand, with our simulator as the judge. They are given 100 times as long as the exact search takes on
-the same tables, and go on to a stated time where that is longer. How many are made in the
+step for every proposal, and so does this: the same rule of acceptance, from the best baseline,
+with our simulator as their cost. They are given 100 times as long as the exact search takes on the
+same tables, and go on to a stated time where that is longer. How many are made in the
 hundredfold time, and with what, is measured. What all 250,000 would take is extrapolated from the
 second half of the moves made, as steps that were met before are not described again, so that the
 first take longest. Beside it stands all that `plan` does after tracing (tables and searches on
-every mesh, simulations of finalists).
+every mesh, simulations of candidates).
 """
 
 from __future__ import annotations

@@ -146,9 +146,9 @@ def _granted(rows: Sequence[Row]) -> str:
         f"Measured: in at least {times:.0f} times the exact search's time, at most "
         f"{most['granted_moves']:,} of the 250,000 moves were made ({_case(most)}). The best step "
         f"met by then, the start included, is up to {behind:.1f} times as long as the exact "
-        f"search's, and shorter in {ahead} of {len(rows)} rows: the exact search has the least "
-        f"sum, and the judge counts overlap, as the plan does. The plan's step is beaten in "
-        f"{beaten} rows. Extrapolated, all 250,000 moves take {min(ratios):,.0f} to "
+        f"search's, and shorter in {ahead} of {len(rows)} rows: the exact search minimises the "
+        f"additive cost, and a simulated step counts overlap, as the plan does. The plan's step is "
+        f"beaten in {beaten} rows. Extrapolated, all 250,000 moves take {min(ratios):,.0f} to "
         f"{max(ratios):,.0f} times as long as the exact search."
     )
 
@@ -176,8 +176,9 @@ of the best that the moves had met by then, and of the exact search's choice on 
 The moves then went on to 8 s, where that is longer. What all 250,000 would take is extrapolated
 from the second half of them, not measured. FlexFlow simulates only what a move changes, where ours
 describes and simulates the step anew: by Table I its own moves were faster, at most 112 a second on
-InceptionV3 with 64 devices (37 minutes for at most 250,000). *Whole plan* is all that `shardfold
-plan` does after tracing: tables and searches on every mesh, and the simulation of all finalists."""
+InceptionV3 with 64 devices (37 minutes for at most 250,000). *Whole plan* is all that
+`shardfold plan` does after tracing: tables and searches on every mesh, and the simulation of all
+candidates."""
 
 
 def depth(rows: Sequence[Row], folder: Path) -> str:
@@ -211,14 +212,14 @@ HEAD = (
     "plan, folded",
     "plan, unfolded",
     "exact search",
-    "Megatron's step",
+    "Megatron's cost",
 )
 DEPTH = """## Time against depth (TAPAS)
 
 From the module to the plan, folded and not; then the search alone, on the problem of all layers.
-The last column is the sum of the best strategy in Megatron-LM's way (for ResNet, krizhevsky-2014)
-over the exact search's. 16 V100 in two nodes, as a mesh of 2x2x4; T5 has as many layers again in
-its decoder."""
+The last column is the additive cost of the best strategy in Megatron-LM's way (for ResNet,
+krizhevsky-2014) over the exact search's. 16 V100 in two nodes, as a mesh of 2x2x4; T5 has as many
+layers again in its decoder."""
 
 ILP_HEAD = ("model, layers", "mesh", "variables", "exact", "integer program", "faster by", "ends")
 ILP = """### An integer program on the same tables

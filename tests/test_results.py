@@ -1,0 +1,79 @@
+"""The pages of results are what their programs write from the measured figures."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+MEASURED = ROOT / "benchmarks" / "results"
+PAGES = ROOT / "docs" / "results"
+
+
+@pytest.fixture
+def program(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
+    """A program of `benchmarks/` as a module."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    return import_module
+
+
+def read(*files: Path) -> list[Any]:
+    return [json.loads(file.read_text()) for file in files]
+
+
+@pytest.mark.parametrize(
+    ("name", "page", "files"),
+    [
+        ("compare_page", "compare.md", ("compare.json",)),
+        ("folding", "folding.md", ("folding.json",)),
+        ("numerics", "numerics.md", ("numerics.json",)),
+    ],
+)
+def test_a_page(program, name: str, page: str, files: tuple[str, ...]) -> None:
+    assert program(name).page(*read(*(MEASURED / f for f in files))) == (PAGES / page).read_text()
+
+
+def test_predictions_on_an_h200(program) -> None:
+    (figures,) = read(PAGES / "fidelity.json")
+    assert (
+        program("fidelity").page(figures["cases"], figures) == (PAGES / "fidelity.md").read_text()
+    )
+
+
+def test_predictions_on_processes_of_one_machine(program) -> None:
+    made = program("fidelity_gloo_page")
+    results = read(*(MEASURED / f"fidelity-gloo-{k}.json" for k in (2, 4)))
+    assert made.page(results) == (PAGES / "fidelity-gloo.md").read_text()
+    assert made.draw(results) == (PAGES / "fidelity-gloo.svg").read_text()
+
+
+def test_configurations_that_others_published(program) -> None:
+    (whole,) = read(MEASURED / "torchtitan.json")
+    assert program("torchtitan").page(whole["rows"]) == (PAGES / "torchtitan.md").read_text()
+
+
+def test_the_papers_page(program, tmp_path: Path) -> None:
+    for file in PAGES.glob("papers-*.json"):
+        (tmp_path / file.name).write_text(file.read_text())
+    program("papers_page").write(tmp_path)
+    for name in ("papers.md", "papers-depth.svg"):
+        assert (tmp_path / name).read_text() == (PAGES / name).read_text()
+
+
+def test_the_papers_strategies(program) -> None:
+    made, (whole,) = program("table2"), read(PAGES / "paper-strategies.json")
+    text = (PAGES / "paper-strategies.md").read_text()
+    for name, part in (("strategies", made.table), ("totals", made.totals)):
+        assert made.fill(text, name, part(whole["models"])) == text
+
+
+def test_figures(program) -> None:
+    (search,) = read(MEASURED / "search.json")
+    assert program("search_figure").draw(search) == (PAGES / "search.svg").read_text()
+    (readme,) = read(PAGES / "readme.json")
+    assert program("readme").figure(readme["results"]) == (PAGES / "speedup.svg").read_text()
