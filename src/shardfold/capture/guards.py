@@ -28,7 +28,7 @@ import ast
 import pickle
 import random
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -174,13 +174,14 @@ class State:
     @classmethod
     def of(cls, model: nn.Module) -> State:
         """Of every module; tensors, parameters and children apart."""
-        found, known = cls(), _named_tensors(model)
-        for path, module in model.named_modules():
+        found, modules = cls(), list(model.named_modules())
+        known = _named_tensors(modules)
+        for path, module in modules:
             for name, value in attributes_of(module).items():
                 if name not in STRUCTURE:
                     found.values[path, name] = _frozen(value, DEPTH, known)
                     found.objects[path, name] = value
-        for kind in {kind: None for module in model.modules() for kind in type(module).__mro__}:
+        for kind in {kind: None for _, module in modules for kind in type(module).__mro__}:
             for name, value in _around(kind):
                 found.values[kind.__name__, name] = _frozen(value, DEPTH, known)
         return found
@@ -199,10 +200,10 @@ class State:
             vars(model.get_submodule(path))[name] = value
 
 
-def _named_tensors(model: nn.Module) -> dict[int, Any]:
+def _named_tensors(modules: Iterable[tuple[str, nn.Module]]) -> dict[int, Any]:
     """Parameters and buffers by identity, frozen as their names: a trace puts others in place."""
     known: dict[int, Any] = {}
-    for path, module in model.named_modules():
+    for path, module in modules:
         for group in ("_parameters", "_buffers"):
             for name, tensor in attributes_of(module)[group].items():
                 known.setdefault(id(tensor), ("tensor", f"{path}.{name}"))
@@ -241,6 +242,8 @@ def _frozen(value: Any, depth: int, known: dict[int, Any]) -> Any:
     """A value in a form that can be compared after the object has changed."""
     if isinstance(value, PLAIN):
         return (type(value).__name__, value)
+    if depth and isinstance(value, dict) and not value:  # most of a module's attributes: its hooks
+        return (type(value).__name__, ())
     key = id(value)
     if key in known:
         return known[key]
