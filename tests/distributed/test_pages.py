@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -96,3 +97,18 @@ def test_the_page_prints_what_launch_prints(
     monkeypatch.chdir(tmp_path)
     shardfold(plan)
     assert shardfold(launch) in blocks(page, "text")
+
+
+def test_training_goes_on_where_it_was_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (text,) = [text for text in blocks("docs/how-to/resume.md", "console") if "train" in text]
+    line = text.removeprefix("$ ").strip()
+    assert "--steps 1000 " in line
+    monkeypatch.chdir(tmp_path)
+    shardfold("shardfold plan gpt2-tiny --cluster 2xcpu --save plan.json")
+    taken = []
+    for steps in (2, 4):  # the second time: the same command again
+        said = shardfold(f"{line.replace('--steps 1000', f'--steps {steps}')} --json")
+        taken.append([step["number"] for step in json.loads(said)["steps"]])
+    assert taken == [[0, 1], [2, 3]]
