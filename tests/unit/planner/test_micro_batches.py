@@ -115,7 +115,7 @@ class Deep(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(6))
+        self.layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(3))
 
     def forward(self, x, y):
         for layer in self.layers:
