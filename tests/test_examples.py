@@ -39,13 +39,14 @@ def test_a_rule_of_ones_own(tmp_path: Path) -> None:
     assert figures["unsplit_ops"] == []
 
 
-def test_without_the_rule_the_operator_is_listed(monkeypatch) -> None:
+def test_without_the_rule_splits_are_found_by_experiment(monkeypatch) -> None:
     module = example("own_rule", monkeypatch)
     monkeypatch.delattr(module, "RULES")
     figures = planned("own_rule:make")
-    (entry,) = figures["unsplit_ops"]
-    assert (entry["kind"], entry["reason"]) == ("mine.low_rank", "no rule")
-    assert entry["share"] > 0
+    (entry,) = figures["experiments"]
+    assert (entry["kind"], entry["count"]) == ("mine.low_rank", 1)
+    assert entry["splits"] == "i0 i1, i2 i1, i3 i2 -> i0 i3"
+    assert figures["unsplit_ops"] == []
 
 
 def test_the_demo_says_what_it_found_and_what_to_try(monkeypatch, capsys) -> None:

@@ -156,13 +156,28 @@ class Odd(nn.Module):
         )
 
 
+class Pairs(Odd):
+    """Ends in an operator that cannot be split in any way."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.pdist(self.linear(x)).sum()
+
+
 def test_an_operator_without_a_rule_is_listed_by_name_with_its_cost() -> None:
-    found = sf.plan(Odd(), (torch.zeros(64, 64),), cluster="2xa100")
-    (entry,) = [u for u in found.unsplit if u.kind == "aten.logit"]
+    found = sf.plan(Pairs(), (torch.zeros(64, 64),), cluster="2xa100")
+    (entry,) = [u for u in found.unsplit if u.kind == "aten.pdist"]
     assert entry.reason == "no rule"
     assert entry.count == 1
     assert 0 < entry.share < 1
-    assert "logit" in str(found)
+    assert "pdist" in str(found)
+
+
+def test_an_operator_that_was_run_in_parts_is_named() -> None:
+    found = sf.plan(Odd(), (torch.zeros(64, 64),), cluster="2xa100")
+    (entry,) = [e for e in found.experiments if e.kind == "aten.logit"]
+    assert (entry.count, entry.splits) == (1, "i0 i1 -> i0 i1")
+    assert not [u for u in found.unsplit if u.reason == "no rule"]
+    assert "splits found by experiment: logit (1)" in " ".join(str(found).split())
 
 
 def test_a_users_rule_lets_it_be_split() -> None:

@@ -87,6 +87,7 @@ def summary(plan: Plan, model: str | None, saved: str | None = None) -> dict[str
         "mfu": None if plan.simulation is None else plan.simulation.mfu,
         "fits": plan.fits,
         "unsplit_ops": [msgspec.to_builtins(entry) for entry in plan.unsplit],
+        "experiments": [msgspec.to_builtins(entry) for entry in plan.experiments],
         "baselines": [msgspec.to_builtins(each) for each in plan.finalists if each.is_baseline],
         "meshes": [msgspec.to_builtins(tried) for tried in plan.meshes],
         "pins": [] if plan.pinned is None else [msgspec.to_builtins(p) for p in plan.pinned.pins],

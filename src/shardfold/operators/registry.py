@@ -10,6 +10,7 @@ rule.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TypeAlias
@@ -85,27 +86,35 @@ def rule_for(call: Call, own: Rules | None = None) -> Rule:
     if operator.rule is not None:
         return replace(operator.rule(call), operator=operator)
     if call.op.splits is not None:
-        return found_rule(call.op.splits, operator)
+        return found_rule(call, call.op.splits, operator)
     return call.undescribed(known=False, operator=operator)
 
 
 FLOPS: Mapping[Engine, float] = {"matrix": 2.0, "vector": 1.0, "none": 0.0}  # of each point
 
 
-def found_rule(splits: Splits, operator: Operator) -> Rule:
-    """The rule that an experiment found: a part is run by the same call."""
+def found_rule(call: Call, splits: Splits, operator: Operator) -> Rule:
+    """The rule that an experiment found: a part is run by the same call.
+
+    Arithmetic is not seen. A product of torch's own has a multiply-add for every point; all else,
+    a user's chain of products too, one operation for every element of its largest tensor.
+    """
     sizes = dict(splits.sizes)
     local: Local = "own form" if operator.local == "own form" else "same call"
     described = replace(operator, local=local, is_mean=lambda op: bool(splits.means))
     sums = [f for f in sizes if not _carried(f, splits.results)]
     is_product = any(_carried(f, splits.operands) > 1 for f in sums if f not in splits.means)
+    is_product &= call.op.kind.startswith("aten.") and len(call.inputs) <= 3
+    tensors = [{f for dim in dims for f in dim} for dims in (*splits.operands, *splits.results)]
+    largest = max(tensors, key=lambda own: math.prod(sizes[f] for f in own))
     engine: Engine = "matrix" if is_product else "vector"
     engine = "none" if operator.memory in SHARED else engine
+    work = (set(sizes) if is_product else largest) - splits.whole
     return Rule(
         splits.operands,
         splits.results,
         sizes,
-        over=tuple(f for f in sizes if f not in splits.whole),
+        over=tuple(f for f in sizes if f in work),
         whole=splits.whole,
         ranges=splits.ranges,
         means=splits.means,

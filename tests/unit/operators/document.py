@@ -52,7 +52,7 @@ reduced).
 *Free* factors are split at no cost inside the operator. *Summed* ones leave the results that lack
 them partial. *With an exchange* names the collectives, and the numbers that each carries for every
 point of the factors in brackets. All other factors are never split. An operator that is not listed
-is planned unsplit, and the plan names it with its cost.
+is run in parts to find its splits; if it has none, the plan names it with its cost.
 """
 COLUMNS = "| operator | notation | free | summed | with an exchange |\n|---|---|---|---|---|"
 
