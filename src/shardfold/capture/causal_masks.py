@@ -15,6 +15,7 @@ skip half of the work, and keys and values stay as few as they are.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -61,9 +62,16 @@ class Mask:
         return [bound for bound in self.bounds if bound.largest(shape) > 0]
 
 
+@dataclass(frozen=True, slots=True)
+class Added:
+    """A mask of floats that is added to scores: zero where it is true, minus infinity elsewhere."""
+
+    mask: Mask
+
+
 TRUE = Mask(frozenset())
 FALSE = Mask(frozenset({Positions((), 1)}))
-Form = Positions | Mask
+Form = Positions | Mask | Added
 Operands = Mapping[str, Form]
 
 
@@ -78,7 +86,8 @@ def forms_of(tensors: Sequence[Tensor], ops: Sequence[Op]) -> dict[int, Form]:
         shapes = {o.name: tensors[o.tensor].type.shape for o in op.operands}
         result = tensors[op.results[0]].type
         is_made = len(operands) == len(op.operands) or op.kind in CONSTANTS
-        if not is_made or not (result.dtype == "bool" or result.dtype.startswith("int")):
+        is_known = result.dtype.startswith(("bool", "int"))
+        if not is_made or not (is_known or op.kind in ADDED):
             continue
         form = reader(_Call(op.attributes, operands, shapes, result.shape, result.dtype))
         if form is not None:
@@ -125,6 +134,8 @@ def _filled(value: int) -> Callable[[_Call], Form | None]:
 
 def _full(call: _Call) -> Form | None:
     value = call.attributes.get("fill_value")
+    if "float" in call.dtype:
+        return Added(FALSE) if value == -math.inf else None
     return _filled(int(value))(call) if isinstance(value, int) else None
 
 
@@ -183,7 +194,7 @@ def _reindexed(
         form = call.operands.get("self")
         if isinstance(form, Mask):
             return Mask(frozenset(of(call, bound) for bound in form.bounds))
-        return None if form is None else of(call, form)
+        return of(call, form) if isinstance(form, Positions) else None
 
     return made
 
@@ -208,6 +219,8 @@ def _slice(call: _Call, coefficients: list[int], constant: int) -> tuple[list[in
 
 def _cast(call: _Call) -> Form | None:
     form = call.operands.get("self")
+    if isinstance(form, Added) or "float" in call.dtype:
+        return form if isinstance(form, Added) and "float" in call.dtype else None
     fits = isinstance(form, Mask) == (call.dtype == "bool")
     return form if fits else None
 
@@ -254,6 +267,13 @@ def _triangle(call: _Call) -> Form | None:
     return Mask(form.bounds | {bound})
 
 
+def _upper_triangle(call: _Call) -> Form | None:
+    """Minus infinity from a diagonal on, zero before it."""
+    if call.operands.get("self") != Added(FALSE):
+        return None
+    return Added(Mask(frozenset({Positions((-1, 1), 1 - int(call.attributes["diagonal"]))})))
+
+
 def _aligned(coefficients: tuple[int, ...], dims: int) -> tuple[int, ...]:
     return (0,) * (dims - len(coefficients)) + coefficients
 
@@ -288,7 +308,9 @@ READERS: Mapping[str, Callable[[_Call], Form | None]] = {
     "aten.cumsum": _running_sum,
     "aten.index": _picked,
     "aten.tril": _triangle,
+    "aten.triu": _upper_triangle,
 }
+ADDED = {"aten.full", "aten.triu", "aten.to", "aten._to_copy"}  # which may be of floats
 
 
 KIND = "aten.scaled_dot_product_attention"
@@ -306,6 +328,7 @@ def without_masks(tensors: list[Tensor], ops: list[Op], calls: list[Invocation])
         mask = _mask(ops[i])
         assert mask is not None
         form = forms.get(mask)
+        form = form.mask if isinstance(form, Added) else form
         if isinstance(form, Mask) and not ops[i].attributes["is_causal"]:
             causal = _is_causal(form, tensors[mask].type.shape)
             if causal is not None:

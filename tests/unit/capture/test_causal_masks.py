@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import hypothesis.strategies as st
@@ -68,6 +69,8 @@ CAUSAL = {
     "the other way round": lambda r, c: torch.ge(*positions(r, c)),
     "strict": lambda r, c: positions(r, c)[1] < positions(r, c)[0] + 1,
     "one sequence": packed,
+    "minus infinity": lambda r, c: torch.full((r, c), -math.inf).triu(1),
+    "minus infinity, cast": lambda r, c: torch.full((r, c), -math.inf).double().triu(1).float(),
     "a window wider than the sequence": lambda r, c: (
         causal_of_positions(r, c) & (positions(r, c)[1] > positions(r, c)[0] - 8)
     ),
@@ -76,6 +79,10 @@ OTHER = {
     "one more": lambda r, c: torch.ones(r, c, dtype=torch.bool).tril(1),
     "one less": lambda r, c: torch.ones(r, c, dtype=torch.bool).tril(-1),
     "future": lambda r, c: torch.le(*positions(r, c)),
+    "minus infinity on the diagonal": lambda r, c: torch.full((r, c), -math.inf).triu(),
+    "minus infinity below": lambda r, c: torch.full((r, c), -math.inf).tril(-1),
+    "a large number": lambda r, c: torch.full((r, c), -1e9).triu(1),
+    "as true and false": lambda r, c: torch.full((r, c), -math.inf).triu(1).bool(),
     "window": lambda r, c: (
         causal_of_positions(r, c) & (positions(r, c)[1] > positions(r, c)[0] - 7)
     ),
