@@ -608,7 +608,7 @@ def planned(known: Architecture) -> dict[str, Any]:
         plan = sf.plan(model, args, kwargs, cluster=CLUSTER, dtype="bf16")
         found |= {
             "parameters": sum(p.numel() for p in model.parameters()),
-            "step_seconds": plan.simulated.step_seconds,
+            "step_seconds": plan.estimate.step_seconds,
             "fits": plan.fits,
         }
     except sf.ShardfoldError as error:
@@ -815,7 +815,7 @@ def _process(rank: int, processes: int, folder: str, function: Any, args: Any) -
     os._exit(0)
 
 
-def ran(known: Architecture, random_plans: int) -> dict[str, Any]:
+def ran(known: Architecture, random_plans: int, meshes: tuple[str, ...]) -> dict[str, Any]:
     """The tiny size under plans of every mesh."""
     from shardfold.errors import ShardfoldError
     from shardfold.plans.files import loads
@@ -824,9 +824,9 @@ def ran(known: Architecture, random_plans: int) -> dict[str, Any]:
     rows: list[Row] = []
     try:
         runner = Runner(known)
-        for mesh in MESHES:
+        for mesh in meshes:
             given = cases(runner.model, runner.args, runner.kwargs, mesh, random_plans)
-            if mesh == MESHES[0]:
+            if mesh == meshes[0]:
                 runner.prepare(loads(given[0][2]))
                 wanted = forked(1, expected, runner)
             processes = math.prod(map(int, mesh.split("x")))
@@ -932,6 +932,7 @@ Again: `python benchmarks/architectures.py --out benchmarks/results/architecture
 @click.command(help=__doc__)
 @click.argument("names", nargs=-1)
 @click.option("--random", "random_plans", default=10, show_default=True, help="Plans of each mesh.")
+@click.option("--mesh", "meshes", multiple=True, default=MESHES, show_default=True)
 @click.option("--only", type=click.Choice(["real", "tiny"]), help="Plan only, or run only.")
 @click.option("--out", type=click.Path(dir_okay=False), help="Write results as JSON; add to them.")
 @click.option("--again", is_flag=True, help="Also what the file of results has already.")
@@ -939,6 +940,7 @@ Again: `python benchmarks/architectures.py --out benchmarks/results/architecture
 def main(
     names: tuple[str, ...],
     random_plans: int,
+    meshes: tuple[str, ...],
     only: str | None,
     out: str | None,
     again: bool,
@@ -962,7 +964,8 @@ def main(
         result = stored.setdefault(known.name, {})
         for part in ("real", "tiny") if only is None else (only,):
             if again or part not in result:
-                result[part] = planned(known) if part == "real" else ran(known, random_plans)
+                is_real = part == "real"
+                result[part] = planned(known) if is_real else ran(known, random_plans, meshes)
         click.echo(line(known.name, result))
         if out:  # after each, so that a long run that is cut short leaves what it has
             results = {"environment": facts, "random": random_plans, "architectures": stored}
