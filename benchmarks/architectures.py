@@ -843,6 +843,8 @@ def ran(known: Architecture, random_plans: int, meshes: tuple[str, ...]) -> dict
     return {
         **found,
         "plans": len(rows),
+        "meshes": meshes,
+        "random": random_plans,
         "apart": max(right, default=0.0),
         "seconds": time.perf_counter() - started,
     }
@@ -868,6 +870,11 @@ def counted(results: Mapping[str, Any], part: str) -> str:
     return ", ".join(f"{found[outcome]} {outcome}" for outcome in order if found[outcome])
 
 
+def _range(numbers: list[int]) -> str:
+    least, most = min(numbers, default=0), max(numbers, default=0)
+    return str(most) if least == most else f"{least} to {most}"
+
+
 def page(stored: Mapping[str, Any]) -> str:
     """The results as a page."""
     results, facts = stored["architectures"], stored["environment"]
@@ -884,7 +891,7 @@ def page(stored: Mapping[str, Any]) -> str:
             f"{real['seconds']:.0f}" if real else "",
             step,
             tiny["outcome"] if tiny else "not run",
-            tiny["plans"] if tiny else "",
+            f"{tiny['plans']} on {' and '.join(tiny['meshes'])}" if tiny and tiny["plans"] else "",
             f"{tiny['apart']:.0e}" if tiny and tiny["plans"] else "",
         )
         lines.append(f"| {' | '.join(map(str, cells))} |")
@@ -898,7 +905,7 @@ def page(stored: Mapping[str, Any]) -> str:
         planned=counted(results, "real") or "none tried",
         run=counted(results, "tiny") or "none run",
         plans=sum(each["tiny"]["plans"] for each in results.values() if "tiny" in each),
-        random=stored["random"],
+        random=_range([each["tiny"]["random"] for each in results.values() if "tiny" in each]),
         **{k: facts[k] for k in ("date", "processor", "cores", "python", "torch", "transformers")},
     )
 
@@ -909,8 +916,8 @@ Each is a `config.json`, built as [`hf:config.json`](../how-to/hugging-face.md) 
 was written down before any of them was tried.
 
 - **Real size**: on the meta device, planned for 8 H100s in bf16. {planned}.
-- **Tiny**: run on 2 and on 2x2 gloo processes in float64 under the best plan, data parallel, fully
-  sharded and {random} random plans on each mesh ({plans} plans in all). Two steps on different
+- **Tiny**: run on gloo processes in float64 under the best plan, data parallel, fully sharded and
+  random plans on each mesh ({plans} plans in all; random ones {random} a mesh). Two steps on different
   batches are held against the class as transformers builds it by itself, run eagerly: losses,
   gradients added up over both steps, buffers (largest difference, relative; the limit is 1e-6). The
   collectives that ran are held against those planned. {run}.
@@ -968,7 +975,7 @@ def main(
                 result[part] = planned(known) if is_real else ran(known, random_plans, meshes)
         click.echo(line(known.name, result))
         if out:  # after each, so that a long run that is cut short leaves what it has
-            results = {"environment": facts, "random": random_plans, "architectures": stored}
+            results = {"environment": facts, "architectures": stored}
             Path(out).write_text(json.dumps(results, indent=1) + "\n")
 
 
