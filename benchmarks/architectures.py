@@ -878,11 +878,13 @@ def _range(numbers: list[int]) -> str:
 def page(stored: Mapping[str, Any]) -> str:
     """The results as a page."""
     results, facts = stored["architectures"], stored["environment"]
+    tinies = [each["tiny"] for each in results.values() if "tiny" in each]
     lines, told = [], []
     for known in ARCHITECTURES:
         real, tiny = (results.get(known.name, {}).get(part) for part in ("real", "tiny"))
         size = f"{real['parameters'] / 1e9:.2f}" if real and "parameters" in real else ""
         step = f"{real['step_seconds'] * 1e3:.0f}" if real and "step_seconds" in real else ""
+        meshes = " and ".join(tiny["meshes"]) if tiny else ""
         cells = (
             f"`{known.class_name}`",
             known.kind,
@@ -891,7 +893,7 @@ def page(stored: Mapping[str, Any]) -> str:
             f"{real['seconds']:.0f}" if real else "",
             step,
             tiny["outcome"] if tiny else "not run",
-            f"{tiny['plans']} on {' and '.join(tiny['meshes'])}" if tiny and tiny["plans"] else "",
+            f"{tiny['plans']} on {meshes}" if tiny and tiny["plans"] else "",
             f"{tiny['apart']:.0e}" if tiny and tiny["plans"] else "",
         )
         lines.append(f"| {' | '.join(map(str, cells))} |")
@@ -904,8 +906,8 @@ def page(stored: Mapping[str, Any]) -> str:
         told="\n".join(told) or "Nothing.",
         planned=counted(results, "real") or "none tried",
         run=counted(results, "tiny") or "none run",
-        plans=sum(each["tiny"]["plans"] for each in results.values() if "tiny" in each),
-        random=_range([each["tiny"]["random"] for each in results.values() if "tiny" in each]),
+        plans=sum(found["plans"] for found in tinies),
+        random=_range([found["random"] for found in tinies]),
         **{k: facts[k] for k in ("date", "processor", "cores", "python", "torch", "transformers")},
     )
 
