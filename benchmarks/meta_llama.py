@@ -174,7 +174,7 @@ def hugging_face(batch: int, length: int, *, is_fused: bool) -> tuple[nn.Module,
 
 CASES = (  # cluster, batch, length, whether attention is fused
     ("8xh100", 16, 8192, True),
-    ("8x8xh100", 128, 8192, True),
+    ("8x8xh100", 64, 8192, True),
     ("8xh100", 64, 2048, False),
     ("8x8xh100", 512, 2048, False),
 )

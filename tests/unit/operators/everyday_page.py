@@ -10,6 +10,8 @@ from pathlib import Path
 from .everyday import LISTED
 from .test_everyday import LACKING, setting_of
 
+SECTION = "## Llama"
+COLUMNS = "| function |"
 PAGE = Path(__file__).parents[3] / "docs" / "results" / "operators.md"
 HEAD = """# Everyday operators
 
@@ -59,5 +61,13 @@ def page() -> str:
     return head + "\n".join(line for line, _ in rows) + "\n"
 
 
+def main() -> None:
+    """Write the page again; what stands before the functions' table stays."""
+    before, _, _ = PAGE.read_text().partition(COLUMNS)
+    _, about, _ = before.partition(SECTION)
+    head, columns, rows = page().partition(COLUMNS)
+    PAGE.write_text(head + SECTION + about + columns + rows)
+
+
 if __name__ == "__main__":
-    PAGE.write_text(page())
+    main()
