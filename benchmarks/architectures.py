@@ -621,7 +621,8 @@ def planned(known: Architecture) -> dict[str, Any]:
 def _raw(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)[-3:]
     where = " < ".join(f"{Path(f.filename).name}:{f.lineno}" for f in reversed(frames))
-    return f"{type(error).__name__}: {str(error)[:300]} ({where})"
+    last = (str(error).strip().splitlines() or [""])[-1]  # another process's has a traceback
+    return f"{type(error).__name__}: {last[:300]} ({where})"
 
 
 Case = tuple[str, str, bytes]  # label, mesh, plan
