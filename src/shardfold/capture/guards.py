@@ -52,6 +52,8 @@ SMALL = 4096  # elements of a constant that is followed
 DEPTH = 4  # of objects within objects that are looked into
 VALUES = (bool, int, float, list, dict, set)  # of classes and globals, where they may change
 STRUCTURE = {"_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"}
+# Most of what a module has, and nearly always empty.
+HOOK_TABLES = {k for k, v in vars(nn.Module()).items() if isinstance(v, dict)} - STRUCTURE
 HOOKS = {
     "_backward_hooks": "a backward hook",
     "_backward_pre_hooks": "a backward pre-hook",
@@ -178,7 +180,7 @@ class State:
         known = _named_tensors(modules)
         for path, module in modules:
             for name, value in attributes_of(module).items():
-                if name not in STRUCTURE:
+                if name not in STRUCTURE and (name not in HOOK_TABLES or value):
                     found.values[path, name] = _frozen(value, DEPTH, known)
                     found.objects[path, name] = value
         for kind in {kind: None for _, module in modules for kind in type(module).__mro__}:
@@ -242,8 +244,6 @@ def _frozen(value: Any, depth: int, known: dict[int, Any]) -> Any:
     """A value in a form that can be compared after the object has changed."""
     if isinstance(value, PLAIN):
         return (type(value).__name__, value)
-    if depth and isinstance(value, dict) and not value:  # most of a module's attributes: its hooks
-        return (type(value).__name__, ())
     key = id(value)
     if key in known:
         return known[key]
