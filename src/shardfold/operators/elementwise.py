@@ -82,8 +82,9 @@ def _prelu(call: Call) -> Rule:
     """The slopes belong to the channels, dim 1; a single slope is shared by all."""
     names = [f"i{k}" for k in range(len(call.shape("self")))]
     channel = names[1] if len(names) > 1 else "."
+    slopes = channel if call.shape("weight") else ""
     return call.rule(
-        {"self": " ".join(names), "weight": channel},
+        {"self": " ".join(names), "weight": slopes},
         " ".join(names),
         sizes=dict(zip(names, call.shape("self"), strict=True)),
         saves=("self", "weight"),

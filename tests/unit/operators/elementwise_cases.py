@@ -74,6 +74,7 @@ def _several(x: torch.Tensor) -> list[Case]:
         case("type_as", {"self": normal(4, 6), "other": normal(6, 3, 5)}, label="unlike"),
         case("prelu", {"self": normal(4, 6, 3), "weight": normal(6)}),
         case("prelu", {"self": normal(4, 6, 3), "weight": normal(1)}, label="one slope"),
+        case("prelu", {"self": normal(4, 6, 3), "weight": normal()}, label="no dim"),
         case("prelu", {"self": normal(4, 6, 6), "weight": normal(6)}, label="square"),
     ]
 
