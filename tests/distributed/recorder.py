@@ -57,7 +57,8 @@ def recorded(groups: Groups, names: tuple[str, ...], *, widened: bool = False) -
     always_double = False
 
     def item_bytes(tensor: Any) -> int:
-        halves = widened and tensor.dtype == torch.float64 and not always_double
+        wide = tensor.dtype in (torch.float64, torch.complex128)
+        halves = widened and wide and not always_double
         return int(tensor.element_size()) // (2 if halves else 1)
 
     def note(kind: str, tensor: Any, group: Any) -> None:

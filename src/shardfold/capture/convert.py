@@ -707,7 +707,28 @@ def _prune(
         for op in (ops[i] for i in kept)
     )
     graph = Graph(tuple(tensors[i] for i in order), renumbered, number[loss])
-    return graph, number, kept
+    return _without_dead_ends(graph), number, kept
+
+
+def _without_dead_ends(graph: Graph) -> Graph:
+    """The graph in which a gradient comes back to an activation only if the loss depends on it.
+
+    What only an index, a comparison or a buffer is made of has none, whatever it is made of.
+    """
+    reached = {graph.loss}
+    for op in reversed(graph.ops):
+        if any(r in reached and graph.tensors[r].requires_grad for r in op.results):
+            reached.update(op.inputs)
+    dead = {
+        index
+        for index, tensor in enumerate(graph.tensors)
+        if tensor.role == "activation" and tensor.requires_grad and index not in reached
+    }
+    tensors = (
+        replace(tensor, requires_grad=False) if index in dead else tensor
+        for index, tensor in enumerate(graph.tensors)
+    )
+    return replace(graph, tensors=tuple(tensors)) if dead else graph
 
 
 def _canonical(

@@ -31,6 +31,7 @@ from shardfold.capture.small_call import (
     Small,
     are_close,
     gradients_of,
+    kept_by,
     leaf,
     run,
     scalars_of,
@@ -120,6 +121,15 @@ class Experiment:
     factors: tuple[Found, ...]
     linear: tuple[int, ...]  # operands that may be sums not yet made
 
+    def kept(self, needs: tuple[bool, ...]) -> tuple[tuple[int, ...], bool]:
+        """The operands that autograd keeps, and whether a result, where these need a gradient."""
+        with torch.device("cpu"), torch.inference_mode(False), torch.enable_grad():
+            leaves = [leaf(t, need) for t, need in zip(self.small.operands, needs, strict=True)]
+            try:
+                return kept_by(self.small.call, leaves)
+            except Exception:  # it runs without gradients only
+                return (), False
+
 
 CACHE: dict[object, Experiment | None] = {}
 
@@ -128,13 +138,20 @@ def splits_of(graph: Graph, op: Op, call: Invocation) -> Splits | None:
     """How a call can be split; None if not at all, or if it cannot be tried."""
     inputs = tuple(graph.tensors[t].type for t in op.inputs)
     results = tuple(graph.tensors[t].type for t in op.results)
-    return find_splits(call, inputs, results)
+    needs = tuple(graph.tensors[t].requires_grad for t in op.inputs)
+    return find_splits(call, inputs, results, needs)
 
 
 def find_splits(
-    call: Invocation, inputs: tuple[TensorType, ...], results: tuple[TensorType, ...]
+    call: Invocation,
+    inputs: tuple[TensorType, ...],
+    results: tuple[TensorType, ...],
+    needs: tuple[bool, ...] | None = None,
 ) -> Splits | None:
-    """As `splits_of`, for operands and results of these types."""
+    """As `splits_of`, for operands and results of these types.
+
+    `needs` says which operands need a gradient: all that can have one, if it is left out.
+    """
     scalars = scalars_of(call)
     for shapes in shrunk([kind.shape for kind in inputs], scalars):
         dtypes = tuple(kind.dtype for kind in inputs)
@@ -143,7 +160,7 @@ def find_splits(
             CACHE[key] = _experiment(call, shapes, dtypes, scalars)
         known = CACHE[key]
         if known is not None and _are_like(known.small.results, results):
-            return _at_full_size(known, inputs, results)
+            return _at_full_size(known, inputs, results, needs or (True,) * len(inputs))
     return None
 
 
@@ -409,6 +426,7 @@ def _at_full_size(
     known: Experiment,
     inputs: Sequence[TensorType],
     results: Sequence[TensorType],
+    needs: tuple[bool, ...],
 ) -> Splits | None:
     """The factors with the sizes of the call itself; those that do not carry over are left out."""
     small = known.small
@@ -447,6 +465,7 @@ def _at_full_size(
         )
         for side, kinds in zip(sides, (inputs, results), strict=True)
     )
+    saves, saves_results = known.kept(needs)
     return Splits(
         dims[0],
         dims[1],
@@ -455,8 +474,8 @@ def _at_full_size(
         ranges=frozenset(ranges),
         means=frozenset(means),
         linear=known.linear,
-        saves=small.saves,
-        saves_results=small.saves_results,
+        saves=saves,
+        saves_results=saves_results,
     )
 
 

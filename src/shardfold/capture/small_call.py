@@ -37,8 +37,6 @@ class Small:
     results: list[Tensor]
     sent: list[Tensor]
     gradients: list[Tensor | None]
-    saves: tuple[int, ...]  # operands that autograd keeps
-    saves_results: bool
 
 
 def scalars_of(call: Invocation) -> list[int]:
@@ -154,14 +152,7 @@ def small_call(
     operands = [_draw(shape, dtype, way, high, rng) for shape, dtype, way in drawn]
     try:
         leaves = [leaf(t, has_gradient) for t in operands]
-        kept: set[int] = set()
-
-        def note(tensor: Tensor) -> Tensor:
-            kept.add(tensor.untyped_storage().data_ptr())
-            return tensor
-
-        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-            results = run(call, leaves)
+        results = run(call, leaves)
         if not results or not all(map(_says_something, results)):
             return None
         sent = [torch.randn(r.shape, generator=rng, dtype=torch.float64) for r in results]
@@ -171,11 +162,23 @@ def small_call(
         return small_call(call, shapes, dtypes, how, seed, False) if has_gradient else None
     if not all(map(are_close, again, results)):
         return None
-    made = [r.detach() for r in results]
+    return Small(call, operands, [r.detach() for r in results], sent, gradients)
+
+
+def kept_by(call: Invocation, leaves: Sequence[Tensor]) -> tuple[tuple[int, ...], bool]:
+    """The operands of a call that autograd keeps, and whether it keeps a result."""
+    kept: set[int] = set()
+
+    def note(tensor: Tensor) -> Tensor:
+        kept.add(tensor.untyped_storage().data_ptr())
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        results = run(call, leaves)
     saved = tuple(k for k, t in enumerate(leaves) if t.untyped_storage().data_ptr() in kept)
     own = {t.untyped_storage().data_ptr() for t in leaves}
-    others = {r.untyped_storage().data_ptr() for r in made} - own
-    return Small(call, operands, made, sent, gradients, saved, bool(others & kept))
+    others = {r.untyped_storage().data_ptr() for r in results} - own
+    return saved, bool(others & kept)
 
 
 def _says_something(result: Tensor) -> bool:

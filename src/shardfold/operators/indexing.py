@@ -288,10 +288,10 @@ def _rows(call: Call) -> frozenset[str]:
 
 
 WRITE = Operator(local="own form", unsupported=_rows)
-CREATED = Operator(_created)
+CREATED = Operator(_created, stops_gradient=True)
 FILLED = replace(CREATED, fills=True)
-LIKE = Operator(_created_like)
-RANDOM = Operator(_created, "own form")
+LIKE = Operator(_created_like, stops_gradient=True)
+RANDOM = Operator(_created, "own form", stops_gradient=True)
 
 TABLE: Mapping[str, Operator] = {
     "aten.embedding": Operator(

@@ -158,5 +158,7 @@ def offered(rule: Rule, call: Call) -> Rule:
         held |= set(rule.factors)
     elif operator.local == "same call":  # which does not send anything
         held |= {exchange.factor for exchange in rule.exchanges}
-    ranges = rule.ranges | operator.ranges(call) & set(rule.sizes)
+    # Neighbours hold the rows before and after a part, so a part with a halo is one range.
+    haloed = {exchange.factor for exchange in rule.exchanges if exchange.kind == "halo"}
+    ranges = rule.ranges | haloed | operator.ranges(call) & set(rule.sizes)
     return replace(rule, whole=rule.whole | (held & set(rule.sizes)), ranges=ranges)

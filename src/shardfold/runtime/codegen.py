@@ -227,6 +227,8 @@ class _Writer:
             body = [f"with promising([{', '.join(promised)}]):", *(INDENT + b for b in body)]
         if self._stops_gradient(instruction):
             body = ["with no_grad():", *(INDENT + line for line in body)]
+            # A view that was made without gradients may not be written to, or be viewed, with them.
+            body += [f"t{t} = t{t}.detach()" for t in instruction.results]
         yield from body
         for k in instruction.writes:
             feed = instruction.feeds[k]

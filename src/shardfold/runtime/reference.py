@@ -26,7 +26,7 @@ from shardfold.runtime.ops.local_op import FLOATS
 aten = torch.ops.aten
 Batch = tuple[tuple[Any, ...], dict[str, Any]]
 SHORTER = {Tensor.float, Tensor.half, Tensor.bfloat16}
-OTHER = 1.25  # by which the second batch's numbers differ
+OTHER = 0.75  # of a sample's numbers in the second batch, the rest being its neighbour's
 
 
 class UnlikeError(Exception):
@@ -96,11 +96,18 @@ class Reference:
 
 
 def other_batch(batch: Batch) -> Batch:
-    """Another batch that is as legal as the first: samples in another order, other numbers."""
+    """Another batch that is as legal as the first: samples in another order, other numbers.
+
+    Numbers lie between those of two samples: what were probabilities before still are.
+    """
 
     def moved(tensor: Tensor) -> Tensor:
         found = tensor.roll(1, 0) if tensor.dim() else tensor
-        return found * OTHER if tensor.is_floating_point() else found
+        if not tensor.is_floating_point():
+            return found
+        if tensor.dim() == 0 or len(tensor) == 1:
+            return found * OTHER
+        return OTHER * found + (1 - OTHER) * tensor
 
     args, kwargs = pytree.tree_map_only(Tensor, moved, batch)
     return tuple(args), dict(kwargs)

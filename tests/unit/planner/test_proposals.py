@@ -16,7 +16,8 @@ def test_the_plan_is_no_slower_than_an_equal_sum_of_another_search() -> None:
     found = sf.compare(*zoo.build("alexnet"), cluster="8x8xh100", dtype="bf16", methods=methods)
     steps = {r.method: r.step_seconds for r in found.results}
     assert steps["selected"] is not None
-    assert all(step is not None and step >= steps["selected"] for step in steps.values())
+    # Of equal sums, a search returns any: one may be a little faster by chance.
+    assert all(step is not None and step >= 0.99 * steps["selected"] for step in steps.values())
 
 
 def test_parameters_stored_in_several_ways_beat_random_moves() -> None:
