@@ -381,6 +381,45 @@ def images_by_experiment() -> Built:
     return _images(_upscaled, nn.Conv2d(4, 8, 1))
 
 
+def _grown(m: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    """Every row twice, and then windows of three: parts must be rows in a row."""
+    h = functional.interpolate(m.of[0](x), scale_factor=2)
+    return functional.cross_entropy(m.of[1](torch.tanh(h)).mean((2, 3)), y)
+
+
+def windows_over_grown_rows() -> Built:
+    return _images(_grown, nn.Conv2d(4, 6, 1), nn.Conv2d(6, 4, 3, padding=1))
+
+
+# What no gradient comes back to, although it is made of parameters.
+
+
+def _quantised(m: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    """The nearest code is passed straight through; a slice is read for its shape alone."""
+    h = m.of[0](x)
+    code = m.book[torch.cdist(h, m.book).argmin(-1)]
+    held = (code - h.detach()).square().mean() + (h - code.detach()).square().mean()
+    straight = h + (code - h).detach()
+    ones = torch.ones_like(straight[:, :1]) - straight[:, 1:2].sign()
+    return functional.cross_entropy(torch.cat([straight[:, 1:], ones], 1), y) + held
+
+
+def nearest_code() -> Built:
+    return _classes(_quantised, nn.Linear(6, 4), book=(12, 4))
+
+
+def _stepped(m: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    """A cell in a loop: its first state and its input need no gradient."""
+    h = x.new_zeros(len(x), 4)
+    for step in x.split(2, 1):
+        h = m.of[0](step, h)
+    return functional.cross_entropy(h, y)
+
+
+def cell_in_a_loop() -> Built:
+    return _classes(_stepped, nn.GRUCell(2, 4))
+
+
 def _turned(m: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     """Complex positions, and key heads that are repeated."""
     h = m.of[0](x)
@@ -443,6 +482,9 @@ IDIOMS: dict[str, Callable[[], Built]] = {
         summed_loss,
         found_by_experiment,
         images_by_experiment,
+        windows_over_grown_rows,
+        nearest_code,
+        cell_in_a_loop,
         complex_rotary,
         bags,
     )

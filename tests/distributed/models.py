@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+
+from .idioms import IDIOMS
 
 
 class MLP(nn.Module):
@@ -167,7 +170,13 @@ def _tied() -> tuple[Any, Any, Any]:
     return Tied(), (tokens, labels), {}
 
 
+def _idiom(name: str) -> tuple[Any, Any, Any]:
+    module, batch = IDIOMS[name]()
+    return module, batch, {}
+
+
 HAND_WRITTEN = {
+    **{name: partial(_idiom, name) for name in IDIOMS},
     "tied": _tied,
     "losses": _losses,
     "mlp": _mlp,

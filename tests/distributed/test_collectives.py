@@ -30,6 +30,11 @@ def cases(models: dict[str, int], cluster: str, mesh: str) -> list[Case]:
         ({"mlp": 4, "norms": 6, "planes": 6, "pixels": 6, "losses": 6, "tied": 8}, "2xcpu", "2"),
         ({"gpt2-tiny": 3, "alexnet-tiny": 3, "rnnlm-tiny": 6}, "2xcpu", "2"),
         (
+            {"nearest_code": 8, "cell_in_a_loop": 6, "windows_over_grown_rows": 6},
+            "2xcpu",
+            "2",
+        ),
+        (
             {"mlp": 4, "norms": 6, "planes": 6, "pixels": 6, "gpt2-tiny": 2, "tied": 8},
             "4xcpu",
             "2x2",
