@@ -31,6 +31,7 @@ def test_the_public_names_are_these() -> None:
         "Planner",
         "ShardfoldError",
         "compare",
+        "estimate",
         "explain",
         "load",
         "parallelize",

@@ -31,8 +31,9 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from types import FrameType
+from types import FrameType, FunctionType
 from typing import Any
 from unittest.mock import patch
 
@@ -395,6 +396,22 @@ class Watch(TorchFunctionMode):
         self.known[id(made)] = (made, real)
         return made
 
+    def indexed(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Lists of numbers among indices are constants: torch makes tensors of them unseen."""
+        tensor, index, *rest = args
+
+        def kept(each: Any) -> Any:
+            if not isinstance(each, list | np.ndarray) or len(each) == 0:
+                return each
+            plain = all(isinstance(x, int | np.generic) for x in pytree.tree_leaves(list(each)))
+            return self.constant(torch.as_tensor, (each,), {}) if plain else each
+
+        found = tuple(map(kept, index)) if isinstance(index, tuple) else kept(index)
+        made = func(tensor, found, *rest, **kwargs)
+        if self.known and isinstance(made, Tensor):
+            return self._follow(func, (tensor, found, *rest), kwargs, made)
+        return made
+
     def of_constant(self, func: Any, args: Any, kwargs: Any) -> Any:
         """A number taken out of a constant."""
         known = self.known.get(id(args[0])) if args else None
@@ -502,6 +519,7 @@ HANDLERS: dict[Any, Handler] = {
         ),
         Watch.of_constant,
     ),
+    **dict.fromkeys((Tensor.__getitem__, Tensor.__setitem__), Watch.indexed),
     torch.rand: Watch.coin,
     **dict.fromkeys(CERTAIN, Watch.tossed),
 }
@@ -516,6 +534,7 @@ def watching(model: nn.Module) -> Iterator[Watch]:
         with ExitStack() as stack:
             for target, name, made in _patches(watch):
                 stack.enter_context(patch.object(target, name, made))
+            stack.enter_context(_redirecting(watch))
             stack.enter_context(watch)
             yield watch
     except Exception as error:
@@ -527,20 +546,50 @@ def watching(model: nn.Module) -> Iterator[Watch]:
     _check_dice(dice)
 
 
+_APPLY = torch.autograd.Function.__dict__["apply"].__func__
+_original = FunctionType(_APPLY.__code__, _APPLY.__globals__, "apply", None, _APPLY.__closure__)
+_watches: list[Watch] = []  # that look on, the last of them now
+
+
+class _Redirected:
+    """The code that stands in for that of `autograd.Function.apply` while a model is traced.
+
+    The code, not the attribute: `Fn.apply` may have been kept under another name before.
+    """
+
+    def apply(cls, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
+        """Leave it to the watch."""
+        __class__  # type: ignore[name-defined]  # noqa: B018  # the other code has this cell, too
+        from shardfold.capture import guards
+
+        return guards.applied(cls, *args, **kwargs)
+
+
+def applied(cls: Any, *args: Any, **kwargs: Any) -> Any:
+    """A call of an `autograd.Function`, of whatever name."""
+    watch = _watches[-1]
+    if not watch.is_inside or cls.__module__.startswith("torch._"):  # of a registered operator
+        return _original(cls, *args, **kwargs)
+    return watch.function(partial(_original, cls), cls, args, kwargs)
+
+
+@contextmanager
+def _redirecting(watch: Watch) -> Iterator[None]:
+    """Let the watch see calls of `autograd.Function`s."""
+    before = _APPLY.__code__
+    _watches.append(watch)
+    _APPLY.__code__ = _Redirected.apply.__code__
+    try:
+        yield
+    finally:
+        _APPLY.__code__ = before
+        _watches.pop()
+
+
 def _patches(watch: Watch) -> Iterator[tuple[Any, str, Any]]:
     """What torch functions do not tell of: (object, attribute, what is put there)."""
-    apply = torch.autograd.Function.__dict__["apply"].__func__
     again = checkpointing._checkpoint_without_reentrant_generator
     call, root = nn.Module._call_impl, id(attributes_of(watch.model))
-
-    def applied(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        if not watch.is_inside or cls.__module__.startswith("torch._"):  # of a registered operator
-            return apply(cls, *args, **kwargs)
-
-        def original(*given: Any) -> Any:
-            return apply(cls, *given)
-
-        return watch.function(original, cls, args, kwargs)
 
     def generated(*args: Any, **kwargs: Any) -> Any:
         watch.checkpointed()
@@ -577,7 +626,6 @@ def _patches(watch: Watch) -> Iterator[tuple[Any, str, Any]]:
     def left(self: Any, *error: Any) -> None:
         self._shardfold_mode.__exit__(*error)
 
-    yield torch.autograd.Function, "apply", classmethod(applied)
     yield checkpointing, "_checkpoint_without_reentrant_generator", generated
     yield nn.Module, "_call_impl", called
     yield nn.Module, "_apply", converted_module

@@ -10,6 +10,7 @@ import random
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -88,6 +89,19 @@ class Pair(torch.autograd.Function):
     def backward(ctx: Any, g: Tensor, k: Tensor) -> Any:  # type: ignore[override]
         x, w = ctx.saved_tensors
         return 2 * g * w + k, (3 * g * x + k).sum(0)
+
+
+kept_round = Round.apply
+
+
+class FunctionsKeptBefore(Case):
+    """Functions under names of their own, of a module and of the file."""
+
+    def prepare(self) -> None:
+        self.reverse = Reversed.apply
+
+    def between(self, h: Tensor) -> Tensor:
+        return self.reverse(kept_round(h * 3), 0.5)
 
 
 class Dirty(torch.autograd.Function):
@@ -662,6 +676,14 @@ class GradientPenalty(Case):
 
 
 # -- constants, randomness, data-dependent values
+
+
+class ListsAsIndices(Case):
+    def between(self, h: Tensor) -> Tensor:
+        h = h[:, [2, 0, 1, 5, 4, 3]] * h[:, np.array([[1], [2]])].sum((1, 2))[:, None]
+        h = h.clone()
+        h[:, [0, -1]] = h[:, [-1, 0]] * 2
+        return h
 
 
 class ConstantInForward(Case):
