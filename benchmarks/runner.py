@@ -172,7 +172,7 @@ def _model(name: str, device: str) -> tuple[nn.Module, tuple[Any, ...], dict[str
     """A transformers model without dropout, which one device would draw in its own way."""
     from shardfold.zoo.catalog import StackShape
     from shardfold.zoo.construct import Draw
-    from shardfold.zoo.huggingface import causal, gpt2, llama
+    from shardfold.zoo.huggingface import build_from, class_of, gpt2, llama
 
     shapes = {
         "gpt2": (gpt2, StackShape(12, 768, 3072, 50_257, 12, 12), 1, 64, torch.float32),
@@ -187,7 +187,8 @@ def _model(name: str, device: str) -> tuple[nn.Module, tuple[Any, ...], dict[str
             setattr(config, field, 0.0)
     with torch.device(device):
         torch.manual_seed(0)
-        model, args, kwargs = causal(config, batch, seq, Draw("cpu"))
+        kind = class_of(config, name)
+        model, args, kwargs = build_from(config, kind, batch, seq, Draw("cpu"))
     model = model.to(device=device, dtype=dtype).train()
     return model, args, {key: value.to(device) for key, value in kwargs.items()}
 
