@@ -176,8 +176,10 @@ def job(rank: int, captured: Captured, given: Sequence[Case], show: bool) -> lis
     from shardfold.errors import ShardfoldError
     from shardfold.plans.files import loads
 
-    # One device's numbers are made once for all plans; only rank 0 compares.
-    single = trained(captured, captured.module(None), STEPS) if rank == 0 else None
+    # One device's numbers are made once for all plans; only rank 0 compares. All ranks make the
+    # module, as they compare its weights.
+    alone = captured.module(None)
+    single = trained(captured, alone, STEPS) if rank == 0 else None
     rows = []
     for number, (mesh, label, data, trains) in enumerate(given):
         started = time.perf_counter()
