@@ -263,12 +263,12 @@ def _exchange(
     members = [i for i in range(len(space.rule.factors)) if space.rule.base(i) == exchange.factor]
     splits = np.isin(space.configs, members)
     masks = splits.astype(np.int64) @ (1 << np.arange(len(mesh.axes), dtype=np.int64))
-    over = [i for i in range(len(space.rule.factors)) if space.rule.base(i) in exchange.over]
-    points = local[:, over].astype(float)
-    for base, more in exchange.longer:
-        own = [i for i, factor in enumerate(over) if space.rule.base(factor) == base]
-        points[:, own] += more * (space.parts(mesh.shape)[:, over][:, own] > 1)
-    sizes = exchange.words * exchange.item_bytes * np.prod(points, axis=1)
+    sizes = np.full(len(local), exchange.words * exchange.item_bytes)
+    parts, longer = space.parts(mesh.shape), dict(exchange.longer)
+    for base in exchange.over:
+        own = [i for i in range(len(space.rule.factors)) if space.rule.base(i) == base]
+        is_split = (parts[:, own] > 1).any(axis=1)
+        sizes *= np.prod(local[:, own], axis=1) + longer.get(base, 0.0) * is_split
     joins = exchange.kind in ("all_gather", "reduce_scatter")
     found = []
     for axes, rows in by_axes(masks, len(mesh.axes)):
