@@ -396,6 +396,12 @@ class Watch(TorchFunctionMode):
         self.known[id(made)] = (made, real)
         return made
 
+    def new_constant(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """The same of a tensor that another makes in its own dtype."""
+        if len(args) != 2 or _has_tensors((args[1], kwargs)):
+            return func(*args, **kwargs)
+        return self.constant(torch.tensor, args[1:], {"dtype": args[0].dtype, **kwargs})
+
     def indexed(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Lists of numbers among indices are constants: torch makes tensors of them unseen."""
         tensor, index, *rest = args
@@ -519,6 +525,7 @@ HANDLERS: dict[Any, Handler] = {
         ),
         Watch.of_constant,
     ),
+    Tensor.new_tensor: Watch.new_constant,
     **dict.fromkeys((Tensor.__getitem__, Tensor.__setitem__), Watch.indexed),
     torch.rand: Watch.coin,
     **dict.fromkeys(CERTAIN, Watch.tossed),

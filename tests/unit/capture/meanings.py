@@ -693,6 +693,11 @@ class ConstantInForward(Case):
         )
 
 
+class ConstantOfAnother(Case):
+    def between(self, h: Tensor) -> Tensor:
+        return F.prelu(h, h.new_tensor(0.2)) * h.new_tensor([1, 2, 3, 4, 5, 6])
+
+
 class LayerDropOff(Case):
     def between(self, h: Tensor) -> Tensor:
         if self.training and torch.rand([]) < 0.0:
