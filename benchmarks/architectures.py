@@ -17,8 +17,6 @@ import copy
 import json
 import logging
 import math
-import os
-import pickle
 import sys
 import tempfile
 import time
@@ -37,6 +35,7 @@ from typing import Any
 import click
 
 from environment import environment
+from forked import forked
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # the choices and the recorder are those of the tests
@@ -792,35 +791,6 @@ def tried(rank: int, runner: Runner, data: bytes, wanted: Numbers) -> tuple[floa
     return amount, what
 
 
-def forked(processes: int, function: Any, *args: Any) -> Any:
-    """What a function returns on rank 0; the processes have all that this one has.
-
-    This process must not have run a backward pass: autograd's threads do not survive a fork.
-    """
-    import torch.multiprocessing as mp
-
-    with tempfile.TemporaryDirectory(prefix="shardfold-") as folder:
-        given = (processes, folder, function, args)
-        mp.start_processes(_process, given, nprocs=processes, start_method="fork")
-        return pickle.loads((Path(folder) / "found").read_bytes())
-
-
-def _process(rank: int, processes: int, folder: str, function: Any, args: Any) -> None:
-    import torch
-    import torch.distributed as dist
-
-    torch.set_num_threads(1)
-    if processes > 1:
-        store = f"file://{folder}/store"
-        dist.init_process_group(
-            "gloo", init_method=store, rank=rank, world_size=processes, timeout=PATIENCE
-        )
-    found = function(rank, *args)
-    if rank == 0:
-        (Path(folder) / "found").write_bytes(pickle.dumps(found))
-    os._exit(0)
-
-
 def ran(make: Callable[[], Runner], random_plans: int, meshes: tuple[str, ...]) -> dict[str, Any]:
     """The tiny size under plans of every mesh."""
     from shardfold.errors import ShardfoldError
@@ -836,7 +806,7 @@ def ran(make: Callable[[], Runner], random_plans: int, meshes: tuple[str, ...]) 
                 runner.prepare(loads(given[0][2]))
                 wanted = forked(1, expected, runner)
             processes = math.prod(map(int, mesh.split("x")))
-            rows += forked(processes, job, runner, given, wanted)
+            rows += forked(processes, job, runner, given, wanted, patience=PATIENCE)
         outcomes = [row.outcome for row in rows]
         worst = next((o for o in ("raw", "wrong", "refused") if o in outcomes), "right")
         told = next((f"{r.plan} on {r.mesh}: {r.told}" for r in rows if r.outcome == worst), "")

@@ -16,10 +16,7 @@ from __future__ import annotations
 import json
 import logging
 import math
-import os
-import pickle
 import sys
-import tempfile
 import time
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -32,6 +29,7 @@ from typing import Any
 import click
 
 from environment import environment
+from forked import forked
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # the choices and the recorder are those of the tests
@@ -251,35 +249,6 @@ def apart(found: Numbers, expected: Numbers) -> dict[str, Any]:
     return {"loss": losses[0], "gradient": gradient, "training": training}
 
 
-def forked(function: Any, processes: int, *args: Any) -> Any:
-    """What rank 0 finds; the processes have all that this one has, and need not make it again.
-
-    This process must not have run a backward pass: autograd's threads do not survive a fork.
-    """
-    import torch.multiprocessing as mp
-
-    with tempfile.TemporaryDirectory(prefix="shardfold-") as folder:
-        given = (processes, folder, function, args)
-        mp.start_processes(_process, given, nprocs=processes, start_method="fork")
-        return pickle.loads((Path(folder) / "found").read_bytes())
-
-
-def _process(rank: int, processes: int, folder: str, function: Any, args: Any) -> None:
-    import torch
-    import torch.distributed as dist
-
-    torch.set_num_threads(1)
-    if processes > 1:
-        store = f"file://{folder}/store"
-        dist.init_process_group("gloo", init_method=store, rank=rank, world_size=processes)
-    found = function(rank, *args)
-    if rank == 0:
-        (Path(folder) / "found").write_bytes(pickle.dumps(found))
-    if processes > 1:
-        dist.barrier()
-    os._exit(0)
-
-
 def module_difference(rank: int, model: str) -> float:
     """How far the runner on one device is from the model itself, dropout off: loss, gradients."""
     import torch
@@ -458,11 +427,11 @@ def main(
     for name in ("torch", "torch.distributed.tensor._redistribute", "transformers"):
         logging.getLogger(name).setLevel(logging.ERROR)
     for model in models or MODELS:
-        own[model] = forked(module_difference, 1, model)
+        own[model] = forked(1, module_difference, model)
         for size in processes:
             given = cases(model, size, plans, training)
             captured = Captured(model, loads(given[0][2]))
-            found = forked(job, size, captured, given, show)
+            found = forked(size, job, captured, given, show)
             rows += found
             (line,) = summary(map(asdict, found))
             click.echo(

@@ -292,6 +292,9 @@ class Watch(TorchFunctionMode):
         handler = HANDLERS.get(func) if self.is_inside else None
         if handler is not None:
             return handler(self, func, args, kwargs)
+        return self._call(func, args, kwargs)
+
+    def _call(self, func: Any, args: Any, kwargs: Any) -> Any:
         found = func(*args, **kwargs)
         if self.known and isinstance(found, Tensor):
             return self._follow(func, args, kwargs, found)
@@ -413,10 +416,7 @@ class Watch(TorchFunctionMode):
             return self.constant(torch.as_tensor, (each,), {}) if plain else each
 
         found = tuple(map(kept, index)) if isinstance(index, tuple) else kept(index)
-        made = func(tensor, found, *rest, **kwargs)
-        if self.known and isinstance(made, Tensor):
-            return self._follow(func, (tensor, found, *rest), kwargs, made)
-        return made
+        return self._call(func, (tensor, found, *rest), kwargs)
 
     def of_constant(self, func: Any, args: Any, kwargs: Any) -> Any:
         """A number taken out of a constant."""

@@ -119,9 +119,7 @@ def _methods(model: str, as_json: bool, options: Any) -> None:
 
 
 def _compared(model: str, options: Any) -> Comparison:
-    from shardfold.api import compare as hold
-    from shardfold.cli.model import load_model
-    from shardfold.cli.printing import progress, quiet
+    from shardfold.cli.model import planner_for
     from shardfold.planner.compare_methods import METHODS, Effort, check_methods
 
     methods = METHODS if options["methods"] is None else tuple(options["methods"].split(","))
@@ -129,22 +127,12 @@ def _compared(model: str, options: Any) -> Comparison:
     asked = taken(options)
     target = checked(options["cluster"], asked)
     sizes = {name: options[name] for name in ("batch", "seq", "layers", "hidden")}
-    with progress() as watch:
-        with quiet():
-            example = load_model(model, sizes)
-        with quiet(mute=True):
-            return hold(
-                example.module,
-                example.args,
-                example.kwargs,
-                cluster=target,
-                methods=methods,
-                rules=example.rules,
-                save_plans=options["save_plans"],
-                effort=Effort(moves=options["moves"], ilp_seconds=options["ilp_seconds"]),
-                watch=watch,
-                **asked,
-            )
+    with planner_for(model, sizes, cluster=target, **asked) as planner:
+        return planner.compare(
+            methods=methods,
+            save_plans=options["save_plans"],
+            effort=Effort(moves=options["moves"], ilp_seconds=options["ilp_seconds"]),
+        )
 
 
 def _print(view: Any) -> None:

@@ -44,30 +44,15 @@ def estimate(
     shardfold estimate gpt2 --cluster 8xh100 --dtype bf16 --strategy dp=8
     shardfold estimate gpt2 --cluster 4x8xh100 --strategy "fsdp=32 recompute=full"
     """
-    from shardfold.api import estimate as find_estimate
-    from shardfold.cli.model import load_model
-    from shardfold.cli.printing import progress, quiet
+    from shardfold.cli.model import planner_for
     from shardfold.report.estimate_text import lines
     from shardfold.strategies.stated import parse_strategy
 
     asked = taken(options)
     target = checked(cluster, asked)
     parse_strategy(strategy, target.size)
-    with progress() as watch:
-        with quiet():
-            example = load_model(model, options)
-        with quiet(mute=True):
-            found = find_estimate(
-                example.module,
-                example.args,
-                example.kwargs,
-                cluster=target,
-                strategy=strategy,
-                beside_plan=beside_plan,
-                rules=example.rules,
-                watch=watch,
-                **asked,
-            )
+    with planner_for(model, options, cluster=target, **asked) as planner:
+        found = planner.estimate(strategy, beside_plan=beside_plan)
     if as_json:
         click.echo(json.dumps({"model": model, **found.as_plain()}, indent=2))
     else:

@@ -49,9 +49,7 @@ def explain(
     shardfold explain gpt2-tiny --cluster 2x2xh100 'transformer.h.0.mlp.*'
     shardfold explain plan.json --model gpt2-tiny lm_head
     """
-    from shardfold.api import Planner
-    from shardfold.cli.model import load_model
-    from shardfold.cli.printing import progress, quiet
+    from shardfold.cli.model import planner_for
     from shardfold.plans import load
 
     asked = taken(options)
@@ -59,26 +57,14 @@ def explain(
     _check_usage(is_plan, cluster, model, asked)
     plan = load(source) if is_plan else None
     target = None if cluster is None else checked(cluster, asked)
-    with progress() as watch:
-        with quiet():
-            example = load_model(model or source, options)
-        with quiet(mute=True):
-            planner = Planner(
-                example.module,
-                example.args,
-                example.kwargs,
-                cluster=target,
-                rules=example.rules,
-                watch=watch,
-                **asked,
-            )
-            found = planner.explain(
-                planner.plan() if plan is None else plan,
-                op=op,
-                everything=everything,
-                seconds=0.0 if op is None or everything else seconds,
-                profile=asked.get("profile"),
-            )
+    with planner_for(model or source, options, cluster=target, **asked) as planner:
+        found = planner.explain(
+            planner.plan() if plan is None else plan,
+            op=op,
+            everything=everything,
+            seconds=0.0 if op is None or everything else seconds,
+            profile=asked.get("profile"),
+        )
     if as_json:
         import json
 
@@ -133,24 +119,17 @@ def what_if(
     """
     from pathlib import Path
 
-    from shardfold.api import Planner
-    from shardfold.cli.model import load_model
+    from shardfold.cli.model import planner_for
     from shardfold.cli.plan import check_writable
-    from shardfold.cli.printing import progress, quiet, summary
+    from shardfold.cli.printing import summary
     from shardfold.plans import load
 
     if save is not None:
         check_writable(Path(save))
     plan, changes = load(file), taken(options)
     target = None if cluster is None else checked(cluster, changes)
-    with progress() as watch:
-        with quiet():
-            example = load_model(model, options)
-        with quiet(mute=True):
-            planner = Planner(
-                example.module, example.args, example.kwargs, rules=example.rules, watch=watch
-            )
-            found = planner.what_if(plan, cluster=target, **changes)
+    with planner_for(model, options) as planner:
+        found = planner.what_if(plan, cluster=target, **changes)
     if save is not None:
         found.after.save(save)
     if not as_json:

@@ -140,23 +140,10 @@ def _explained(
     plan: Plan, model: str, sizes: Mapping[str, int | None], pattern: str | None
 ) -> Explanation:
     """The runner-ups of the operators that match, or of the slowest."""
-    from shardfold.api import explain
-    from shardfold.cli.model import load_model
-    from shardfold.cli.printing import progress, quiet
+    from shardfold.cli.model import planner_for
 
-    with progress() as watch:
-        with quiet():
-            example = load_model(model, sizes)
-        with quiet(mute=True):
-            return explain(
-                example.module,
-                example.args,
-                example.kwargs,
-                plan=plan,
-                op=pattern,
-                rules=example.rules,
-                watch=watch,
-            )
+    with planner_for(model, sizes) as planner:
+        return planner.explain(plan, op=pattern)
 
 
 def _rivals(path: str) -> list[dict[str, Any]]:

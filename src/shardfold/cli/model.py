@@ -16,7 +16,8 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -30,6 +31,7 @@ from shardfold.zoo.catalog import Entry, entry, names
 if TYPE_CHECKING:
     from torch import nn
 
+    from shardfold.api import Planner
     from shardfold.operators import Rules
 
 CONFIG = "hf:"
@@ -58,6 +60,26 @@ def load_model(text: str, sizes: Sizes, device: str = "meta") -> Example:
     from shardfold import zoo
 
     return Example(*zoo.build(text, **sizes, device=device))
+
+
+@contextmanager
+def planner_for(text: str, sizes: Sizes, **given: Any) -> Iterator[Planner]:
+    """A planner of the MODEL that a text names, with progress shown and other libraries quiet."""
+    from shardfold.api import Planner
+    from shardfold.cli.printing import progress, quiet
+
+    with progress() as watch:
+        with quiet():
+            example = load_model(text, sizes)
+        with quiet(mute=True):
+            yield Planner(
+                example.module,
+                example.args,
+                example.kwargs,
+                rules=example.rules,
+                watch=watch,
+                **given,
+            )
 
 
 def _from_config(path: str, sizes: Sizes, device: str) -> Example:

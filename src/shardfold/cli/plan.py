@@ -45,28 +45,15 @@ def plan(
     shardfold plan train.py:make --cluster 4x8xh100 --batch 512
     shardfold plan gpt2 --cluster 2xa100 --batch 256 --micro-batches search
     """
-    from shardfold.api import plan as find_plan
-    from shardfold.cli.model import load_model
-    from shardfold.cli.printing import emit, progress, quiet
+    from shardfold.cli.model import planner_for
+    from shardfold.cli.printing import emit
 
     for file in filter(None, (save, save_problem)):
         check_writable(Path(file))
     asked = taken(options)
     target = checked(cluster, asked)
-    with progress() as watch:
-        with quiet():
-            example = load_model(model, options)
-        with quiet(mute=True):
-            found = find_plan(
-                example.module,
-                example.args,
-                example.kwargs,
-                cluster=target,
-                rules=example.rules,
-                save_problem=save_problem,
-                watch=watch,
-                **asked,
-            )
+    with planner_for(model, options, cluster=target, **asked) as planner:
+        found = planner.plan(save_problem=save_problem)
     if save is not None:
         found.save(save)
     emit(found, as_json=as_json, everything=everything, model=model, saved=save)

@@ -20,6 +20,7 @@ each dim of the inputs, until one will do.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -33,6 +34,17 @@ from shardfold.sharding.subdims import WHOLE
 
 Batch = tuple[tuple[Any, ...], dict[str, Any]]
 Cuts = Mapping[str, int]  # the place of each input that is cut, and the dim
+
+
+def items_in(dtype: str, shape: Sequence[int]) -> tuple[int, str]:
+    """What a batch counts, by its first tensor: whole numbers in rows are tokens, else samples.
+
+    >>> items_in("int64", (8, 512)), items_in("float32", (8, 3, 32, 32))
+    ((4096, 'tokens'), (8, 'samples'))
+    """
+    if len(shape) > 1 and dtype.startswith(("int", "uint")):
+        return math.prod(shape), "tokens"
+    return shape[0], "samples"
 
 
 def cut(args: Sequence[Any], kwargs: Mapping[str, Any], cuts: Cuts, parts: int) -> list[Batch]:

@@ -8,8 +8,7 @@ the last micro-batch, with ZeRO-2 in each.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
@@ -20,6 +19,7 @@ from shardfold.costs.activations import KEEP_ALL, block_regions
 from shardfold.costs.tables import EdgePrices
 from shardfold.errors import InputError
 from shardfold.graph import Graph
+from shardfold.planner.batch_slices import items_in
 from shardfold.planner.case import Case, ResolvedRequest, make_case
 from shardfold.simulate import Schedule, Simulation
 from shardfold.simulate import simulate as run_schedule
@@ -30,7 +30,7 @@ from shardfold.strategies.stated import Stated, choose_stated, place
 
 
 @dataclass(frozen=True, slots=True)
-class Exposed:
+class Communication:
     """Collectives of one kind: how long they run in a step, and how long work waits for them."""
 
     kind: str
@@ -60,7 +60,7 @@ class Estimated:
     peak_bytes: float
     peak_by_class: Mapping[str, float]
     limit_bytes: float
-    communication: tuple[Exposed, ...]
+    communication: tuple[Communication, ...]
     plan_seconds: float | None = None
     plan_bytes: float | None = None
 
@@ -105,16 +105,11 @@ def estimate(graph: Graph, request: ResolvedRequest, stated: Stated) -> Estimate
     prices = EdgePrices(placed.mesh, model, stated.micro_batches)
     case = make_case(asked, scheduler, prices, blocks)
     setting = Setting(graph, scheduler.subdims, case.tables, request.limit, case.unrolled)
-    choice = choose_stated(setting, _with_whole_parameters(stated), placed)
+    choice = choose_stated(setting, stated, placed)
     schedule = scheduler.schedule(case.decode(case.unrolled.extended(choice).tolist()))
     if stated.zero in (1, 2):
         schedule = _sharding_state(schedule, stated)
     return _figures(case, stated, schedule, run_schedule(schedule))
-
-
-def _with_whole_parameters(stated: Stated) -> Stated:
-    """ZeRO-1 and ZeRO-2 keep parameters as data parallelism does."""
-    return replace(stated, zero=0) if stated.zero in (1, 2) else stated
 
 
 def _figures(case: Case, stated: Stated, schedule: Schedule, found: Simulation) -> Estimated:
@@ -123,9 +118,11 @@ def _figures(case: Case, stated: Stated, schedule: Schedule, found: Simulation) 
         total = kinds.setdefault(each.kind, [0.0, 0.0])
         total[0] += each.seconds
         total[1] += each.exposed_seconds
-    listed = tuple(Exposed(kind, *total) for kind, total in sorted(kinds.items()))
-    count, unit = _items(case.graph)
-    useful = sum(op.flops * s.count for s in schedule.segments for op in s.operators)
+    listed = tuple(Communication(kind, *total) for kind, total in sorted(kinds.items()))
+    inputs = (t.type for t in case.graph.tensors if t.role == "input" and t.type.shape)
+    first = next(inputs, None)
+    count, unit = (1, "steps") if first is None else items_in(first.dtype, first.shape)
+    useful = schedule.flops
     again = _recomputed_flops(case, schedule) / case.mesh.size
     return Estimated(
         strategy=str(stated),
@@ -143,17 +140,6 @@ def _figures(case: Case, stated: Stated, schedule: Schedule, found: Simulation) 
         limit_bytes=case.request.limit,
         communication=listed,
     )
-
-
-def _items(graph: Graph) -> tuple[int, str]:
-    """The tokens or samples of a batch: whole numbers in rows are tokens."""
-    inputs = [t.type for t in graph.tensors if t.role == "input" and t.type.shape]
-    if not inputs:
-        return 1, "steps"
-    first = inputs[0]
-    if len(first.shape) > 1 and first.dtype.startswith(("int", "uint")):
-        return math.prod(first.shape), "tokens"
-    return first.shape[0], "samples"
 
 
 def _recomputed_flops(case: Case, schedule: Schedule) -> float:
@@ -210,11 +196,7 @@ def _sharded(stated: Stated, op: Operator) -> Operator:
         _parted(msgspec.structs.replace(task, seconds=task.seconds / stated.shards), parts)
         for task in op.update
     ]
-    return msgspec.structs.replace(op, backward=tuple(backward), update=(*update, *_last(gathers)))
-
-
-def _last(tasks: Sequence[Task]) -> list[Task]:
-    return [msgspec.structs.replace(task, turn="last") for task in tasks]
+    return msgspec.structs.replace(op, backward=tuple(backward), update=(*update, *gathers))
 
 
 def _parted(task: Task, parts: int) -> Task:

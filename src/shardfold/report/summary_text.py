@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from math import prod
 from typing import Literal
 
+from shardfold.planner.batch_slices import items_in
 from shardfold.plans.plan import FinalistEntry, MeshEntry, Plan
 from shardfold.report.units import number, seconds, size
 
@@ -75,17 +75,13 @@ def _step(plan: Plan) -> Iterator[str]:
 
 
 def throughput(plan: Plan) -> Iterator[str]:
-    """Tokens or samples in a second, where the plan knows its batch.
-
-    A batch whose first tensor holds whole numbers, in rows, is one of tokens.
-    """
+    """Tokens or samples in a second, where the plan knows its batch."""
     shapes = [(entry.dtype, entry.whole(plan.micro_batches)) for entry in plan.inputs]
     dtype, shape = next(((dtype, shape) for dtype, shape in shapes if shape), ("", ()))
     if not shape or not plan.estimate.step_seconds:
         return
-    is_text = len(shape) > 1 and dtype.startswith(("int", "uint"))
-    count, unit = (prod(shape), "tokens/s") if is_text else (shape[0], "samples/s")
-    yield f"{count / plan.estimate.step_seconds:,.0f} {unit}"
+    count, unit = items_in(dtype, shape)
+    yield f"{count / plan.estimate.step_seconds:,.0f} {unit}/s"
 
 
 def parts(plan: Plan) -> str:

@@ -105,6 +105,11 @@ class Schedule(Value, frozen=True):
     behind: Whole = 16  # operators whose gradients may wait to be reduced
     passes: Number = 1
 
+    @property
+    def flops(self) -> float:
+        """The useful ones of a pass, on one device."""
+        return sum(op.flops * s.count for s in self.segments for op in s.operators)
+
 
 class Span(Value, frozen=True):
     """A task on a stream, from start to end; `exposed_seconds` is how long work waited for it."""

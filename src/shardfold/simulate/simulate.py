@@ -261,7 +261,6 @@ class _Simulator:
         schedule, record = self.schedule, self.record
         step = self.streams.clock
         samples, peak = record.memory(schedule.resident)
-        flops = sum(op.flops * s.count for s in schedule.segments for op in s.operators)
         streams = (COMPUTE, *schedule.levels)
         collectives = record.collectives()
         spans = tuple(sorted(record.spans.values(), key=lambda span: span.start_seconds))
@@ -274,7 +273,7 @@ class _Simulator:
             peak_bytes=peak.bytes,
             peak_by_class={k: v for k, v in peak.by_class.items() if v},
             peak_at=where,
-            mfu=flops / (step * schedule.peak_flops) if step else 0.0,
+            mfu=schedule.flops / (step * schedule.peak_flops) if step else 0.0,
             utilisation={s: record.busy.get(s, 0.0) / step if step else 0.0 for s in streams},
             collectives=collectives,
             peak_by_block=peak.by_segment(),

@@ -216,9 +216,8 @@ def _stored(setting: Setting, choice: Choice, stated: Stated, placed: Placed) ->
 
     Over the axes of `tp` a parameter is kept as it is used, which costs nothing.
     """
-    whole, parted = placed.replicas, placed.shards
-    if stated.zero == 0:
-        whole, parted = placed.data, ()
+    is_sharded = stated.zero == 3  # less of it leaves the parameters whole
+    whole, parted = (placed.replicas, placed.shards) if is_sharded else (placed.data, ())
 
     def allowed(vertex: Vertex) -> NDArray[np.bool_] | None:
         if vertex.storage is None:
@@ -227,7 +226,7 @@ def _stored(setting: Setting, choice: Choice, stated: Stated, placed: Placed) ->
         shards = split[:, list(parted)].sum(axis=1)
         shards[split[:, list(whole)].any(axis=1)] = -1
         mask: NDArray[np.bool_] = np.equal(shards, shards.max())
-        again = vertex.storage.regathers == (stated.zero == 3)
+        again = vertex.storage.regathers == is_sharded
         return mask & again if (mask & again).any() else mask
 
     vertices = enumerate(setting.tables.vertices)

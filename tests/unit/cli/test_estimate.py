@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from shardfold.planner.estimate import Estimated, Exposed
+from shardfold.planner.estimate import Communication, Estimated
 from shardfold.report.estimate_text import lines
 
 SAMPLE = Estimated(
@@ -23,7 +23,10 @@ SAMPLE = Estimated(
     peak_bytes=3 * 2**30,
     peak_by_class={"optimizer": 2**30, "activations": 2**31},
     limit_bytes=4 * 2**30,
-    communication=(Exposed("all_gather", 0.05, 0.01), Exposed("reduce_scatter", 0.03, 0.01)),
+    communication=(
+        Communication("all_gather", 0.05, 0.01),
+        Communication("reduce_scatter", 0.03, 0.01),
+    ),
     plan_seconds=0.1,
     plan_bytes=2**30,
 )
