@@ -29,8 +29,8 @@ from torch import Tensor, nn
 from torch._ops import OpOverload
 
 from shardfold.capture.capture import check_model, check_modules, has_global_hooks, on_meta
-from shardfold.capture.guards import _around
 from shardfold.capture.program import Program
+from shardfold.capture.python_state import values_around
 from shardfold.runtime.evaluate import Original
 
 LIBRARIES = ("torch", "transformers", "builtins", "collections", "functools", "enum")
@@ -182,7 +182,7 @@ def _class(value: type) -> Any:
     """The bases of a class, its methods and values, and the Python values that its methods name."""
     parts = vars(value).items()
     own = [(k, v) for k, v in parts if isinstance(v, FunctionType | bool | int | float | str)]
-    return value.__bases__, own, list(_around(value))
+    return value.__bases__, own, list(values_around(value))
 
 
 def _function(value: FunctionType) -> Any:

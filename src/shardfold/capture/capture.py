@@ -10,11 +10,13 @@ from torch import Tensor, nn
 from torch.export._tree_utils import reorder_kwargs
 from torch.utils import _pytree as pytree
 
-from shardfold.capture.convert import WRITE, convert, convert_folded
+from shardfold.capture.convert import convert, convert_folded
 from shardfold.capture.experiment import with_experiments
 from shardfold.capture.export import Traced, WithLoss, check_model, export, on_meta, skeleton
-from shardfold.capture.guards import check_modules, shown
+from shardfold.capture.graph_builder import WRITE
+from shardfold.capture.guards import check_modules
 from shardfold.capture.program import Program
+from shardfold.capture.python_state import shown
 from shardfold.capture.repeated_blocks import Hollow, Run, UnfoldableError, hollow
 from shardfold.capture.replicas import Folded, fold_short, has_global_hooks
 from shardfold.capture.replicas import fold as fold_blocks

@@ -27,7 +27,8 @@ from torch import nn
 from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
-from shardfold.capture.guards import State, watching
+from shardfold.capture.guards import watching
+from shardfold.capture.python_state import State
 from shardfold.errors import ModelError
 
 DTYPES = {
@@ -260,7 +261,7 @@ def _export(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
             try:
                 program = torch.export.export(model, args, kwargs, strict=False)
             finally:
-                hint = watch.hint
+                hint = watch.known.hint
         return Traced(program, tuple(watch.notes), watch.before, watch.after)
     except ModelError:
         raise

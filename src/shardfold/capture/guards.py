@@ -24,37 +24,26 @@ refused is named with the module, the line and the way out, before anything is p
 
 from __future__ import annotations
 
-import ast
-import pickle
-import random
-import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from types import FrameType, FunctionType
+from types import FunctionType
 from typing import Any
 from unittest.mock import patch
 
-import numpy as np
 import torch
 import torch.utils.checkpoint as checkpointing
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import _disable_current_modes
 
+from shardfold.capture.python_state import PLAIN, State, attributes_of, check_dice, dice
+from shardfold.capture.stand_ins import CERTAIN, KnownValues, stand_in
+from shardfold.capture.user_code import outcome_without_error, place, user_frame
 from shardfold.errors import ModelError
 
-PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, type)
-SMALL = 4096  # elements of a constant that is followed
-DEPTH = 4  # of objects within objects that are looked into
-VALUES = (bool, int, float, list, dict, set)  # of classes and globals, where they may change
-STRUCTURE = {"_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"}
-# Most of what a module has, and nearly always empty.
-HOOK_TABLES = {k for k, v in vars(nn.Module()).items() if isinstance(v, dict)} - STRUCTURE
 HOOKS = {
     "_backward_hooks": "a backward hook",
     "_backward_pre_hooks": "a backward pre-hook",
@@ -64,16 +53,6 @@ HALVES = (torch.float16, torch.bfloat16)
 AUTOCAST_ADVICE = (
     "Leave autocast out of forward; plan with dtype='bf16', or call the parallel module itself "
     "under torch.autocast"
-)
-LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
-# Operators that draw random numbers without saying which is for which element.
-UNREPEATABLE = frozenset(
-    f"aten.{name}"
-    for name in (
-        *("randperm", "multinomial", "poisson", "binomial", "native_dropout", "rrelu", "geometric"),
-        *("rrelu_with_noise", "cauchy", "log_normal", "random", "_fused_dropout"),
-        *("_standard_gamma", "_sample_dirichlet", "fractional_max_pool2d", "fractional_max_pool3d"),
-    )
 )
 WAY_OUT_OF_HOOKS = (
     "a captured program has no place for it. Remove the hook, or write what it does to the "
@@ -108,167 +87,6 @@ def check_modules(model: nn.Module) -> None:
         raise ModelError(f"All modules have a global backward hook: {WAY_OUT_OF_HOOKS}.")
 
 
-# -- constants and functions: operators that stand for what a trace cannot look into
-
-
-@dataclass(frozen=True, slots=True)
-class FunctionCall:
-    """A call of an autograd.Function: its class, and its arguments with `None` for tensors."""
-
-    function: type[torch.autograd.Function]
-    arguments: tuple[Any, ...]
-    is_tensor: tuple[bool, ...]
-
-    def __call__(self, tensors: list[Tensor]) -> Any:
-        """Call it, with autograd."""
-        given = iter(tensors)
-        pairs = zip(self.arguments, self.is_tensor, strict=True)
-        return self.function.apply(*(next(given) if t else a for a, t in pairs))
-
-    def __str__(self) -> str:
-        plain = [f", {a!r}" for a, t in zip(self.arguments, self.is_tensor, strict=True) if not t]
-        return f"{self.function.__module__}.{self.function.__qualname__}{''.join(plain)}"
-
-
-# What the opaque operators of a trace stand for, by their text; the latest trace's.
-functions: dict[str, FunctionCall] = {}
-constants: dict[str, Tensor] = {}
-_results: list[Any] = []  # of the function that is being traced: what its fake implementation gives
-
-
-@torch.library.custom_op("shardfold::function", mutates_args=())
-def function(inputs: list[Tensor], name: str) -> list[Tensor]:
-    """Stands for a call of an autograd.Function."""
-    raise RuntimeError("shardfold::function stands for a call and cannot be run.")
-
-
-@function.register_fake
-def _(inputs: list[Tensor], name: str) -> list[Tensor]:
-    return [torch.empty_like(each) for each in _results]
-
-
-@torch.library.custom_op("shardfold::constant", mutates_args=())
-def constant(name: str) -> Tensor:
-    """Stands for a tensor whose numbers were known while the model was traced."""
-    return constants[name].clone()
-
-
-@constant.register_fake
-def _(name: str) -> Tensor:
-    return torch.empty_like(constants[name], device="meta")
-
-
-# -- the watch
-
-
-def attributes_of(module: nn.Module) -> dict[str, Any]:
-    """As `vars`, unseen: while a block is recorded, that counts as reading all its attributes."""
-    found: dict[str, Any] = object.__getattribute__(module, "__dict__")
-    return found
-
-
-@dataclass(slots=True)
-class State:
-    """Python attributes of a model's modules: comparable values, and the objects themselves."""
-
-    values: dict[tuple[str, str], Any] = field(default_factory=dict)
-    objects: dict[tuple[str, str], Any] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, model: nn.Module) -> State:
-        """Of every module; tensors, parameters and children apart."""
-        found, modules = cls(), list(model.named_modules())
-        known = _named_tensors(modules)
-        for path, module in modules:
-            for name, value in attributes_of(module).items():
-                if name not in STRUCTURE and (name not in HOOK_TABLES or value):
-                    found.values[path, name] = _frozen(value, DEPTH, known)
-                    found.objects[path, name] = value
-        for kind in {kind: None for _, module in modules for kind in type(module).__mro__}:
-            for name, value in _around(kind):
-                found.values[kind.__name__, name] = _frozen(value, DEPTH, known)
-        return found
-
-    def changed(self, later: State) -> list[tuple[str, str]]:
-        """The attributes with another value, or that were not there before."""
-        missing = object()
-        keys = {**self.values, **later.values}
-        return [
-            key for key in keys if self.values.get(key, missing) != later.values.get(key, missing)
-        ]
-
-    def restore(self, model: nn.Module) -> None:
-        """Give the modules these attributes."""
-        for (path, name), value in self.objects.items():
-            vars(model.get_submodule(path))[name] = value
-
-
-def _named_tensors(modules: Iterable[tuple[str, nn.Module]]) -> dict[int, Any]:
-    """Parameters and buffers by identity, frozen as their names: a trace puts others in place."""
-    known: dict[int, Any] = {}
-    for path, module in modules:
-        for group in ("_parameters", "_buffers"):
-            for name, tensor in attributes_of(module)[group].items():
-                known.setdefault(id(tensor), ("tensor", f"{path}.{name}"))
-    known.pop(id(None), None)
-    return known
-
-
-def _around(kind: type) -> Iterator[tuple[str, Any]]:
-    """What a class of modules, and the globals that its methods name, hold in Python's values."""
-    if kind.__module__.split(".")[0] in ("torch", "builtins", "typing", "abc"):
-        return
-    for name, value in tuple(vars(kind).items()):
-        if isinstance(value, VALUES) and not name.startswith("__"):
-            yield name, value
-        code = getattr(value, "__code__", None)
-        around = getattr(value, "__globals__", {})
-        for used in code.co_names if code is not None else ():
-            if isinstance(around.get(used), VALUES):
-                yield f"{around.get('__name__')}.{used}", around[used]
-
-
-def shown(frozen: Any) -> str:
-    """A frozen value as Python writes it, as far as that is known."""
-    if frozen is None:
-        return "nothing"
-    kind, inner = frozen
-    if kind == "list":
-        return f"[{', '.join(map(shown, inner))}]" if isinstance(inner, tuple) else "a list"
-    if kind == "dict" and isinstance(inner, tuple):
-        return "{" + ", ".join(f"{key}: {shown(each)}" for key, each in inner) + "}"
-    is_plain = isinstance(inner, PLAIN) and kind == type(inner).__name__
-    return repr(inner) if is_plain else f"a {kind}"
-
-
-def _frozen(value: Any, depth: int, known: dict[int, Any]) -> Any:
-    """A value in a form that can be compared after the object has changed."""
-    if isinstance(value, PLAIN):
-        return (type(value).__name__, value)
-    key = id(value)
-    if key in known:
-        return known[key]
-    known[key] = ("itself", None)
-    inner: Any = None
-    if isinstance(value, nn.Module):
-        inner = key
-    elif isinstance(value, Tensor):
-        inner = tuple(value.shape)
-    elif callable(value):  # functions, weak references
-        inner = getattr(value, "__qualname__", None)
-    elif depth and isinstance(value, list | tuple):
-        inner = tuple(_frozen(each, depth - 1, known) for each in value)
-    elif depth and isinstance(value, set | frozenset):
-        inner = frozenset(repr(each) for each in value)
-    elif depth and isinstance(value, dict):
-        inner = tuple((repr(k), _frozen(v, depth - 1, known)) for k, v in value.items())
-    elif depth and hasattr(value, "__dict__"):
-        items = vars(value).items()
-        inner = tuple((name, _frozen(each, depth - 1, known)) for name, each in items)
-    known[key] = (type(value).__name__, inner)
-    return known[key]
-
-
 class Watch(TorchFunctionMode):
     """Looks on while a model's forward is traced, and refuses what the trace would lose."""
 
@@ -281,9 +99,7 @@ class Watch(TorchFunctionMode):
         self.notes: dict[str, None] = {}
         self.before, self.after = State.of(model), State()
         self.is_inside = False  # forward
-        self.hint = ""  # what to say if the trace fails
-        self.known: dict[int, tuple[Tensor, Tensor]] = {}  # constants: traced, and real
-        self.coins: dict[int, Tensor] = {}  # uniform random numbers: single ones
+        self.known = KnownValues()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call a function of torch, unless its meaning would be lost."""
@@ -292,38 +108,7 @@ class Watch(TorchFunctionMode):
         handler = HANDLERS.get(func) if self.is_inside else None
         if handler is not None:
             return handler(self, func, args, kwargs)
-        return self._call(func, args, kwargs)
-
-    def _call(self, func: Any, args: Any, kwargs: Any) -> Any:
-        found = func(*args, **kwargs)
-        if self.known and isinstance(found, Tensor):
-            return self._follow(func, args, kwargs, found)
-        return found
-
-    def _follow(self, func: Any, args: Any, kwargs: Any, found: Tensor) -> Tensor:
-        """What is computed from small constants alone is known, too.
-
-        If its very shape depends on them (repeat_interleave, nonzero), it is a constant itself.
-        """
-        given = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
-        name = str(getattr(func, "__name__", ""))
-        if name.endswith("_") and not name.endswith("__"):
-            for tensor in given[:1]:
-                self.known.pop(id(tensor), None)
-            return found
-        if not given or not all(id(x) in self.known for x in given):
-            return found
-        is_open = any(isinstance(size, torch.SymInt) for size in found.shape)
-        if not is_open and found.numel() > SMALL:
-            return found
-        args, kwargs = pytree.tree_map_only(Tensor, lambda x: self.known[id(x)][1], (args, kwargs))
-        kwargs = {**kwargs, **({"device": "cpu"} if "device" in kwargs else {})}
-        with _disable_current_modes(), torch._C.DisableTorchFunction():
-            real = func(*args, **kwargs)
-        if is_open:
-            return self._constant(real)
-        self.known[id(found)] = (found, real)
-        return found
+        return self.known.call(func, args, kwargs)
 
     # -- what is refused
 
@@ -366,13 +151,7 @@ class Watch(TorchFunctionMode):
             raise self.refuse(f"calls {name} without tensors, or for something else", advice)
         if versions != [t._version for t in tensors]:
             raise self.refuse(f"calls {name}, which writes into its argument", advice)
-        is_tensor = tuple(isinstance(a, Tensor) for a in args)
-        plain = tuple(None if isinstance(a, Tensor) else a for a in args)
-        call = FunctionCall(cls, plain, is_tensor)
-        functions[str(call)] = call
-        _results[:] = results
-        made = torch.ops.shardfold.function(tensors, str(call))
-        return type(found)(made) if isinstance(found, tuple | list) else made[0]
+        return stand_in(cls, args, found)
 
     def checkpointed(self) -> None:
         """Note that forward asks for recomputation."""
@@ -381,52 +160,11 @@ class Watch(TorchFunctionMode):
             "computed again (recompute=...)."
         ] = None
 
-    def constant(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """A tensor made of Python's numbers keeps them."""
-        if kwargs.get("requires_grad") or _has_tensors((args, kwargs)):
-            return func(*args, **kwargs)
-        with _disable_current_modes(), torch._C.DisableTorchFunction():
-            real = func(
-                *args, **{**kwargs, **({} if func.__name__ == "from_numpy" else {"device": "cpu"})}
-            )
-        return self._constant(real)
-
-    def _constant(self, real: Tensor) -> Tensor:
-        with _disable_current_modes(), torch._C.DisableTorchFunction():
-            digest = _digest(real)
-        constants[digest] = real
-        made: Tensor = torch.ops.shardfold.constant(digest)
-        self.known[id(made)] = (made, real)
-        return made
-
-    def new_constant(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """The same of a tensor that another makes in its own dtype."""
-        if len(args) != 2 or _has_tensors((args[1], kwargs)):
-            return func(*args, **kwargs)
-        return self.constant(torch.tensor, args[1:], {"dtype": args[0].dtype, **kwargs})
-
-    def indexed(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Lists of numbers among indices are constants: torch makes tensors of them unseen."""
-        tensor, index, *rest = args
-
-        def kept(each: Any) -> Any:
-            if not isinstance(each, list | np.ndarray) or len(each) == 0:
-                return each
-            plain = all(isinstance(x, int | np.generic) for x in pytree.tree_leaves(list(each)))
-            return self.constant(torch.as_tensor, (each,), {}) if plain else each
-
-        found = tuple(map(kept, index)) if isinstance(index, tuple) else kept(index)
-        return self._call(func, (tensor, found, *rest), kwargs)
-
-    def of_constant(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """A number taken out of a constant."""
-        known = self.known.get(id(args[0])) if args else None
-        if known is None and func is Tensor.__bool__:
+    def number(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """A number taken out of a tensor: known of a constant; what a check asks for is taken."""
+        if func is Tensor.__bool__ and self.known.of(args[0]) is None:
             return self.checked(func, args)
-        if known is None:
-            return func(*args, **kwargs)
-        with _disable_current_modes(), torch._C.DisableTorchFunction():
-            return func(known[1], *args[1:], **kwargs)
+        return self.known.number(func, args, kwargs)
 
     def checked(self, func: Any, args: Any) -> Any:
         """A tensor as a condition: decided where the other outcome would raise an error."""
@@ -439,25 +177,6 @@ class Watch(TorchFunctionMode):
             None
         )
         return passes
-
-    def coin(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """A uniform random number is remembered, if it is a single one."""
-        found = func(*args, **kwargs)
-        if found.numel() == 1:
-            self.coins[id(found)] = found
-        return found
-
-    def tossed(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """A comparison of a random number, decided where it is certain."""
-        if len(args) == 2 and id(args[0]) in self.coins and isinstance(args[1], int | float):
-            certain = CERTAIN[func](args[1])
-            if certain is not None:
-                return certain
-            self.hint = (
-                "Forward tosses a coin and branches on it (LayerDrop, stochastic depth?): set its "
-                "probability to 0"
-            )
-        return func(*args, **kwargs)
 
     def hooked(self, func: Any, args: Any, kwargs: Any) -> Any:
         """A hook on a tensor's gradient."""
@@ -498,15 +217,12 @@ class Watch(TorchFunctionMode):
 
 
 Handler = Callable[[Watch, Any, Any, Any], Any]
-_GREATER = (Tensor.__gt__, Tensor.gt, torch.gt)
-_LESS = (Tensor.__lt__, Tensor.lt, torch.lt)
-# The outcome of comparing a number in [0, 1) with p, or None where it is open.
-CERTAIN: dict[Any, Callable[[float], bool | None]] = {
-    **dict.fromkeys(_LESS, lambda p: False if p <= 0 else True if p >= 1 else None),
-    **dict.fromkeys(_GREATER, lambda p: True if p < 0 else False if p >= 1 else None),
-    **dict.fromkeys((Tensor.__ge__, Tensor.ge, torch.ge), lambda p: True if p <= 0 else None),
-    **dict.fromkeys((Tensor.__le__, Tensor.le, torch.le), lambda p: False if p < 0 else None),
-}
+
+
+def _of_known(method: Callable[[KnownValues, Any, Any, Any], Any]) -> Handler:
+    return lambda watch, *call: method(watch.known, *call)
+
+
 HANDLERS: dict[Any, Handler] = {
     Tensor.register_hook: Watch.hooked,
     Tensor.register_post_accumulate_grad_hook: Watch.hooked,
@@ -517,18 +233,20 @@ HANDLERS: dict[Any, Handler] = {
     Tensor.requires_grad.__set__: Watch.switched,
     Tensor.data.__get__: Watch.data,
     Tensor.data.__set__: Watch.replaced,
-    **dict.fromkeys((torch.tensor, torch.as_tensor, torch.asarray), Watch.constant),
+    **dict.fromkeys(
+        (torch.tensor, torch.as_tensor, torch.asarray), _of_known(KnownValues.constant)
+    ),
     **dict.fromkeys(
         (
             *(Tensor.item, Tensor.tolist, Tensor.__bool__, Tensor.__int__, Tensor.__float__),
             Tensor.__index__,
         ),
-        Watch.of_constant,
+        Watch.number,
     ),
-    Tensor.new_tensor: Watch.new_constant,
-    **dict.fromkeys((Tensor.__getitem__, Tensor.__setitem__), Watch.indexed),
-    torch.rand: Watch.coin,
-    **dict.fromkeys(CERTAIN, Watch.tossed),
+    Tensor.new_tensor: _of_known(KnownValues.new_constant),
+    **dict.fromkeys((Tensor.__getitem__, Tensor.__setitem__), _of_known(KnownValues.indexed)),
+    torch.rand: _of_known(KnownValues.coin),
+    **dict.fromkeys(CERTAIN, _of_known(KnownValues.tossed)),
 }
 
 
@@ -536,7 +254,7 @@ HANDLERS: dict[Any, Handler] = {
 def watching(model: nn.Module) -> Iterator[Watch]:
     """Look on while `model` is traced; what is refused is raised at the end, if not before."""
     watch = Watch(model)
-    dice = _dice()
+    before = dice()
     try:
         with ExitStack() as stack:
             for target, name, made in _patches(watch):
@@ -550,7 +268,7 @@ def watching(model: nn.Module) -> Iterator[Watch]:
         raise
     for refusal in filter(None, (watch.refusal, watch.doubt)):
         raise refusal
-    _check_dice(dice)
+    check_dice(before)
 
 
 _APPLY = torch.autograd.Function.__dict__["apply"].__func__
@@ -641,15 +359,17 @@ def _patches(watch: Watch) -> Iterator[tuple[Any, str, Any]]:
         original = getattr(owner, name)
 
         def taken(tensor: Tensor, *given: Any) -> Any:
-            known = watch.known.get(id(tensor))
-            return original(tensor, *given) if known is None else getattr(known[1], name)(*given)
+            known = watch.known.of(tensor)
+            return original(tensor, *given) if known is None else getattr(known, name)(*given)
 
         return taken
 
     from_numpy = torch.from_numpy
 
     def converted(array: Any) -> Any:
-        return watch.constant(from_numpy, (array,), {}) if watch.is_inside else from_numpy(array)
+        return (
+            watch.known.constant(from_numpy, (array,), {}) if watch.is_inside else from_numpy(array)
+        )
 
     yield torch, "from_numpy", converted
     yield FakeTensor, "tolist", listed(FakeTensor, "tolist")
@@ -677,90 +397,6 @@ def _patches(watch: Watch) -> Iterator[tuple[Any, str, Any]]:
     yield torch.inference_mode, "__exit__", left
 
 
-def _dice() -> dict[str, Any]:
-    """The state of the random numbers that are not torch's."""
-    return {
-        "Python's random": random.getstate(),
-        "numpy.random": pickle.dumps(np.random.get_state()),
-    }
-
-
-def _check_dice(before: dict[str, Any]) -> None:
-    drawn = next((name for name, now in _dice().items() if now != before[name]), None)
-    if drawn:
-        raise ModelError(
-            f"The model's forward draws from {drawn}: a captured program would repeat the "
-            "numbers of its trace in every step, and ranks would differ. Draw outside the model "
-            "and pass the numbers in as tensors, or use nn.Dropout."
-        )
-
-
-def place(paths: dict[int, str]) -> str:
-    """The module and the line of the user's code that is running: `module 'a.b' (file.py:12)`."""
-    frame: FrameType | None = sys._getframe(1)
-    line, found = "", None
-    while frame is not None and (found is None or not line):
-        file = frame.f_code.co_filename
-        if not line and not file.startswith(LIBRARIES):
-            line = f"{Path(file).name}:{frame.f_lineno}"
-        owner = frame.f_locals.get("self")
-        if isinstance(owner, nn.Module) and found is None:
-            found = paths.get(id(attributes_of(owner)))
-        frame = frame.f_back
-    name = f"module {found!r}" if found else "The model's forward"
-    return f"{name} ({line})" if line else name
-
-
-def user_frame() -> FrameType | None:
-    """Where the code that is traced is now: the innermost frame that is not torch's or ours."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith(LIBRARIES):
-        frame = frame.f_back
-    return frame
-
-
-def outcome_without_error(frame: FrameType) -> bool | None:
-    """What a condition must be for `if condition: raise ...` or `assert condition` to go on.
-
-    None where the running expression is no such condition.
-    """
-    positions = list(frame.f_code.co_positions())[frame.f_lasti // 2]
-    line, _, column, _ = positions
-    if line is None or column is None:
-        return None
-    try:
-        tree = ast.parse(Path(frame.f_code.co_filename).read_text())
-    except (OSError, SyntaxError, ValueError):
-        return None
-    for node in ast.walk(tree):
-        if isinstance(node, ast.If | ast.Assert) and _asks(node, line, column):
-            if isinstance(node, ast.Assert):
-                return _needed(node.test, True, line, column)
-            raises = all(isinstance(each, ast.Raise) for each in node.body)
-            return _needed(node.test, False, line, column) if raises and not node.orelse else None
-    return None
-
-
-def _asks(node: ast.If | ast.Assert, line: int, column: int) -> bool:
-    """Whether the condition of a statement is at a place; `if not x` is at that of the `if`."""
-    return (node.lineno, node.col_offset) == (line, column) or _holds(node.test, line, column)
-
-
-def _holds(node: ast.expr, line: int, column: int) -> bool:
-    end = (node.end_lineno or node.lineno, node.end_col_offset or 0)
-    return (node.lineno, node.col_offset) <= (line, column) < end
-
-
-def _needed(test: ast.expr, wanted: bool, line: int, column: int) -> bool | None:
-    """What the part of a condition at a place must be for the whole to be as wanted."""
-    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
-        return _needed(test.operand, not wanted, line, column)
-    if isinstance(test, ast.BoolOp):
-        parts = [part for part in test.values if _holds(part, line, column)]
-        return _needed(parts[0], wanted, line, column) if parts else None
-    return wanted
-
-
 def _sentence(text: str) -> str:
     return text[0].upper() + text[1:]
 
@@ -770,16 +406,3 @@ def _closure(cls: Any) -> list[Any]:
     methods = (getattr(cls, name, None) for name in ("forward", "backward", "setup_context"))
     cells = (c for m in methods for c in getattr(m, "__closure__", None) or ())
     return [cell.cell_contents for cell in cells]
-
-
-def _has_tensors(tree: Any) -> bool:
-    return any(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(tree))
-
-
-def _digest(value: Tensor) -> str:
-    """A name for a constant that says what it is: the same in every process."""
-    import hashlib
-
-    data = value.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-    kind = f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
-    return f"{kind} {hashlib.sha256(data).hexdigest()[:16]}"

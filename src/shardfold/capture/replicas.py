@@ -40,7 +40,8 @@ from shardfold.capture.call_log import (
     state_of,
 )
 from shardfold.capture.export import Traced, export
-from shardfold.capture.guards import State, watching
+from shardfold.capture.guards import watching
+from shardfold.capture.python_state import State
 from shardfold.capture.repeated_blocks import (
     Hollow,
     Run,

@@ -17,8 +17,9 @@ from typing import Any
 from torch import nn
 
 from shardfold.capture import Invocation, Program, capture_program
-from shardfold.capture.convert import WRITE, convert
+from shardfold.capture.convert import convert
 from shardfold.capture.export import WithLoss, export, on_meta, skeleton
+from shardfold.capture.graph_builder import WRITE
 from shardfold.errors import RunError
 from shardfold.graph import Graph, Op
 from shardfold.operators import operator_of

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, fx
 
 from shardfold.capture import Invocation
-from shardfold.capture.convert import _arguments, _invocation, _kind, _Ref
 from shardfold.capture.experiment import find_splits, is_open
+from shardfold.capture.fx_nodes import Ref, invocation_of, kind_of, operands_and_attributes
 from shardfold.graph import Op, TensorType
 from shardfold.operators.notation import Call, Rule
 
@@ -115,12 +115,12 @@ def captured(case: Case) -> tuple[Call, Invocation]:
     given = {name: placeholder(value) for name, value in case.arguments.items()}
     node = graph.call_function(case.overload, (), given)
     numbers = {n: i for i, n in enumerate(n for n in graph.nodes if n.op == "placeholder")}
-    kwargs = fx.map_arg(given, lambda n: _Ref(numbers[n], n))
-    operands, attributes = _arguments(node, (), kwargs)
+    kwargs = fx.map_arg(given, lambda n: Ref(numbers[n], n))
+    operands, attributes = operands_and_attributes(node, (), kwargs)
     results = run(case.overload, case.arguments)
-    op = Op("call", _kind(node), operands, tuple(range(len(results))), attributes)
+    op = Op("call", kind_of(node), operands, tuple(range(len(results))), attributes)
     inputs, outputs = tuple(_type(tensors[o.tensor]) for o in operands), tuple(map(_type, results))
-    invocation = _invocation(node, (), kwargs)
+    invocation = invocation_of(node, (), kwargs)
     if is_open(op, invocation):
         op = replace(op, splits=find_splits(invocation, inputs, outputs))
     return Call(op, inputs, outputs), invocation

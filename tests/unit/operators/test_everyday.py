@@ -119,12 +119,14 @@ def captured(chunk: int) -> list[Captured]:
     converter = _Converter(export(root, (others,), {}).program)
     converter._inputs()
     outputs = converter._walk(converter.program.graph_module, grad=True)
-    graph = Graph(tuple(converter.tensors), tuple(converter.ops), 0)
-    program = with_experiments(Program(graph, tuple(converter.calls), converter.sources, None))
+    graph = Graph(tuple(converter.graph.tensors), tuple(converter.graph.ops), 0)
+    program = with_experiments(
+        Program(graph, tuple(converter.graph.calls), converter.graph.sources, None)
+    )
     made = iter(pytree.tree_leaves(outputs))
     names = {t.name: k for k, t in enumerate(graph.tensors)}
     given = iter(sorted((n for n in names if n.startswith("given.")), key=lambda n: int(n[6:])))
-    rest = iter(sorted(k for k, s in converter.sources.items() if s.role == "input"))
+    rest = iter(sorted(k for k, s in converter.graph.sources.items() if s.role == "input"))
     found = []
     for each in some:
         is_float = dict(floats(each))

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shardfold.capture.guards import UNREPEATABLE
+from shardfold.capture.graph_builder import UNREPEATABLE
 from shardfold.errors import RunError
 from shardfold.runtime.ops.local_op import GOLDEN, Context, Local, Site
 from shardfold.runtime.shards import Bounds, Extent

@@ -1,0 +1,211 @@
+"""What stands in a trace for what it cannot look into: constants, and `autograd.Function`s.
+
+A tensor that forward makes of Python's numbers becomes the operator `shardfold.constant`, and the
+numbers are known from then on, also of what is computed from them alone. A call of an
+`autograd.Function` becomes the operator `shardfold.function`, which runs the call as it is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import _disable_current_modes
+
+SMALL = 4096  # elements of a constant that is followed
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionCall:
+    """A call of an autograd.Function: its class, and its arguments with `None` for tensors."""
+
+    function: type[torch.autograd.Function]
+    arguments: tuple[Any, ...]
+    is_tensor: tuple[bool, ...]
+
+    def __call__(self, tensors: list[Tensor]) -> Any:
+        """Call it, with autograd."""
+        given = iter(tensors)
+        pairs = zip(self.arguments, self.is_tensor, strict=True)
+        return self.function.apply(*(next(given) if t else a for a, t in pairs))
+
+    def __str__(self) -> str:
+        plain = [f", {a!r}" for a, t in zip(self.arguments, self.is_tensor, strict=True) if not t]
+        return f"{self.function.__module__}.{self.function.__qualname__}{''.join(plain)}"
+
+
+# What the opaque operators of a trace stand for, by their text; the latest trace's.
+functions: dict[str, FunctionCall] = {}
+constants: dict[str, Tensor] = {}
+_results: list[Any] = []  # of the function that is being traced: what its fake implementation gives
+
+
+@torch.library.custom_op("shardfold::function", mutates_args=())
+def function(inputs: list[Tensor], name: str) -> list[Tensor]:
+    """Stands for a call of an autograd.Function."""
+    raise RuntimeError("shardfold::function stands for a call and cannot be run.")
+
+
+@function.register_fake
+def _(inputs: list[Tensor], name: str) -> list[Tensor]:
+    return [torch.empty_like(each) for each in _results]
+
+
+@torch.library.custom_op("shardfold::constant", mutates_args=())
+def constant(name: str) -> Tensor:
+    """Stands for a tensor whose numbers were known while the model was traced."""
+    return constants[name].clone()
+
+
+@constant.register_fake
+def _(name: str) -> Tensor:
+    return torch.empty_like(constants[name], device="meta")
+
+
+def stand_in(cls: Any, args: tuple[Any, ...], found: Any) -> Any:
+    """The operator in place of a call of an autograd.Function that gave `found`."""
+    is_tensor = tuple(isinstance(a, Tensor) for a in args)
+    plain = tuple(None if isinstance(a, Tensor) else a for a in args)
+    call = FunctionCall(cls, plain, is_tensor)
+    functions[str(call)] = call
+    _results[:] = list(found) if isinstance(found, tuple | list) else [found]
+    made = torch.ops.shardfold.function([a for a in args if isinstance(a, Tensor)], str(call))
+    return type(found)(made) if isinstance(found, tuple | list) else made[0]
+
+
+class KnownValues:
+    """Tensors whose numbers are known while forward is traced, by identity."""
+
+    def __init__(self) -> None:
+        self.known: dict[int, tuple[Tensor, Tensor]] = {}  # constants: traced, and real
+        self.coins: dict[int, Tensor] = {}  # uniform random numbers: single ones
+        self.hint = ""  # what to say if the trace fails
+
+    def of(self, tensor: Any) -> Tensor | None:
+        """The numbers of a tensor, where they are known."""
+        found = self.known.get(id(tensor))
+        return None if found is None else found[1]
+
+    def call(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Call a function of torch, and follow what it gives."""
+        found = func(*args, **kwargs)
+        if self.known and isinstance(found, Tensor):
+            return self._follow(func, args, kwargs, found)
+        return found
+
+    def _follow(self, func: Any, args: Any, kwargs: Any, found: Tensor) -> Tensor:
+        """What is computed from small constants alone is known, too.
+
+        If its very shape depends on them (repeat_interleave, nonzero), it is a constant itself.
+        """
+        given = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+        name = str(getattr(func, "__name__", ""))
+        if name.endswith("_") and not name.endswith("__"):
+            for tensor in given[:1]:
+                self.known.pop(id(tensor), None)
+            return found
+        if not given or not all(id(x) in self.known for x in given):
+            return found
+        is_open = any(isinstance(size, torch.SymInt) for size in found.shape)
+        if not is_open and found.numel() > SMALL:
+            return found
+        args, kwargs = pytree.tree_map_only(Tensor, lambda x: self.known[id(x)][1], (args, kwargs))
+        kwargs = {**kwargs, **({"device": "cpu"} if "device" in kwargs else {})}
+        with _disable_current_modes(), torch._C.DisableTorchFunction():
+            real = func(*args, **kwargs)
+        if is_open:
+            return self._constant(real)
+        self.known[id(found)] = (found, real)
+        return found
+
+    def constant(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """A tensor made of Python's numbers keeps them."""
+        if kwargs.get("requires_grad") or _has_tensors((args, kwargs)):
+            return func(*args, **kwargs)
+        with _disable_current_modes(), torch._C.DisableTorchFunction():
+            real = func(
+                *args, **{**kwargs, **({} if func.__name__ == "from_numpy" else {"device": "cpu"})}
+            )
+        return self._constant(real)
+
+    def _constant(self, real: Tensor) -> Tensor:
+        with _disable_current_modes(), torch._C.DisableTorchFunction():
+            digest = _digest(real)
+        constants[digest] = real
+        made: Tensor = torch.ops.shardfold.constant(digest)
+        self.known[id(made)] = (made, real)
+        return made
+
+    def new_constant(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """The same of a tensor that another makes in its own dtype."""
+        if len(args) != 2 or _has_tensors((args[1], kwargs)):
+            return func(*args, **kwargs)
+        return self.constant(torch.tensor, args[1:], {"dtype": args[0].dtype, **kwargs})
+
+    def indexed(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Lists of numbers among indices are constants: torch makes tensors of them unseen."""
+        tensor, index, *rest = args
+
+        def kept(each: Any) -> Any:
+            if not isinstance(each, list | np.ndarray) or len(each) == 0:
+                return each
+            plain = all(isinstance(x, int | np.generic) for x in pytree.tree_leaves(list(each)))
+            return self.constant(torch.as_tensor, (each,), {}) if plain else each
+
+        found = tuple(map(kept, index)) if isinstance(index, tuple) else kept(index)
+        return self.call(func, (tensor, found, *rest), kwargs)
+
+    def number(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """A number taken out of a tensor, if that is a constant out of its numbers."""
+        known = self.of(args[0]) if args else None
+        if known is None:
+            return func(*args, **kwargs)
+        with _disable_current_modes(), torch._C.DisableTorchFunction():
+            return func(known, *args[1:], **kwargs)
+
+    def coin(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """A uniform random number is remembered, if it is a single one."""
+        found = func(*args, **kwargs)
+        if found.numel() == 1:
+            self.coins[id(found)] = found
+        return found
+
+    def tossed(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """A comparison of a random number, decided where it is certain."""
+        if len(args) == 2 and id(args[0]) in self.coins and isinstance(args[1], int | float):
+            certain = CERTAIN[func](args[1])
+            if certain is not None:
+                return certain
+            self.hint = (
+                "Forward tosses a coin and branches on it (LayerDrop, stochastic depth?): set its "
+                "probability to 0"
+            )
+        return func(*args, **kwargs)
+
+
+_GREATER = (Tensor.__gt__, Tensor.gt, torch.gt)
+_LESS = (Tensor.__lt__, Tensor.lt, torch.lt)
+# The outcome of comparing a number in [0, 1) with p, or None where it is open.
+CERTAIN: dict[Any, Callable[[float], bool | None]] = {
+    **dict.fromkeys(_LESS, lambda p: False if p <= 0 else True if p >= 1 else None),
+    **dict.fromkeys(_GREATER, lambda p: True if p < 0 else False if p >= 1 else None),
+    **dict.fromkeys((Tensor.__ge__, Tensor.ge, torch.ge), lambda p: True if p <= 0 else None),
+    **dict.fromkeys((Tensor.__le__, Tensor.le, torch.le), lambda p: False if p < 0 else None),
+}
+
+
+def _has_tensors(tree: Any) -> bool:
+    return any(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(tree))
+
+
+def _digest(value: Tensor) -> str:
+    """A name for a constant that says what it is: the same in every process."""
+    data = value.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+    kind = f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+    return f"{kind} {hashlib.sha256(data).hexdigest()[:16]}"
