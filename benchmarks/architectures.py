@@ -25,7 +25,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from importlib.metadata import version
@@ -34,8 +34,9 @@ from typing import Any
 
 import click
 
+from architecture_list import ARCHITECTURES, Architecture, Fields
 from environment import environment
-from forked import forked
+from forked import forked, limited
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # the choices and the recorder are those of the tests
@@ -46,512 +47,9 @@ CLUSTER, MESHES = "8xh100", ("2", "2x2")
 TINY_BATCH = 4
 TOLERANCE = 1e-6  # as of `shardfold check`: where forward insists on float32, they differ
 PATIENCE = timedelta(seconds=120)
-Fields = Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Architecture:
-    """A class of transformers; `real` and `tiny` differ from its configuration's defaults."""
-
-    name: str  # transformers' model_type
-    class_name: str
-    kind: str
-    tiny: Fields
-    real: Fields = field(default_factory=dict)
-    batch: int = 16
-    seq: int | None = 1024
-    tiny_seq: int | None = 12
-
-
-STACK: Fields = {
-    "vocab_size": 96,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-}
-GROUPED: Fields = {**STACK, "num_key_value_heads": 2, "head_dim": 8}
-GPT: Fields = {"vocab_size": 96, "n_embd": 32, "n_layer": 2, "n_head": 4}
-BOTH: Fields = {  # encoder and decoder
-    "vocab_size": 96,
-    "d_model": 32,
-    "encoder_layers": 2,
-    "decoder_layers": 2,
-    "encoder_attention_heads": 4,
-    "decoder_attention_heads": 4,
-    "encoder_ffn_dim": 64,
-    "decoder_ffn_dim": 64,
-    "pad_token_id": 0,
-    "decoder_start_token_id": 2,
-}
-T5: Fields = {
-    "vocab_size": 96,
-    "d_model": 32,
-    "d_kv": 8,
-    "d_ff": 64,
-    "num_layers": 2,
-    "num_decoder_layers": 2,
-    "num_heads": 4,
-}
-IDS: Fields = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-PATCHES: Fields = {
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "image_size": 16,
-    "patch_size": 4,
-}
-LABELS: Fields = {"num_labels": 6}
-CLASSES: Fields = {"num_labels": 1000}
-# Forward tosses coins for LayerDrop, and draws masks with numpy, unless these are off.
-PLAIN_SPEECH: Fields = {"layerdrop": 0.0, "apply_spec_augment": False}
-SPEECH: Fields = {
-    **{k: v for k, v in STACK.items() if k != "vocab_size"},
-    "conv_dim": [16, 16, 16],
-    "conv_stride": [5, 2, 2],
-    "conv_kernel": [10, 3, 3],
-    "num_conv_pos_embeddings": 8,
-    "num_conv_pos_embedding_groups": 4,
-}
-SSM: Fields = {
-    "vocab_size": 96,
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "state_size": 8,
-    "time_step_rank": 4,
-}
-
-TEXT = (
-    Architecture("gpt2", "GPT2LMHeadModel", "text", {**GPT, **IDS}),
-    Architecture(
-        "gpt_neo",
-        "GPTNeoForCausalLM",
-        "text",
-        {
-            "vocab_size": 96,
-            "hidden_size": 32,
-            "num_layers": 2,
-            "num_heads": 4,
-            **IDS,
-            "attention_types": [[["global", "local"], 1]],
-            "window_size": 4,
-        },
-    ),
-    Architecture("gptj", "GPTJForCausalLM", "text", {**GPT, **IDS, "rotary_dim": 4}),
-    Architecture("gpt_neox", "GPTNeoXForCausalLM", "text", {**STACK, **IDS}),
-    Architecture(
-        "opt", "OPTForCausalLM", "text", {**STACK, **IDS, "ffn_dim": 64, "word_embed_proj_dim": 32}
-    ),
-    Architecture(
-        "bloom",
-        "BloomForCausalLM",
-        "text",
-        {"vocab_size": 96, "hidden_size": 32, "n_layer": 2, "n_head": 4, **IDS},
-        {"hidden_size": 4096, "n_layer": 30, "n_head": 32},  # 7.1 billion
-    ),
-    Architecture(
-        "falcon",
-        "FalconForCausalLM",
-        "text",
-        {**STACK, **IDS, "num_kv_heads": 4, "ffn_hidden_size": 64},
-    ),
-    Architecture("llama", "LlamaForCausalLM", "text", {**GROUPED, **IDS}),
-    Architecture("mistral", "MistralForCausalLM", "text", {**GROUPED, **IDS, "sliding_window": 4}),
-    Architecture("qwen2", "Qwen2ForCausalLM", "text", {**GROUPED, **IDS}),
-    Architecture("qwen3", "Qwen3ForCausalLM", "text", {**GROUPED, **IDS}),
-    Architecture("gemma2", "Gemma2ForCausalLM", "text", {**GROUPED, **IDS, "sliding_window": 4}),
-    Architecture(
-        "gemma3_text", "Gemma3ForCausalLM", "text", {**GROUPED, **IDS, "sliding_window": 4}
-    ),
-    Architecture("phi3", "Phi3ForCausalLM", "text", {**STACK, **IDS, "num_key_value_heads": 2}),
-    Architecture("olmo2", "Olmo2ForCausalLM", "text", {**STACK, **IDS, "num_key_value_heads": 2}),
-    Architecture("cohere", "CohereForCausalLM", "text", {**STACK, **IDS, "num_key_value_heads": 2}),
-    Architecture("bert", "BertForMaskedLM", "text", STACK, seq=512),
-    Architecture("roberta", "RobertaForSequenceClassification", "text", STACK, seq=256),
-    Architecture(
-        "distilbert",
-        "DistilBertForQuestionAnswering",
-        "text",
-        {"vocab_size": 96, "dim": 32, "hidden_dim": 64, "n_layers": 2, "n_heads": 4},
-        seq=512,
-    ),
-    Architecture("albert", "AlbertForMaskedLM", "text", {**STACK, "embedding_size": 16}, seq=512),
-    Architecture(
-        "electra", "ElectraForTokenClassification", "text", {**STACK, "embedding_size": 16}, seq=512
-    ),
-    Architecture(
-        "deberta-v2",
-        "DebertaV2ForSequenceClassification",
-        "text",
-        {**STACK, "relative_attention": True, "pos_att_type": ["p2c", "c2p"]},
-        {"relative_attention": True, "pos_att_type": ["p2c", "c2p"]},
-        seq=512,
-    ),
-    Architecture(
-        "modernbert", "ModernBertForMaskedLM", "text", {**STACK, **IDS, "local_attention": 8}
-    ),
-    Architecture("mpnet", "MPNetForMultipleChoice", "text", STACK, seq=128),
-    Architecture(
-        "esm",
-        "EsmForMaskedLM",
-        "text",
-        {**STACK, "vocab_size": 33, "pad_token_id": 1, "mask_token_id": 32},
-        {"vocab_size": 33, "pad_token_id": 1, "mask_token_id": 32, "hidden_size": 1280}
-        | {"num_hidden_layers": 33, "num_attention_heads": 20, "intermediate_size": 5120},
-    ),
-    Architecture("t5", "T5ForConditionalGeneration", "text", T5, seq=512),
-    Architecture("bart", "BartForConditionalGeneration", "text", {**BOTH, **IDS}, seq=512),
-    Architecture(
-        "m2m_100",
-        "M2M100ForConditionalGeneration",
-        "text",
-        {**BOTH, **IDS},
-        {"encoder_layerdrop": 0.0, "decoder_layerdrop": 0.0},
-        seq=512,
-    ),
-    Architecture("marian", "MarianMTModel", "text", {**BOTH, "decoder_vocab_size": 96}, seq=512),
-)
-EXPERTS = (
-    Architecture(
-        "mixtral", "MixtralForCausalLM", "experts", {**GROUPED, **IDS, "num_local_experts": 4}
-    ),
-    Architecture(
-        "qwen3_moe",
-        "Qwen3MoeForCausalLM",
-        "experts",
-        {**GROUPED, **IDS, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
-    ),
-    Architecture(
-        "deepseek_v3",
-        "DeepseekV3ForCausalLM",
-        "experts",
-        {
-            **STACK,
-            **IDS,
-            "num_key_value_heads": 4,
-            "moe_intermediate_size": 16,
-            "n_routed_experts": 8,
-            "n_group": 2,
-            "topk_group": 1,
-            "num_experts_per_tok": 2,
-            "kv_lora_rank": 8,
-            "q_lora_rank": 8,
-            "qk_rope_head_dim": 4,
-            "qk_nope_head_dim": 4,
-            "v_head_dim": 8,
-            "first_k_dense_replace": 1,
-        },
-    ),
-    Architecture(
-        "gpt_oss",
-        "GptOssForCausalLM",
-        "experts",
-        {**GROUPED, **IDS, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 4},
-    ),
-    Architecture(
-        "olmoe",
-        "OlmoeForCausalLM",
-        "experts",
-        {**STACK, **IDS, "num_key_value_heads": 4, "num_experts": 4, "num_experts_per_tok": 2},
-    ),
-    Architecture(
-        "granitemoe",
-        "GraniteMoeForCausalLM",
-        "experts",
-        {
-            **STACK,
-            **IDS,
-            "num_key_value_heads": 2,
-            "num_local_experts": 4,
-            "num_experts_per_tok": 2,
-        },
-        {"hidden_size": 1536, "intermediate_size": 512, "num_attention_heads": 24}
-        | {"num_key_value_heads": 8, "num_local_experts": 40, "num_experts_per_tok": 8},  # 3b-a800m
-    ),
-    Architecture(
-        "switch_transformers",
-        "SwitchTransformersForConditionalGeneration",
-        "experts",
-        {**T5, "num_experts": 4, "num_sparse_encoder_layers": 1, "num_sparse_decoder_layers": 1},
-        seq=512,
-    ),
-)
-STATE_SPACE = (
-    Architecture("mamba", "MambaForCausalLM", "state space", {**SSM, **IDS}, seq=128),
-    Architecture(
-        "mamba2",
-        "Mamba2ForCausalLM",
-        "state space",
-        {**SSM, **IDS, "num_heads": 8, "head_dim": 8, "n_groups": 2, "chunk_size": 8},
-    ),
-    Architecture("falcon_mamba", "FalconMambaForCausalLM", "state space", {**SSM, **IDS}, seq=128),
-    Architecture(
-        "jamba",
-        "JambaForCausalLM",
-        "state space",
-        {
-            **STACK,
-            **IDS,
-            "num_key_value_heads": 2,
-            "num_experts": 4,
-            "mamba_d_state": 8,
-            "mamba_dt_rank": 4,
-            "attn_layer_period": 2,
-            "attn_layer_offset": 1,
-            "expert_layer_period": 2,
-            "expert_layer_offset": 1,
-            "use_mamba_kernels": False,
-        },
-        {"use_mamba_kernels": False},
-        seq=128,
-    ),
-    Architecture(
-        "recurrent_gemma",
-        "RecurrentGemmaForCausalLM",
-        "state space",
-        {**STACK, **IDS, "num_hidden_layers": 3, "lru_width": 32, "attention_window_size": 8},
-        seq=128,
-    ),
-)
-VISION = (
-    Architecture(
-        "vit",
-        "ViTForImageClassification",
-        "vision",
-        {**PATCHES, **LABELS},
-        CLASSES,
-        seq=None,
-        tiny_seq=None,
-    ),
-    Architecture(
-        "swin",
-        "SwinForImageClassification",
-        "vision",
-        {
-            **LABELS,
-            "image_size": 32,
-            "patch_size": 4,
-            "embed_dim": 16,
-            "depths": [2, 2],
-            "num_heads": [2, 4],
-            "window_size": 4,
-        },
-        CLASSES,
-        seq=None,
-        tiny_seq=None,
-    ),
-    Architecture(
-        "convnext",
-        "ConvNextForImageClassification",
-        "vision",
-        {**LABELS, "image_size": 32, "hidden_sizes": [8, 16], "depths": [1, 1], "num_stages": 2},
-        CLASSES,
-        seq=None,
-        tiny_seq=None,
-    ),
-    Architecture(
-        "resnet",
-        "ResNetForImageClassification",
-        "vision",
-        {
-            **LABELS,
-            "image_size": 32,
-            "embedding_size": 8,
-            "hidden_sizes": [16, 32],
-            "depths": [1, 1],
-        },
-        CLASSES,
-        seq=None,
-        tiny_seq=None,
-    ),
-    Architecture(
-        "segformer",
-        "SegformerForSemanticSegmentation",
-        "vision",
-        {
-            **LABELS,
-            "image_size": 32,
-            "num_encoder_blocks": 2,
-            "depths": [1, 1],
-            "hidden_sizes": [16, 32],
-            "sr_ratios": [2, 1],
-            "patch_sizes": [7, 3],
-            "strides": [4, 2],
-            "num_attention_heads": [2, 4],
-            "mlp_ratios": [2, 2],
-            "decoder_hidden_size": 16,
-        },
-        {"num_labels": 150, "depths": [3, 6, 40, 3], "hidden_sizes": [64, 128, 320, 512]}
-        | {"decoder_hidden_size": 768},  # B5
-        seq=None,
-        tiny_seq=None,
-    ),
-    Architecture(
-        "dinov2",
-        "Dinov2ForImageClassification",
-        "vision",
-        {**PATCHES, **LABELS, "drop_path_rate": 0.1},
-        CLASSES,
-        seq=None,
-        tiny_seq=None,
-    ),
-    Architecture(
-        "beit",
-        "BeitForImageClassification",
-        "vision",
-        {**PATCHES, **LABELS},
-        CLASSES,
-        seq=None,
-        tiny_seq=None,
-    ),
-    Architecture(
-        "vit_mae",
-        "ViTMAEForPreTraining",
-        "vision",
-        {
-            **PATCHES,
-            "decoder_num_attention_heads": 2,
-            "decoder_hidden_size": 16,
-            "decoder_num_hidden_layers": 1,
-            "decoder_intermediate_size": 32,
-        },
-        seq=None,
-        tiny_seq=None,
-    ),
-    Architecture(
-        "videomae",
-        "VideoMAEForVideoClassification",
-        "vision",
-        {**PATCHES, **LABELS, "num_frames": 4},
-        {"num_labels": 400},
-        seq=None,
-        tiny_seq=None,
-    ),
-)
-AUDIO = (
-    Architecture(
-        "whisper",
-        "WhisperForConditionalGeneration",
-        "audio",
-        {**BOTH, **IDS, "num_mel_bins": 8, "max_source_positions": 16, "max_target_positions": 16},
-        seq=448,
-    ),
-    Architecture(
-        "wav2vec2",
-        "Wav2Vec2ForCTC",
-        "audio",
-        {**SPEECH, **PLAIN_SPEECH},
-        PLAIN_SPEECH,
-        seq=None,
-        tiny_seq=400,
-    ),
-    Architecture(
-        "hubert",
-        "HubertForSequenceClassification",
-        "audio",
-        {**SPEECH, **PLAIN_SPEECH, "classifier_proj_size": 16},
-        PLAIN_SPEECH,
-        seq=None,
-        tiny_seq=400,
-    ),
-    Architecture(
-        "audio-spectrogram-transformer",
-        "ASTForAudioClassification",
-        "audio",
-        {
-            **{k: v for k, v in PATCHES.items() if k != "image_size"},
-            **LABELS,
-            "max_length": 16,
-            "num_mel_bins": 16,
-            "frequency_stride": 4,
-            "time_stride": 4,
-        },
-        {"num_labels": 527},
-        seq=None,
-        tiny_seq=None,
-    ),
-)
-PICTURE_TOWER: Fields = {**PATCHES, "projection_dim": 16}
-TEXT_TOWER: Fields = {**STACK, "max_position_embeddings": 16, "projection_dim": 16, **IDS}
-MULTIMODAL = (
-    Architecture(
-        "clip",
-        "CLIPModel",
-        "multi-modal",
-        {"text_config": TEXT_TOWER, "vision_config": PICTURE_TOWER, "projection_dim": 16},
-        batch=256,
-        seq=77,
-        tiny_seq=16,
-    ),
-    Architecture(
-        "siglip",
-        "SiglipModel",
-        "multi-modal",
-        {"text_config": {**TEXT_TOWER, "projection_size": 32}, "vision_config": PATCHES},
-        batch=256,
-        seq=64,
-        tiny_seq=16,
-    ),
-    Architecture(
-        "llava",
-        "LlavaForConditionalGeneration",
-        "multi-modal",
-        {
-            "text_config": {**GROUPED, **IDS, "model_type": "llama"},
-            "vision_config": {**PICTURE_TOWER, "model_type": "clip_vision_model"},
-            "image_token_index": 95,
-            "image_seq_length": 16,
-        },
-        {"text_config": {"model_type": "llama", "vocab_size": 32064}},
-        tiny_seq=24,
-    ),
-    Architecture(
-        "paligemma",
-        "PaliGemmaForConditionalGeneration",
-        "multi-modal",
-        {
-            "text_config": {**GROUPED, **IDS, "model_type": "gemma"},
-            "vision_config": {**PICTURE_TOWER, "model_type": "siglip_vision_model"}
-            | {"vision_use_head": False, "projection_dim": 32},
-            "image_token_index": 95,
-            "projection_dim": 32,
-            "hidden_size": 32,
-            "vocab_size": 96,
-        },
-        tiny_seq=24,
-    ),
-    Architecture(
-        "qwen2_vl",
-        "Qwen2VLForConditionalGeneration",
-        "multi-modal",
-        {
-            "text_config": {**STACK, **IDS, "num_key_value_heads": 2}
-            | {"rope_parameters": {"rope_type": "default", "mrope_section": [1, 1, 2]}},
-            "vision_config": {"depth": 2, "embed_dim": 32, "hidden_size": 32, "num_heads": 4}
-            | {"patch_size": 4},
-            "image_token_id": 95,
-            "video_token_id": 94,
-            "vision_start_token_id": 93,
-            "vision_end_token_id": 92,
-        },
-        {  # 7B
-            "text_config": {"hidden_size": 3584, "intermediate_size": 18944}
-            | {"num_hidden_layers": 28, "num_attention_heads": 28, "num_key_value_heads": 4}
-            | {"rope_parameters": {"rope_type": "default", "mrope_section": [16, 24, 24]}},
-        },
-        tiny_seq=24,
-    ),
-    Architecture(
-        "vilt",
-        "ViltForQuestionAnswering",
-        "multi-modal",
-        {**STACK, **PATCHES, **LABELS, "max_position_embeddings": 16},
-        {"num_labels": 3129},
-        seq=40,
-    ),
-)
-ARCHITECTURES = (*TEXT, *EXPERTS, *STATE_SPACE, *VISION, *AUDIO, *MULTIMODAL)
+LIMIT_SECONDS = 900.0
+# The worst first. A plan whose numbers are right, but not its collectives, is not right.
+OUTCOMES = ("raw", "out of time", "wrong", "other collectives", "refused")
 
 
 @dataclass(frozen=True, slots=True)
@@ -561,7 +59,7 @@ class Row:
     plan: str
     mesh: str
     apart: float  # largest difference of a loss, a gradient or a buffer, relative
-    outcome: str  # "right", "wrong", "refused", "raw"
+    outcome: str  # "right" or one of OUTCOMES
     told: str = ""
 
 
@@ -621,7 +119,7 @@ def planned(known: Architecture) -> dict[str, Any]:
 def _raw(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)[-3:]
     where = " < ".join(f"{Path(f.filename).name}:{f.lineno}" for f in reversed(frames))
-    last = (str(error).strip().splitlines() or [""])[-1]  # another process's has a traceback
+    last = (str(error).strip().splitlines() or [""])[-1]  # after another process's traceback
     return f"{type(error).__name__}: {last[:300]} ({where})"
 
 
@@ -746,15 +244,15 @@ def apart(found: Numbers, wanted: Numbers) -> tuple[float, str]:
 
 def job(rank: int, runner: Runner, given: list[Case], wanted: Numbers) -> list[Row]:
     """Every plan of a model, one after the other; on each process."""
-    from shardfold.errors import ShardfoldError
+    from shardfold.errors import LostError, ShardfoldError
 
     rows = []
     for label, mesh, data in given:
         try:
-            amount, what = tried(rank, runner, data, wanted)
-            is_right = amount <= TOLERANCE and not what.startswith("planned")
-            outcome = "right" if is_right else "wrong"
-            rows.append(Row(label, mesh, amount, outcome, "" if is_right else what))
+            rows.append(Row(label, mesh, *tried(rank, runner, data, wanted)))
+        except LostError as error:  # a rank waited in vain
+            rows.append(Row(label, mesh, math.inf, "raw", _raw(error)))
+            break
         except ShardfoldError as error:
             rows.append(Row(label, mesh, math.inf, "refused", str(error)))
         except Exception as error:
@@ -763,8 +261,8 @@ def job(rank: int, runner: Runner, given: list[Case], wanted: Numbers) -> list[R
     return rows
 
 
-def tried(rank: int, runner: Runner, data: bytes, wanted: Numbers) -> tuple[float, str]:
-    """How far a plan is from the plain module, and in what; or which collectives differ."""
+def tried(rank: int, runner: Runner, data: bytes, wanted: Numbers) -> tuple[float, str, str]:
+    """How far a plan is from the plain module, its outcome, and what differs."""
     from tests.distributed import recorder
 
     from shardfold.plans.files import loads
@@ -783,12 +281,15 @@ def tried(rank: int, runner: Runner, data: bytes, wanted: Numbers) -> tuple[floa
 
     found = trained(module, runner.batches(), recording)
     if rank:
-        return 0.0, ""
+        return 0.0, "right", ""
     amount, what = apart(found, wanted)
+    if not amount <= TOLERANCE:
+        return amount, "wrong", what
     listed = recorder.planned(plan)
-    if amount <= TOLERANCE and ran != listed:
-        return amount, f"planned {dict(listed - ran)}, ran {dict(ran - listed)}"
-    return amount, what
+    if ran != listed:
+        told = f"planned {dict(listed - ran)}, ran {dict(ran - listed)}"
+        return amount, "other collectives", told
+    return amount, "right", ""
 
 
 def ran(make: Callable[[], Runner], random_plans: int, meshes: tuple[str, ...]) -> dict[str, Any]:
@@ -807,10 +308,7 @@ def ran(make: Callable[[], Runner], random_plans: int, meshes: tuple[str, ...]) 
                 wanted = forked(1, expected, runner)
             processes = math.prod(map(int, mesh.split("x")))
             rows += forked(processes, job, runner, given, wanted, patience=PATIENCE)
-        outcomes = [row.outcome for row in rows]
-        worst = next((o for o in ("raw", "wrong", "refused") if o in outcomes), "right")
-        told = next((f"{r.plan} on {r.mesh}: {r.told}" for r in rows if r.outcome == worst), "")
-        found = {"outcome": worst, "told": "" if worst == "right" else told}
+        found = judged(rows)
     except ShardfoldError as error:
         found = {"outcome": "refused", "told": str(error)}
     except Exception as error:
@@ -819,11 +317,33 @@ def ran(make: Callable[[], Runner], random_plans: int, meshes: tuple[str, ...]) 
     return {
         **found,
         "plans": len(rows),
+        "outcomes": Counter(row.outcome for row in rows),
         "meshes": meshes,
         "random": random_plans,
         "apart": max(right, default=0.0),
         "seconds": time.perf_counter() - started,
     }
+
+
+def judged(rows: list[Row]) -> dict[str, str]:
+    """The worst outcome of a model's plans, and what was said of the first that had it."""
+    there = {row.outcome for row in rows}
+    worst = next((outcome for outcome in OUTCOMES if outcome in there), "right")
+    told = next((f"{r.plan} on {r.mesh}: {r.told}" for r in rows if r.outcome == worst), "")
+    return {"outcome": worst, "told": "" if worst == "right" else told}
+
+
+def within(seconds: float, function: Any, *args: Any) -> dict[str, Any]:
+    """What `planned` or `ran` finds in a process of its own, or that it had no time for it."""
+    try:
+        found: dict[str, Any] = limited(seconds, function, *args)
+        return found
+    except TimeoutError as error:
+        lost = {"outcome": "out of time", "told": str(error)}
+    except RuntimeError as error:
+        lost = {"outcome": "raw", "told": str(error)}
+    nothing = {"plans": 0, "outcomes": {}, "meshes": (), "random": 0, "apart": 0.0}
+    return {**lost, **nothing, "seconds": seconds}
 
 
 def line(name: str, result: Mapping[str, Any]) -> str:
@@ -842,8 +362,16 @@ def line(name: str, result: Mapping[str, Any]) -> str:
 def counted(results: Mapping[str, Any], part: str) -> str:
     """How many had which outcome, in words."""
     found = Counter(each[part]["outcome"] for each in results.values() if part in each)
-    order = ("planned", "right", "refused", "wrong", "raw")
+    order = ("planned", "right", *reversed(OUTCOMES))
     return ", ".join(f"{found[outcome]} {outcome}" for outcome in order if found[outcome])
+
+
+def by_plan(tinies: list[Mapping[str, Any]]) -> str:
+    """How many plans had which outcome, in words."""
+    found: Counter[str] = Counter()
+    for tiny in tinies:
+        found.update(tiny["outcomes"])
+    return ", ".join(f"{found[outcome]} {outcome}" for outcome in ("right", *reversed(OUTCOMES)))
 
 
 def _range(numbers: list[int]) -> str:
@@ -877,18 +405,19 @@ def page(stored: Mapping[str, Any]) -> str:
             if found and found["told"]:
                 said = " ".join(found["told"].split())
                 told.append(f"- `{known.class_name}`, {part}: {said}")
-    return TEXT.format(
+    return PAGE_TEXT.format(
         table="\n".join(lines),
         told="\n".join(told) or "Nothing.",
         planned=counted(results, "real") or "none tried",
         run=counted(results, "tiny") or "none run",
         plans=sum(found["plans"] for found in tinies),
+        by_plan=by_plan(tinies),
         random=_range([found["random"] for found in tinies]),
         **{k: facts[k] for k in ("date", "processor", "cores", "python", "torch", "transformers")},
     )
 
 
-TEXT = """# Sixty architectures of Hugging Face transformers
+PAGE_TEXT = """# Sixty architectures of Hugging Face transformers
 
 Each is a `config.json`, built as [`hf:config.json`](../how-to/hugging-face.md) builds it. The list
 of classes was written down before any of them was tried; afterwards LayerDrop was set to 0 for
@@ -900,6 +429,8 @@ M2M-100, and some tiny sizes were corrected. What is not measured yet says so.
   different batches are held against the class as transformers builds it by itself, run eagerly:
   losses, gradients added up over both steps, buffers (largest difference, relative; the limit is
   1e-6). The collectives that ran are held against those planned. {run}.
+  Of the plans: {by_plan}. (*Refused*: by the runner, after the planner had offered it. *Other
+  collectives*: the numbers are right, but other collectives ran than planned.)
 
 | class | kind | billion parameters | real size | planned in s | step, ms | tiny | plans | apart |
 |---|---|---:|---|---:|---:|---|---:|---:|
@@ -915,10 +446,18 @@ Again: `python benchmarks/architectures.py --out benchmarks/results/architecture
 """
 
 
+def write_json(path: Path, results: Mapping[str, Any]) -> None:
+    """Replace the file at once: a run that is stopped meanwhile leaves it whole."""
+    fresh = path.with_suffix(".new")
+    fresh.write_text(json.dumps(results, indent=1) + "\n")
+    fresh.replace(path)
+
+
 @click.command(help=__doc__)
 @click.argument("names", nargs=-1)
 @click.option("--random", "random_plans", default=10, show_default=True, help="Plans of each mesh.")
 @click.option("--mesh", "meshes", multiple=True, default=MESHES, show_default=True)
+@click.option("--limit", default=LIMIT_SECONDS, show_default=True, help="Seconds a model and part.")
 @click.option("--only", type=click.Choice(["real", "tiny"]), help="Plan only, or run only.")
 @click.option("--out", type=click.Path(dir_okay=False), help="Write results as JSON; add to them.")
 @click.option("--again", is_flag=True, help="Also what the file of results has already.")
@@ -927,6 +466,7 @@ def main(
     names: tuple[str, ...],
     random_plans: int,
     meshes: tuple[str, ...],
+    limit: float,
     only: str | None,
     out: str | None,
     again: bool,
@@ -949,13 +489,13 @@ def main(
             continue
         result = stored.setdefault(known.name, {})
         for part in ("real", "tiny") if only is None else (only,):
-            if again or part not in result:
-                is_real, make = part == "real", partial(Runner, known)
-                result[part] = planned(known) if is_real else ran(make, random_plans, meshes)
+            if part in result and not again:
+                continue
+            tiny = (ran, partial(Runner, known), random_plans, meshes)
+            result[part] = within(limit, *((planned, known) if part == "real" else tiny))
+            if out:  # after each, so that a long run that is cut short leaves what it has
+                write_json(Path(out), {"environment": facts, "architectures": stored})
         click.echo(line(known.name, result))
-        if out:  # after each, so that a long run that is cut short leaves what it has
-            results = {"environment": facts, "architectures": stored}
-            Path(out).write_text(json.dumps(results, indent=1) + "\n")
 
 
 if __name__ == "__main__":
