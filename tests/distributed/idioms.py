@@ -450,6 +450,19 @@ def bags() -> Built:
     return _tokens(_bagged, t=(12, 4), w=(4, 6))
 
 
+def _rearranged(m: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    h = torch.einsum("bsd,dhk->bhsk", m.t[x], m.heads) @ m.mix
+    votes = torch.einsum("bhsk,hske->bhe", h, m.votes)
+    gate = (1 - m.gate) * votes + m.gate.lerp(votes, 0.5)
+    return gate.square().mean() + (y.float().mean() * m.votes.amax(1)).sum()
+
+
+def weights_in_another_order() -> Built:
+    """Products that copy a weight, and sums that do not need it again."""
+    heads = {"heads": (6, 2, 4), "mix": (2, 4, 4), "votes": (2, 6, 4, 5)}
+    return _tokens(_rearranged, t=(12, 6), gate=(5,), **heads)
+
+
 IDIOMS: dict[str, Callable[[], Built]] = {
     make.__name__: make
     for make in (
@@ -487,5 +500,6 @@ IDIOMS: dict[str, Callable[[], Built]] = {
         cell_in_a_loop,
         complex_rotary,
         bags,
+        weights_in_another_order,
     )
 }

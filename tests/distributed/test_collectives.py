@@ -17,7 +17,7 @@ def cases(models: dict[str, int], cluster: str, mesh: str) -> list[Case]:
         choices = chooser(model, cluster, mesh)
         plans = {
             "best": choices.best(),
-            "data parallel": next(choices.baselines()),
+            **dict(zip(("data parallel", "fully sharded"), choices.baselines(), strict=True)),
             **{f"random {seed}": choices.random(seed) for seed in range(20, 20 + count)},
         }
         found += [(model, f"{label} on {mesh}", dumps(p).encode()) for label, p in plans.items()]
@@ -34,6 +34,7 @@ def cases(models: dict[str, int], cluster: str, mesh: str) -> list[Case]:
             "2xcpu",
             "2",
         ),
+        ({"weights_in_another_order": 8, "grouped_and_instance_norm": 6}, "2xcpu", "2"),
         (
             {"mlp": 4, "norms": 6, "planes": 6, "pixels": 6, "gpt2-tiny": 2, "tied": 8},
             "4xcpu",

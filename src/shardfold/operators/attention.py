@@ -50,6 +50,7 @@ def _attention(call: Call) -> Rule:
         whole=frozenset({"k", "d", "e"}),
         skewed=frozenset({"q"}) if causal else frozenset(),
         saves=("query", "key", "value", "attn_mask"),
+        copied=("query", "key", "value", "attn_mask"),  # scaled or repeated, by some kernels
         saves_results=True,
         backward=2.5,
     )

@@ -25,6 +25,11 @@ from shardfold.operators.kernels import (
 from shardfold.operators.notation import Call, Dim, Rule
 from shardfold.operators.operator import Extra, Operator, aten, keeps_means
 
+SUMMANDS = {
+    "aten.rsub": ("self", "other"),
+    "aten.addcmul": ("self",),
+    "aten.addcdiv": ("self",),
+}
 LINEAR = {"aten.add", "aten.sub", "aten.neg", "aten.mul", "aten.div"}
 
 
@@ -58,10 +63,18 @@ def _passes_sums(call: Call) -> tuple[int, ...]:
     return (0, 1) if tensors == 2 else ()
 
 
+def _summands(call: Call) -> set[int]:
+    """The operands that no gradient needs: they are added to something, or taken from it."""
+    names = SUMMANDS.get(call.op.kind, ())
+    if call.op.kind == "aten.lerp" and not call.has("weight"):
+        names = ("self", "end")
+    return {k for k, operand in enumerate(call.op.operands) if operand.name in names}
+
+
 def _keeps_operands(call: Call) -> Rule:
     linear = _passes_sums(call) if call.op.kind in LINEAR else ()
     scalar = call.op.kind in ("aten.mul", "aten.div") and len(call.inputs) == 1
-    saves = () if scalar else tuple(range(len(call.inputs)))
+    saves = () if scalar else tuple(sorted(set(range(len(call.inputs))) - _summands(call)))
     crossed = saves if call.op.kind == "aten.mul" else ()
     return broadcast(call, saves=saves, crossed=crossed, linear=linear, backward=1.0)
 

@@ -51,6 +51,7 @@ def _cross_entropy(call: Call) -> Rule:
         resolved=frozenset({"c"}),
         exchanges=(*classes, *(() if soft else _count(call, rows))),
         saves=("self", "target", "weight"),
+        copied=("self",),
         backward=1.0,
     )
 
@@ -95,6 +96,7 @@ def _pointwise(call: Call) -> Rule:
         sizes=sizes,
         flops=3.0,
         saves=("self", "target", "weight", "pos_weight"),
+        copied=("self", "target") if call.op.kind == "aten.l1_loss" else (),  # their difference
         backward=1.0,
     )
 

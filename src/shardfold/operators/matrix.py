@@ -74,7 +74,19 @@ def _matmul(call: Call) -> Rule:
         flops=2.0,
         saves=("self", "other"),
         crossed=("self", "other"),
+        copied=_expanded(a, b),
     )
+
+
+def _expanded(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[str, ...]:
+    """The operands that torch may copy to put all batch dims into one: those of unlike batches.
+
+    A product with a matrix or a vector folds the batch into rows, of the second operand's
+    transpose if that is the one with a batch.
+    """
+    if len(a) < 3 or len(b) < 3:
+        return ("other",) if len(b) > 2 else ()
+    return () if a[:-2] == b[:-2] else ("self", "other")
 
 
 def _einsum(call: Call) -> Rule:
@@ -95,8 +107,37 @@ def _einsum(call: Call) -> Rule:
     operands = {o.name: " ".join(t) for o, t in zip(call.op.operands, terms, strict=True)}
     kept = tuple(operands)
     return call.rule(
-        operands, " ".join(result), engine="matrix", flops=2.0, saves=kept, crossed=kept
+        operands,
+        " ".join(result),
+        engine="matrix",
+        flops=2.0,
+        saves=kept,
+        crossed=kept,
+        copied=tuple(n for n, t in zip(kept, terms, strict=True) if _rearranged(t, terms, result)),
     )
+
+
+def _rearranged(term: list[str], terms: list[list[str]], result: list[str]) -> bool:
+    """Whether einsum may copy an operand of two for its batched product, or sum it up first.
+
+    The factors of both operands and the result are put into one dim, so are those that are summed,
+    and those of one operand: `b i d, i j d e -> b i j e` copies the second: j and e are apart.
+    """
+    if len(terms) != 2:
+        return True
+    other = terms[0] if term is terms[1] else terms[1]
+    if any(f not in other and f not in result for f in term):
+        return True
+    both = [f for f in result if f in term and f in other]
+    own = [f for f in result if f in term and f not in other]
+    summed = sorted(f for f in term if f not in result)
+    return any(not _is_run(group, term) for group in (both, own, summed))
+
+
+def _is_run(group: list[str], term: list[str]) -> bool:
+    """Whether these factors stand side by side, in this order."""
+    at = term.index(group[0]) if group else 0
+    return term[at : at + len(group)] == group
 
 
 def _letters(term: str, rank: int) -> list[str]:

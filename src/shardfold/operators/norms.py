@@ -127,6 +127,7 @@ def _instance_norm(call: Call) -> Rule:
         exchanges=_sums(call, ["b"], ["c"], 2.0, 0.0) if own and call.has("running_mean") else (),
         saves=("input", "weight"),
         crossed=("weight",),
+        copied=("weight",),
         backward=1.5,
     )
 
@@ -175,6 +176,12 @@ def _row_statistics(words: int) -> Callable[[Call, Access], tuple[Extra, ...]]:
 def _channel_statistics(call: Call, access: Access) -> tuple[Extra, ...]:
     training = call.has("weight") and bool(call.attribute("training", True))
     return (Extra(call.position("weight"), 8.0),) if training else ()
+
+
+def _repeated_weight(call: Call, access: Access) -> tuple[Extra, ...]:
+    """The weight once for every example: torch runs a batch norm over channels of examples."""
+    space = len(call.shape("input")) - 2
+    return (Extra(0, float(call.inputs[0].item_bytes), space),) if call.has("weight") else ()
 
 
 def _batch_norm_kernels(work: LocalWork, phase: str) -> list[Kernel]:
@@ -228,7 +235,9 @@ TABLE: Mapping[str, Operator] = {
     "aten.group_norm": Operator(_group_norm, "own form"),
     "aten.native_group_norm": Operator(_group_norm, "whole"),
     "aten._weight_norm": Operator(_weight_norm),
-    "aten.instance_norm": Operator(_instance_norm, writes=("running_mean", "running_var")),
+    "aten.instance_norm": Operator(
+        _instance_norm, extras=_repeated_weight, writes=("running_mean", "running_var")
+    ),
     **aten("softmax log_softmax", replace(SOFTMAX, kernels=rows("softmax"))),
     **aten("_softmax _log_softmax", SOFTMAX),
     "aten._safe_softmax": replace(SOFTMAX, unsupported=_whole_rows),

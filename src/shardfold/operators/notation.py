@@ -73,6 +73,7 @@ class Rule:
     exchanges: tuple[Exchange, ...] = ()
     saves: tuple[int, ...] = ()  # operands kept for backward
     crossed: tuple[int, ...] = ()  # of those, the ones that only the others' gradients need
+    copied: tuple[int, ...] = ()  # of those, the ones kept as a copy, or as what was made of them
     saves_results: bool = False
     backward: float | None = None  # backward work in forwards; None: one per operand with gradient
     known: bool = True  # False: no rule was found, the operator stays unsplit
@@ -119,10 +120,12 @@ class Rule:
         return math.prod(self.sizes[f] for f in self.work_factors)
 
     def needs_again(self, operand: int, gradients: Sequence[bool]) -> bool:
-        """Whether backward reads an operand, given which operands have gradients.
+        """Whether backward reads an operand itself, given which operands have gradients.
 
         A layer that reads the batch itself needs no gradient of it, and so not its weight.
         """
+        if operand in self.copied:
+            return False
         if operand not in self.crossed:
             return operand in self.saves
         return any(gradients[k] for k in self.saves if k != operand)
@@ -195,6 +198,7 @@ class Call:
         sizes: Mapping[str, int] | None = None,
         saves: tuple[str, ...] = (),
         crossed: tuple[str, ...] = (),
+        copied: tuple[str, ...] = (),
         **properties: Any,
     ) -> Rule:
         """A rule from a notation per operand name; `...` stands for any further dims.
@@ -213,11 +217,11 @@ class Call:
             self._expand(notation, kind.shape, known, given)
             for notation, kind in zip(notations, self.results, strict=True)
         )
-        kept, others = (
+        kept, others, copies = (
             tuple(self.position(name) for name in names if self.has(name))
-            for names in (saves, crossed)
+            for names in (saves, crossed, copied)
         )
-        return Rule(left, right, known, saves=kept, crossed=others, **properties)
+        return Rule(left, right, known, saves=kept, crossed=others, copied=copies, **properties)
 
     def undescribed(self, **properties: Any) -> Rule:
         """A rule in which no factor can be split: every device does the whole operator."""

@@ -75,6 +75,7 @@ def _recurrent(call: Call, gates: int) -> Rule:
             for operand, kind in zip(call.op.operands, call.inputs, strict=True)
             if not operand.name.startswith("params[") or len(kind.shape) > 1
         ),
+        copied=("input",) if call.attribute("batch_first", False) else (),
         saves_results=True,
         backward=2.0,
     )

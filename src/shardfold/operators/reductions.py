@@ -51,7 +51,9 @@ def _counted(call: Call) -> Rule:
 
 def _whole(call: Call) -> Rule:
     kept = (call.op.operands[0].name,) if call.results[0].is_floating else ()
-    return _reduce(call, whole=_names_of_reduced(call), saves=kept)
+    gives_positions = len(call.results) == 2 and not call.results[1].is_floating
+    copied = kept if gives_positions else ()
+    return _reduce(call, whole=_names_of_reduced(call), saves=kept, copied=copied)
 
 
 def _extremum(call: Call) -> Rule:
