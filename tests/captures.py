@@ -9,6 +9,7 @@ Tests of capture itself do without (`tests/unit/capture/conftest.py`).
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import io
 import marshal
@@ -57,8 +58,16 @@ class Captures:
         if key is None:
             return capture()
         if key not in self.known:
-            self.known[key] = self._read(key) or self._write(key, capture())
+            with self._alone(key):
+                self.known[key] = self._read(key) or self._write(key, capture())
         return self.known[key]
+
+    @contextmanager
+    def _alone(self, key: str) -> Iterator[None]:
+        """Others that want the same program wait, and then read it."""
+        with (self.folder / f"{key}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
 
     def _read(self, key: str) -> Program | None:
         path = self.folder / key

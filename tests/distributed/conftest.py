@@ -6,8 +6,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
-from .ranks import Launch, Ranks
+from .ranks import Launch, Ranks, start_server
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _server() -> None:
+    """Whoever starts processes first, they are forked from the same one."""
+    if settings.get_current_profile_name() != "quick":
+        start_server()
 
 
 @pytest.fixture(scope="session")

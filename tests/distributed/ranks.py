@@ -16,6 +16,7 @@ import traceback
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, Literal
@@ -26,6 +27,7 @@ import torch.distributed as dist
 
 from captures import captured_once
 from shardfold.errors import RunError, ShardfoldError
+from shardfold.runtime import ranks
 from shardfold.runtime.ranks import WAIT, keep_freed_memory
 
 Launch = Callable[..., list[Any]]  # job, number of processes, arguments
@@ -34,7 +36,15 @@ ENDING = ("crashed", "ended", "raised")  # what one raises may be for want of on
 GRACE = 1.0  # seconds in which a process has ended whose connections broke
 PATIENCE = 60.0  # seconds in which what one rank refuses, the others refuse too
 # They are imported once, and every process is forked from there.
-PRELOADED = ["torch", "transformers", "shardfold.capture", "shardfold.runtime.parallelize"]
+PRELOADED = ["transformers", "shardfold.capture", *ranks.PRELOADED]
+
+
+def start_server() -> Any:
+    """Start the process that all are forked from, those of `launch` too, unless it is there."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
+    forkserver.ensure_running()
+    return context
 
 
 class Crashed(AssertionError):
@@ -76,8 +86,7 @@ class Ranks:
         self.lines, self.processes = [], []
 
     def _start(self, wanted: int) -> None:
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(PRELOADED)
+        context = start_server()
         for rank in range(len(self.lines), wanted):
             here, there = context.Pipe()
             process = context.Process(

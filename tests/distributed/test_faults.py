@@ -32,15 +32,12 @@ def cases(folder: Path, *names: str, kills: int = 0) -> dict[str, Any]:
     return results
 
 
-def test_kills_change_nothing(tmp_path: Path) -> None:
-    found = cases(tmp_path, "kills", kills=5)["kills"]
-    assert found["ok"], found
-    assert found["kills"] == 5
-    assert found["loss_difference"] <= 1e-6
-    assert found["longest_hang_seconds"] < 30
-
-
-def test_sigterm_saves_and_ends(tmp_path: Path) -> None:
-    found = cases(tmp_path, "sigterm")["sigterm"]
-    assert found["ok"], found
-    assert found["step_saved"] == found["steps_taken"]
+def test_kills_change_nothing_and_sigterm_saves_and_ends(tmp_path: Path) -> None:
+    found = cases(tmp_path, "kills", "sigterm", kills=5)
+    kills, sigterm = found["kills"], found["sigterm"]
+    assert kills["ok"], kills
+    assert kills["kills"] == 5
+    assert kills["loss_difference"] <= 1e-6
+    assert kills["longest_hang_seconds"] < 30
+    assert sigterm["ok"], sigterm
+    assert sigterm["step_saved"] == sigterm["steps_taken"]

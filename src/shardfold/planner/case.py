@@ -2,6 +2,7 @@
 
 ResolvedRequest   cluster, meshes, cost model, limit, pins: all that is asked besides the model
 Case              a graph on one mesh, with its blocks recomputed or not: what prices a choice
+Cases             all of these for one graph, each made once
 Candidate         a choice for a case: who proposed it, its additive cost, its simulated step
 """
 
@@ -16,7 +17,7 @@ import numpy as np
 
 from shardfold.cluster import Cluster, Mesh
 from shardfold.costs import CostModel, Optimizer, Pricing, Tables, tabulate
-from shardfold.costs.activations import Regions
+from shardfold.costs.activations import Regions, block_regions
 from shardfold.costs.steps import Values
 from shardfold.costs.tables import EdgePrices
 from shardfold.costs.unroll import Ints, UnrolledProblem, unroll
@@ -60,6 +61,15 @@ class ResolvedRequest:
         return find_subdims(graph, rules_of(graph, {**self.pricing.rules, **self.rules}))
 
 
+@dataclass(eq=False)
+class Findings:
+    """What is found of a case and holds within any limit: found once."""
+
+    fastest: Solution | None = None
+    smallest: Solution | None = None
+    simulations: dict[tuple[int, ...], Simulation] = field(default_factory=dict)  # by choice
+
+
 @dataclass(frozen=True, eq=False)
 class Case:
     """A graph on one mesh, with some of its blocks recomputed or none."""
@@ -71,6 +81,7 @@ class Case:
     unrolled: UnrolledProblem  # the problem with all periods of every run
     allowed: Subproblem  # the choices that pins leave: all, without any
     known: list[Ints] = field(default_factory=list)  # good choices, as they are met
+    findings: Findings = field(default_factory=Findings)
 
     @property
     def graph(self) -> Graph:
@@ -113,6 +124,18 @@ class Case:
         model, optimizer = self.cost_model, self.request.optimizer
         return DecodedChoice(self.graph, self.subdims, self.tables, (), model, optimizer)
 
+    def solve(self) -> Solution:
+        """The least additive cost, whatever it holds."""
+        if self.findings.fastest is None:
+            self.findings.fastest = self.allowed.solve()
+        return self.findings.fastest
+
+    def solve_smallest(self) -> Solution:
+        """The fewest bytes, whatever they cost."""
+        if self.findings.smallest is None:
+            self.findings.smallest = self.allowed.solve_smallest()
+        return self.findings.smallest
+
     def decode(self, choice: Sequence[int]) -> UnrolledChoice:
         """What a choice means for every operator of the model."""
         decoded = self._decoded.choosing(tuple(choice[: len(self.tables.vertices)]))
@@ -136,6 +159,31 @@ def make_case(
     unrolled = unroll(tables, scheduler.graph)
     every = Subproblem(unrolled.problem, {})
     return Case(request, scheduler, prices, tables, unrolled, every)
+
+
+class Cases:
+    """A graph on every mesh of a request, each made once, whatever is then asked within a limit."""
+
+    def __init__(self, graph: Graph, request: ResolvedRequest) -> None:
+        self.scheduler = Scheduler(graph, request.subdims_of(graph), request.cluster)
+        models = [request.pricing.model(request.cluster, mesh) for mesh in request.meshes]
+        self.prices = [
+            EdgePrices(mesh, model, request.micro_batches)
+            for mesh, model in zip(request.meshes, models, strict=True)
+        ]
+        self._made: dict[tuple[int, Regions], Case] = {}
+
+    @cached_property
+    def blocks(self) -> Regions:
+        """What may be recomputed."""
+        return block_regions(self.scheduler.graph, self.scheduler.subdims)
+
+    def on(self, mesh: int, regions: Regions, request: ResolvedRequest) -> Case:
+        """The graph on the mesh of this number; no good choice is known yet."""
+        key = (mesh, regions)
+        if key not in self._made:
+            self._made[key] = make_case(request, self.scheduler, self.prices[mesh], regions)
+        return replace(self._made[key], request=request, known=[])
 
 
 def discount(tables: Tables, problem: Problem, weight: float) -> Problem:
@@ -221,4 +269,7 @@ def simulate(candidate: Candidate) -> Candidate:
     """The candidate with its step: communication beside work, and memory over time."""
     if candidate.simulation is not None:
         return candidate
-    return replace(candidate, simulation=run_schedule(candidate.schedule()))
+    known, choice = candidate.case.findings.simulations, tuple(candidate.choice)
+    if choice not in known:
+        known[choice] = run_schedule(candidate.schedule())
+    return replace(candidate, simulation=known[choice])

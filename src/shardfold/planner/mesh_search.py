@@ -11,41 +11,33 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import inf
 
-from shardfold.costs.activations import KEEP_ALL, Regions, block_regions
-from shardfold.costs.tables import EdgePrices
+from shardfold.costs.activations import KEEP_ALL, Regions
 from shardfold.errors import InfeasibleError
-from shardfold.graph import Graph
-from shardfold.planner.case import Candidate, Case, ResolvedRequest, make_case
+from shardfold.planner.case import Candidate, Case, Cases, Findings, ResolvedRequest
 from shardfold.planner.select import HINT, Selection, least_seconds
 from shardfold.search import Solution, unproven
 from shardfold.search.subproblem import restrict
 from shardfold.sharding.names import Splits
-from shardfold.simulate.tasks import Scheduler
 from shardfold.strategies.pins import Refusal, held, refused
 
 Watch = Callable[[int, int], None]
 
 
-def search_meshes(graph: Graph, request: ResolvedRequest, watch: Watch) -> Selection:
+def search_meshes(cases: Cases, request: ResolvedRequest, watch: Watch) -> Selection:
     """Solve on every mesh, and select the least additive cost that fits.
 
     Without an explicit limit, the device's memory less a reserve binds where it can be met, and
     a model that cannot fit still gets its fastest choice, which says so.
     """
-    return _MeshSearch(graph, request, watch).select()
+    return _MeshSearch(cases, request, watch).select()
 
 
 class _MeshSearch:
-    """A graph on all meshes; what they share is made once."""
+    """One search on all meshes."""
 
-    def __init__(self, graph: Graph, request: ResolvedRequest, watch: Watch) -> None:
-        self.request, self.watch, self.count = request, watch, len(request.meshes)
-        self.scheduler = Scheduler(graph, request.subdims_of(graph), request.cluster)
-        models = [request.pricing.model(request.cluster, mesh) for mesh in request.meshes]
-        self.prices = [
-            EdgePrices(mesh, model, request.micro_batches)
-            for mesh, model in zip(request.meshes, models, strict=True)
-        ]
+    def __init__(self, cases: Cases, request: ResolvedRequest, watch: Watch) -> None:
+        self.cases, self.request, self.watch = cases, request, watch
+        self.count = len(request.meshes)
 
     def select(self) -> Selection:
         """The fastest that fits; where nothing does and no limit was given, the fastest.
@@ -53,13 +45,13 @@ class _MeshSearch:
         Recomputing only ever adds time, so it is looked at only where the limit binds.
         """
         limit, recompute = self.request.limit, self.request.recompute
-        keeping = self._solve(self._blocks() if recompute == "always" else KEEP_ALL)
+        keeping = self._solve(self.cases.blocks if recompute == "always" else KEEP_ALL)
         fastest = min(keeping, key=_cost)
         if fastest.peak_bytes <= limit:
             return Selection(fastest, tuple(keeping), fastest, limit)
         kept = self._within(keeping)
         cutoff = min((_cost(c) for c in kept if c.peak_bytes <= limit), default=inf)
-        blocks = self._blocks() if recompute == "auto" else KEEP_ALL
+        blocks = self.cases.blocks if recompute == "auto" else KEEP_ALL
         again = self._within(self._solve(blocks, cutoff), cutoff) if blocks else []
         fitting = [c for c in (*kept, *again) if c.peak_bytes <= limit]
         if not fitting:
@@ -77,26 +69,23 @@ class _MeshSearch:
         """The least additive cost on every mesh that allows the pins, whatever it holds."""
         found: list[Candidate] = []
         refusals: dict[str, Refusal] = {}
-        for number, prices in enumerate(self.prices):
+        for number in range(self.count):
             self.watch(number, 2 * self.count)
-            case = make_case(self.request, self.scheduler, prices, regions)
+            case = self.cases.on(number, regions, self.request)
             if not self.request.pins:
                 found.append(Candidate(case, _solve_case(case, cutoff)))
                 continue
             splits = Splits(case.graph, case.subdims, case.mesh)
             kept, refusal = held(self.request.pins, splits, case.tables)
             if refusal is None:
-                pinned = replace(case, allowed=restrict(case.tables.problem, kept))
-                found.append(Candidate(pinned, pinned.allowed.solve()))
+                allowed = restrict(case.tables.problem, kept)
+                pinned = replace(case, allowed=allowed, findings=Findings())
+                found.append(Candidate(pinned, pinned.solve()))
             else:
                 refusals[str(case.mesh)] = refusal
         if refusals and not found:
-            raise refused(refusals, self.scheduler.graph)
+            raise refused(refusals, self.cases.scheduler.graph)
         return found
-
-    def _blocks(self) -> Regions:
-        """What may be recomputed."""
-        return block_regions(self.scheduler.graph, self.scheduler.subdims)
 
     def _within(self, candidates: Sequence[Candidate], best: float = inf) -> list[Candidate]:
         """The candidates, solved within the limit where they exceed it and could still win."""
@@ -118,8 +107,8 @@ def _solve_case(case: Case, cutoff: float) -> Solution:
     """The best choice; where none can be cheaper than `cutoff`, the smallest, with that proof."""
     floor = least_seconds(case.allowed.problem) if cutoff < inf else -inf
     if floor < cutoff:
-        return case.allowed.solve()
-    smallest = case.allowed.solve_smallest()
+        return case.solve()
+    smallest = case.solve_smallest()
     return unproven(case.allowed.problem, smallest.choice, "smallest", floor)
 
 

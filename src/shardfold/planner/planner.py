@@ -22,7 +22,7 @@ from dataclasses import replace
 from shardfold.costs.measured import check_profile
 from shardfold.errors import InfeasibleError
 from shardfold.graph import Graph
-from shardfold.planner.case import Candidate, ResolvedRequest, simulate
+from shardfold.planner.case import Candidate, Cases, ResolvedRequest, simulate
 from shardfold.planner.mesh_search import Watch as MeshWatch
 from shardfold.planner.mesh_search import search_meshes
 from shardfold.planner.micro_batches import Captures, choose_micro_batches
@@ -53,25 +53,26 @@ def select_plan(
 
 def select_for(graph: Graph, request: ResolvedRequest, watch: MeshWatch) -> Selection:
     """The fastest step that fits, for one graph; pins are held against the one without them."""
-    selection = _select(graph, request, watch)
+    cases = Cases(graph, request)
+    selection = _select(cases, request, watch)
     if not request.pins:
         return selection
-    unpinned = _select(graph, replace(request, pins=()), watch)
+    unpinned = _select(cases, replace(request, pins=()), watch)
     return replace(selection, pins=tuple(request.pins), unpinned=unpinned)
 
 
-def _select(graph: Graph, request: ResolvedRequest, watch: MeshWatch) -> Selection:
+def _select(cases: Cases, request: ResolvedRequest, watch: MeshWatch) -> Selection:
     """Searched, proposed, simulated, selected."""
     if not request.pricing.overlaps:
-        return search_meshes(graph, request, watch)
-    searched, groups, ranking = _search_and_simulate(graph, request, watch)
+        return search_meshes(cases, request, watch)
+    searched, groups, ranking = _search_and_simulate(cases, request, watch)
     smallest = ranking.least_bytes
     if not request.pins:
         if request.recompute == "auto":
             _simulate_proposals((propose_fewer_recomputed,), groups, ranking)
         _simulate_proposals((propose_refined,), groups, ranking)
     if not ranking.has_fitting and request.limit_bytes is not None:
-        found = _find_smallest(graph, request, watch)
+        found = _find_smallest(cases, request, watch)
         if found.peak_bytes > request.limit:
             needed, limit = found.peak_bytes, request.limit
             raise InfeasibleError(needed_bytes=needed, limit_bytes=limit, hint=HINT)
@@ -85,19 +86,19 @@ def _select(graph: Graph, request: ResolvedRequest, watch: MeshWatch) -> Selecti
 
 
 def _search_and_simulate(
-    graph: Graph, request: ResolvedRequest, watch: MeshWatch
+    cases: Cases, request: ResolvedRequest, watch: MeshWatch
 ) -> tuple[Selection, list[Group], Ranking]:
     """What the search finds, and the ranking of all that is proposed from it.
 
     Where nothing fits with all activations kept, blocks are recomputed, too.
     """
-    searched = _search(graph, request, watch)
+    searched = _search(cases, request, watch)
     groups: list[Group] = [_drop_repeated(searched.searched)]
     ranking = _simulate_proposals(PROPOSERS, groups, Ranking(request.limit))
     may_recompute = request.recompute == "auto" and not request.pins
     if not ranking.has_fitting and may_recompute and not any(c.case.recomputed for c in groups[0]):
         again = replace(request, limit_bytes=None, recompute="always")
-        groups.append(search_meshes(graph, again, watch).searched)
+        groups.append(search_meshes(cases, again, watch).searched)
         ranking = _simulate_proposals(PROPOSERS, groups, Ranking(request.limit))
     return searched, groups, ranking
 
@@ -112,24 +113,24 @@ def _simulate_proposals(
     return ranking
 
 
-def _search(graph: Graph, request: ResolvedRequest, watch: MeshWatch) -> Selection:
+def _search(cases: Cases, request: ResolvedRequest, watch: MeshWatch) -> Selection:
     """What the search finds; where its sum of bytes exceeds a given limit, whatever there is."""
     try:
-        return search_meshes(graph, request, watch)
+        return search_meshes(cases, request, watch)
     except InfeasibleError:
         if request.limit_bytes is None:
             raise
-    found = _search_unlimited(graph, request, watch)
+    found = _search_unlimited(cases, request, watch)
     searched = tuple(candidate for each in found for candidate in each.searched)
     return replace(found[0], searched=searched, limit_bytes=request.limit_bytes)
 
 
-def _search_unlimited(graph: Graph, request: ResolvedRequest, watch: MeshWatch) -> list[Selection]:
+def _search_unlimited(cases: Cases, request: ResolvedRequest, watch: MeshWatch) -> list[Selection]:
     """What the search finds without a limit, with everything kept and with all recomputed."""
     both: tuple[Recompute, ...] = ("never", "always")
     ways = both if request.recompute == "auto" and not request.pins else (request.recompute,)
     return [
-        search_meshes(graph, replace(request, limit_bytes=None, recompute=way), watch)
+        search_meshes(cases, replace(request, limit_bytes=None, recompute=way), watch)
         for way in ways
     ]
 
@@ -139,16 +140,16 @@ def _drop_repeated(searched: Sequence[Candidate]) -> Group:
     return tuple({(str(c.case.mesh), bool(c.case.recomputed)): c for c in searched}.values())
 
 
-def _find_smallest(graph: Graph, request: ResolvedRequest, watch: MeshWatch) -> Candidate:
+def _find_smallest(cases: Cases, request: ResolvedRequest, watch: MeshWatch) -> Candidate:
     """The candidate with the smallest peak: from the fewest bytes on, as long as less is met.
 
     It does not depend on the limit that was asked for, so what is said to be needed is met.
     """
-    groups = [each.searched for each in _search_unlimited(graph, request, watch)]
+    groups = [each.searched for each in _search_unlimited(cases, request, watch)]
     best = min(map(simulate, list_smallest(groups)), key=lambda c: c.peak_bytes)
     for share in SHARES:
         lower = min(share * best.peak_bytes, best.peak_bytes - 1)
         asked = replace(request, limit_bytes=lower)
-        _, _, ranking = _search_and_simulate(graph, asked, watch)
+        _, _, ranking = _search_and_simulate(cases, asked, watch)
         best = min((best, *ranking.candidates), key=lambda c: c.peak_bytes)
     return best

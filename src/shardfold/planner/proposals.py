@@ -162,7 +162,7 @@ def propose_smallest(groups: Sequence[Group], ranking: Ranking) -> Iterator[Cand
 def list_smallest(groups: Sequence[Group]) -> Iterator[Candidate]:
     """The fewest bytes of every case."""
     for candidate in (c for group in groups for c in group):
-        found = candidate.case.allowed.solve_smallest()
+        found = candidate.case.solve_smallest()
         yield candidate.choosing(found.choice, Source.SMALLEST, "least memory")
 
 

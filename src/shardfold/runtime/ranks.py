@@ -34,6 +34,7 @@ from shardfold.errors import LostError, RunError, ShardfoldError
 from shardfold.plans.build import installed_versions
 
 WAIT = timedelta(seconds=120)
+PRELOADED = ["shardfold.runtime.parallelize", "torch._dynamo"]  # optimizers import the latter
 NEVER_MAPPED, TRIMMED_AT = -4, -1  # M_MMAP_MAX and M_TRIM_THRESHOLD of malloc.h
 # What torch.distributed says where a rank does not answer any more.
 LOST = ("Connection closed", "Connection reset", "Broken pipe", "timed out", "Timed out", "NCCL")
@@ -52,15 +53,23 @@ def launch(function: Callable[..., Any], processes: int, *args: Any) -> list[Any
     threads = max(1, (os.cpu_count() or 1) // processes)
     logging.getLogger("torch.multiprocessing.spawn").setLevel(logging.ERROR)
     with tempfile.TemporaryDirectory(prefix="shardfold-") as folder:
-        given = (processes, threads, Path(folder), function, args)
+        given = (processes, threads, Path(folder), dict(os.environ), function, args)
         try:
-            mp.spawn(_process, given, nprocs=processes, join=True)
+            mp.start_processes(_process, given, processes, start_method=_start_method())
         except (mp.ProcessRaisedException, mp.ProcessExitedException) as error:
             raise _failure(Path(folder), error) from None
         return [
             pickle.loads((Path(folder) / f"{rank}.result").read_bytes())
             for rank in range(processes)
         ]
+
+
+def _start_method() -> str:
+    """On Linux all are forked from one process, which imports torch for all of them."""
+    if sys.platform != "linux":
+        return "spawn"
+    mp.get_context("forkserver").set_forkserver_preload(PRELOADED)
+    return "forkserver"
 
 
 @contextmanager
@@ -133,9 +142,12 @@ def _process(
     processes: int,
     threads: int,
     folder: Path,
+    environment: dict[str, str],
     function: Callable[..., Any],
     args: tuple[Any, ...],
 ) -> None:
+    os.environ.clear()  # it may have changed since the process was started that this is a fork of
+    os.environ.update(environment)
     torch.set_num_threads(threads)
     keep_freed_memory()
     store = f"file://{folder / 'store'}"

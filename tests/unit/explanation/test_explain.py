@@ -18,7 +18,7 @@ from shardfold.explanation.explain import Case, case_of, explain
 from shardfold.explanation.explanation import Explanation
 from shardfold.graph import Graph
 from shardfold.operators import rules_of
-from shardfold.planner.case import ResolvedRequest
+from shardfold.planner.case import Cases, ResolvedRequest
 from shardfold.planner.mesh_search import search_meshes
 from shardfold.search.elimination import factors_of, forecast
 from shardfold.search.pareto import marginals
@@ -91,7 +91,7 @@ def test_the_runner_up_costs_what_a_plan_with_that_pin_costs(name: str) -> None:
         pin = Pin.parse(f":{reason.operator.name}", in_words(second.split))
         mesh = [it.case.decoded.tables.mesh]
         request = ResolvedRequest(target, mesh, pricing, OPTIMIZERS["adamw"], pins=[pin])
-        found = search_meshes(it.graph, request, lambda done, total: None)
+        found = search_meshes(Cases(it.graph, request), request, lambda done, total: None)
         assert second.additive_seconds == pytest.approx(found.winner.solution.cost, rel=1e-9)
         checked += 1
     assert checked >= len(it.found.reasons) / 2

@@ -8,7 +8,7 @@ from shardfold.cluster import Cluster, parse
 from shardfold.costs import OPTIMIZERS, pricing_named
 from shardfold.errors import InfeasibleError
 from shardfold.graph import Graph
-from shardfold.planner.case import RESERVE, ResolvedRequest
+from shardfold.planner.case import RESERVE, Cases, ResolvedRequest
 from shardfold.planner.mesh_search import search_meshes
 from shardfold.planner.select import Selection
 from shardfold.search import solve
@@ -30,7 +30,7 @@ def search(limit_bytes: float | None = None) -> Selection:
     meshes = [Desk.of(graph, "8xa100", mesh).tables.mesh for mesh in MESHES]
     pricing, optimizer = pricing_named("roofline"), OPTIMIZERS["adamw"]
     request = ResolvedRequest(parse("8xa100"), meshes, pricing, optimizer, limit_bytes)
-    return search_meshes(graph, request, lambda done, total: None)
+    return search_meshes(Cases(graph, request), request, lambda done, total: None)
 
 
 def problems() -> dict[str, object]:
