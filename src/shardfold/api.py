@@ -39,6 +39,7 @@ from shardfold.progress import Stage, Watch, ignore
 from shardfold.search.problem import write_problem
 from shardfold.sharding import Subdims, find_subdims
 from shardfold.strategies.pins import parse_pins
+from shardfold.strategies.stacks import OWN, stack_named
 from shardfold.strategies.stated import parse_strategy
 
 if TYPE_CHECKING:
@@ -156,22 +157,25 @@ class Planner:
         strategy: str,
         *,
         cluster: str | Cluster | None = None,
+        stack: str = OWN.name,
         beside_plan: bool = True,
         **options: Unpack[Options],
     ) -> Estimated:
         """What a strategy that people state comes to, such as `fsdp=32 tp=8 sp recompute=full`.
 
-        The words are those of `shardfold.strategies.stated`. With `beside_plan` the best plan is
-        found, too, and its figures are beside; the options of recomputation, micro-batches, mesh
-        and pins are the plan's, the strategy states its own.
+        The words are those of `shardfold.strategies.stated`. `stack` is who runs it, a name of
+        `shardfold.strategies.stacks`: what it keeps in float32 and overlaps is its habit.
+        With `beside_plan` the best plan is found, too, and its figures are beside; the options of
+        recomputation, micro-batches, mesh and pins are the plan's, the strategy states its own.
         """
         asked = self._asked(Request(), cluster, {**self.options, **options})
         stated = parse_strategy(strategy, asked.search.cluster.size)
+        runs = stack_named(stack)
         captures = self._captured(asked, short=asked.request.fold)
         if stated.micro_batches > 1:
             check_number(stated.micro_batches, captures.samples)
         self._progress("estimating")(0, 1)
-        found = estimate_stated(captures.graph(stated.micro_batches), asked.search, stated)
+        found = estimate_stated(captures.graph(stated.micro_batches), asked.search, stated, runs)
         if not beside_plan:
             return found
         best = self._select(asked, captures)[0]
@@ -413,6 +417,7 @@ def estimate(
     *,
     cluster: str | Cluster,
     strategy: str,
+    stack: str = OWN.name,
     beside_plan: bool = True,
     loss: Callable[[Any], Any] | None = None,
     rules: Rules | None = None,
@@ -423,7 +428,7 @@ def estimate(
     planner = Planner(
         model, args, kwargs, cluster=cluster, loss=loss, rules=rules, watch=watch, **options
     )
-    return planner.estimate(strategy, beside_plan=beside_plan)
+    return planner.estimate(strategy, stack=stack, beside_plan=beside_plan)
 
 
 def explain(

@@ -19,12 +19,25 @@ from shardfold.cli.options import checked, planning_options, size_options, taken
     metavar="WORDS",
     help="Degrees and words, such as 'fsdp=32 tp=8 sp recompute=full micro-batches=4'.",
 )
+@click.option(
+    "--stack",
+    default="shardfold",
+    show_default=True,
+    metavar="NAME",
+    help="Who runs it: what is float32 and what overlaps is its habit, such as megatron's.",
+)
 @click.option("--plan/--no-plan", "beside_plan", default=True, help="Find the best plan, too.")
 @size_options
 @planning_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def estimate(
-    model: str, cluster: str, strategy: str, beside_plan: bool, as_json: bool, **options: Any
+    model: str,
+    cluster: str,
+    strategy: str,
+    stack: str,
+    beside_plan: bool,
+    as_json: bool,
+    **options: Any,
 ) -> None:
     r"""Say how long a step of MODEL takes under a stated strategy, and whether it fits.
 
@@ -37,22 +50,26 @@ def estimate(
     zero=0|1|2|3     sharded: nothing, optimizer state, gradients, parameters
     tp=N             tensor parallel: heads, feed-forward features, vocabulary
     sp               sequence parallel between the products of tp
-    recompute=full   activation checkpointing of every block; or none
+    recompute=full   activation checkpointing of every block; selective: of
+                     attention; or none
     micro-batches=N  gradient accumulation
 
     \b
     shardfold estimate gpt2 --cluster 8xh100 --dtype bf16 --strategy dp=8
     shardfold estimate gpt2 --cluster 4x8xh100 --strategy "fsdp=32 recompute=full"
+    shardfold estimate gpt2 --cluster 8xh100 --strategy "tp=8 sp" --stack megatron
     """
     from shardfold.cli.model import planner_for
     from shardfold.report.estimate_text import lines
+    from shardfold.strategies.stacks import stack_named
     from shardfold.strategies.stated import parse_strategy
 
     asked = taken(options)
     target = checked(cluster, asked)
     parse_strategy(strategy, target.size)
+    stack_named(stack)
     with planner_for(model, options, cluster=target, **asked) as planner:
-        found = planner.estimate(strategy, beside_plan=beside_plan)
+        found = planner.estimate(strategy, stack=stack, beside_plan=beside_plan)
     if as_json:
         click.echo(json.dumps({"model": model, **found.as_plain()}, indent=2))
     else:

@@ -87,6 +87,26 @@ def block_regions(graph: Graph, subdims: Subdims) -> Regions:
     return Regions(found, frozenset(i for i in last if _keeps_only_operands(subdims, i)))
 
 
+def attention_regions(graph: Graph, subdims: Subdims) -> Regions:
+    """A region for the core of every attention: from its first product to its last.
+
+    That is what selective recomputation runs again (Korthikanti et al. 2022): products of two
+    activations, and what stands between them. Their operands are kept.
+    """
+    cores: list[range] = []
+    for block in _blocks(graph):
+        products = [i for i in block if _attends(graph, subdims, i)]
+        if products and _can_run_twice(graph, block):
+            cores.append(range(products[0], products[-1] + 1))
+    return Regions(tuple(cores))
+
+
+def _attends(graph: Graph, subdims: Subdims, op: int) -> bool:
+    inputs = [graph.tensors[t] for t in graph.ops[op].inputs]
+    products = [t for t in inputs if t.role == "activation" and t.requires_grad]
+    return subdims.rules[op].rule.engine == "matrix" and len(products) > 1
+
+
 def stated_regions(ranges: Sequence[tuple[int, int]], graph: Graph, subdims: Subdims) -> Regions:
     """The regions that a plan states for a graph with all its periods; they must be its blocks."""
     blocks = block_regions(graph, subdims) if ranges else KEEP_ALL

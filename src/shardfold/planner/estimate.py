@@ -1,31 +1,27 @@
 """What a stated strategy comes to: its step, its memory, and what communication it waits for.
 
-The splits are priced and simulated as the planner's own. What other stacks do in their own way is
-done to the schedule: ZeRO-1 and ZeRO-2 keep whole parameters, reduce-scatter gradients, update a
-part, and all-gather the updated parameters; with ZeRO-1 whole gradients are kept, and reduced in
-the last micro-batch, with ZeRO-2 in each.
+The splits are priced and simulated as the planner's own; what ZeRO and the stack that runs it
+change is in `as_run.py`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from typing import Any
 
-import msgspec
-
-from shardfold.costs.activations import KEEP_ALL, block_regions
+from shardfold.costs.activations import KEEP_ALL, Regions, attention_regions, block_regions
 from shardfold.costs.tables import EdgePrices
 from shardfold.errors import InputError
 from shardfold.graph import Graph
+from shardfold.planner.as_run import as_run, float32_optimizer, parameter_bytes, prices
 from shardfold.planner.batch_slices import items_in
 from shardfold.planner.case import Case, ResolvedRequest, make_case
 from shardfold.simulate import Schedule, Simulation
 from shardfold.simulate import simulate as run_schedule
-from shardfold.simulate.schedule import Operator, Task
 from shardfold.simulate.tasks import Scheduler
 from shardfold.strategies.baselines import Setting
+from shardfold.strategies.stacks import OWN, Stack
 from shardfold.strategies.stated import Stated, choose_stated, place
 
 
@@ -91,25 +87,46 @@ class Estimated:
         }
 
 
-def estimate(graph: Graph, request: ResolvedRequest, stated: Stated) -> Estimated:
-    """Price a strategy; `graph` is of one of its micro-batches."""
+def estimate(
+    graph: Graph, request: ResolvedRequest, stated: Stated, stack: Stack = OWN
+) -> Estimated:
+    """Price a strategy as a stack runs it; `graph` is of one of its micro-batches."""
     if not request.pricing.overlaps:
         raise InputError("A step is estimated with overlap, which these costs do not know.")
     placed = place(stated, request.cluster)
-    asked = replace(request, meshes=(placed.mesh,), micro_batches=stated.micro_batches)
+    item_bytes = parameter_bytes(graph)
+    asked = replace(
+        request,
+        meshes=(placed.mesh,),
+        micro_batches=stated.micro_batches,
+        optimizer=float32_optimizer(request.optimizer, stack, item_bytes),
+    )
     scheduler = Scheduler(graph, request.subdims_of(graph), request.cluster)
-    model = request.pricing.model(request.cluster, placed.mesh)
-    blocks = block_regions(graph, scheduler.subdims) if stated.recompute == "full" else KEEP_ALL
-    if stated.recompute == "full" and not blocks:
-        raise InputError("recompute=full: the model has no repeated blocks to recompute.")
-    prices = EdgePrices(placed.mesh, model, stated.micro_batches)
-    case = make_case(asked, scheduler, prices, blocks)
+    model = prices(request.pricing.model(request.cluster, placed.mesh), stack, placed, item_bytes)
+    regions = _recomputed(scheduler, stated, stack)
+    case = make_case(
+        asked, scheduler, EdgePrices(placed.mesh, model, stated.micro_batches), regions
+    )
     setting = Setting(graph, scheduler.subdims, case.tables, request.limit, case.unrolled)
     choice = choose_stated(setting, stated, placed)
     schedule = scheduler.schedule(case.decode(case.unrolled.extended(choice).tolist()))
-    if stated.zero in (1, 2):
-        schedule = _sharding_state(schedule, stated)
+    schedule = as_run(schedule, stated, placed, stack, model, item_bytes)
     return _figures(case, stated, schedule, run_schedule(schedule))
+
+
+def _recomputed(scheduler: Scheduler, stated: Stated, stack: Stack) -> Regions:
+    """What backward computes again."""
+    if stated.recompute == "none":
+        return KEEP_ALL
+    if stated.recompute == "selective":
+        cores = attention_regions(scheduler.graph, scheduler.subdims)
+        if not cores:
+            raise InputError("recompute=selective: no block of the model has attention.")
+        return cores
+    blocks = block_regions(scheduler.graph, scheduler.subdims)
+    if not blocks:
+        raise InputError("recompute=full: the model has no repeated blocks to recompute.")
+    return Regions(blocks.ranges) if stack.runs_whole_block_again else blocks
 
 
 def _figures(case: Case, stated: Stated, schedule: Schedule, found: Simulation) -> Estimated:
@@ -158,51 +175,3 @@ def _recomputed_flops(case: Case, schedule: Schedule) -> float:
         for name, count in names
         if rules[name].engine == "matrix"
     )
-
-
-# ZeRO-1 and ZeRO-2, as a change of data parallelism's schedule
-
-
-def _sharding_state(schedule: Schedule, stated: Stated) -> Schedule:
-    """Optimizer state in parts, and of ZeRO-2 gradients too."""
-    segments = tuple(
-        msgspec.structs.replace(s, operators=tuple(map(partial(_sharded, stated), s.operators)))
-        for s in schedule.segments
-    )
-    resident = dict(schedule.resident)
-    for name in ("optimizer", *(["gradients"] if stated.zero == 2 else ())):
-        if name in resident:
-            resident[name] /= stated.shards
-    return msgspec.structs.replace(schedule, segments=segments, resident=resident)
-
-
-def _sharded(stated: Stated, op: Operator) -> Operator:
-    """Each all-reduce is a reduce-scatter now and an all-gather after the update: half each."""
-    parts = stated.shards if stated.zero == 2 else 1
-    backward, gathers = list[Task](), list[Task]()
-    for task in op.backward:
-        if task.mode == "behind" and task.kind == "all_reduce":
-            half = msgspec.structs.replace(task, seconds=task.seconds / 2)
-            turn = "every" if stated.zero == 2 else task.turn
-            backward.append(
-                _parted(msgspec.structs.replace(half, kind="reduce_scatter", turn=turn), parts)
-            )
-            gathers.append(
-                msgspec.structs.replace(half, kind="all_gather", mode="wait", takes={}, gives={})
-            )
-        else:
-            backward.append(_parted(task, parts))
-    update = [
-        _parted(msgspec.structs.replace(task, seconds=task.seconds / stated.shards), parts)
-        for task in op.update
-    ]
-    return msgspec.structs.replace(op, backward=tuple(backward), update=(*update, *gathers))
-
-
-def _parted(task: Task, parts: int) -> Task:
-    """The task with a part of the gradients that it takes or gives."""
-    takes, gives = (
-        {name: size / parts if name == "gradients" else size for name, size in side.items()}
-        for side in (task.takes, task.gives)
-    )
-    return msgspec.structs.replace(task, takes=takes, gives=gives)

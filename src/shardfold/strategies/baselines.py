@@ -379,11 +379,12 @@ def _of_degree(setting: Setting, tensor: Axes, sequence: bool) -> tuple[Choice, 
     return choose_ways(setting.tables, setting.subdims, lambda op: ways), tensor
 
 
-def is_split(setting: Setting, choice: Choice, tensor: Axes) -> bool:
+def is_split(setting: Setting, choice: Choice, tensor: Axes, roles: Roles | None = None) -> bool:
     """Whether attention and the products that return to the hidden features use every axis."""
-    named = set(setting.roles.attention)
-    inner = setting.roles.heads | setting.roles.inner
-    named |= {product.op for product in setting.roles.products if product.reduced & inner}
+    roles = roles or setting.roles
+    named = set(roles.attention)
+    inner = roles.heads | roles.inner
+    named |= {product.op for product in roles.products if product.reduced & inner}
     return all(
         parts_over(vertex.space, choice[v], tensor)
         for v, vertex in enumerate(setting.tables.vertices)

@@ -15,7 +15,7 @@ allow as many parts, an operator is split over as many devices as they allow.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -78,6 +78,21 @@ class Roles:
             routed=_telling(subdims, "experts"),
             has_convolutions=any(rule.rule.operator.is_convolution for rule in subdims.rules),
         )
+
+
+def told_by_scores(roles: Roles, graph: Graph, subdims: Subdims) -> Roles:
+    """The roles of a model whose attention is written as two products: their batch is its heads."""
+    heads: set[int] = set()
+    for index, op in enumerate(graph.ops):
+        rule = subdims.rules[index]
+        both = [graph.tensors[t].role == "activation" for t in op.inputs] == [True, True]
+        if rule.rule.engine == "matrix" and both:
+            left, right = ({f for dim in each for f in dim} for each in rule.rule.operands)
+            kept = {f for dim in rule.rule.results[0] for f in dim}
+            for base in left & right & kept:
+                heads |= _features(subdims, index, base)
+    found = frozenset(heads) - roles.batch
+    return replace(roles, heads=found, inner=_inner(roles.products, found))
 
 
 def _telling(subdims: Subdims, word: str) -> frozenset[int]:

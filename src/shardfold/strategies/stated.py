@@ -5,7 +5,7 @@
     zero=0|1|2|3     what is sharded: nothing, optimizer state, gradients too, parameters too
     tp=N             tensor parallel: heads, feed-forward features and vocabulary, innermost
     sp               sequence parallel between the products (with tp)
-    recompute=full   activation checkpointing of every block, or none
+    recompute=full   activation checkpointing of every block; selective: of attention; or none
     micro-batches=N  gradient accumulation
 
 Degrees lie on the cluster as in torchtitan and Megatron-LM: tp innermost, then fsdp, then dp.
@@ -25,10 +25,10 @@ from shardfold.cluster.mesh import mesh_of
 from shardfold.costs import Vertex
 from shardfold.errors import ClusterError, InputError, nearest
 from shardfold.strategies.baselines import Axes, Choice, Setting, complete, is_split
-from shardfold.strategies.split_preferences import Way, choose_ways, parts_over
+from shardfold.strategies.split_preferences import Way, choose_ways, parts_over, told_by_scores
 
 NUMBERS = ("dp", "fsdp", "tp", "zero", "micro-batches")
-RECOMPUTE = ("none", "full")
+RECOMPUTE = ("none", "selective", "full")
 WORDS = (*NUMBERS, "sp", "recompute")
 OTHERS = {
     "pp": "Pipeline stages cannot be estimated yet.",
@@ -183,6 +183,8 @@ def place(stated: Stated, cluster: Cluster) -> Placed:
 def choose_stated(setting: Setting, stated: Stated, placed: Placed) -> Choice:
     """The choice that a strategy states for a model; an error where a size does not allow it."""
     roles = setting.roles
+    if not roles.heads:
+        roles = told_by_scores(roles, setting.graph, setting.subdims)
     tried = (roles.tensor_parallel, roles.seq) if stated.sequence else (roles.tensor_parallel,)
     ways = (Way(placed.data, (roles.batch,)), Way(placed.tensor, tried))
     if stated.tensor > 1 and not roles.heads:
@@ -190,7 +192,7 @@ def choose_stated(setting: Setting, stated: Stated, placed: Placed) -> Choice:
     if stated.sequence and not roles.seq:
         raise InputError("sp: the model has no sequence of tokens.")
     choice = choose_ways(setting.tables, setting.subdims, lambda op: ways)
-    if stated.tensor > 1 and not is_split(setting, choice, placed.tensor):
+    if stated.tensor > 1 and not is_split(setting, choice, placed.tensor, roles):
         raise InputError(
             f"tp={stated.tensor}: the model's heads or feed-forward features do not divide by it."
         )

@@ -117,3 +117,42 @@ def test_the_plan_beside_is_no_slower() -> None:
     found = planner().estimate("fsdp=8")
     assert found.plan_seconds is not None
     assert found.plan_seconds <= found.step_seconds * (1 + 1e-9)
+
+
+@cache
+def in_bf16(strategy: str, stack: str) -> Estimated:
+    return planner().estimate(strategy, stack=stack, beside_plan=False, dtype="bf16")
+
+
+def test_a_stack_keeps_master_weights_and_sends_gradients_in_float32() -> None:
+    plain, mixed = (in_bf16("dp=8", stack) for stack in ("shardfold", "megatron"))
+    sizes = mixed.peak_by_class
+    assert sizes["parameters"] == plain.peak_by_class["parameters"]
+    assert sizes["optimizer"] == pytest.approx(6 * sizes["parameters"])  # 12 bytes beside 2
+    assert sizes["gradients"] == pytest.approx(2 * sizes["parameters"])
+    assert kinds(mixed)["all_reduce"] > kinds(plain)["all_reduce"]
+    assert mixed.exposed_seconds > plain.exposed_seconds  # after backward, not beside it
+
+
+def test_fsdp_stores_its_parts_in_float32() -> None:
+    plain, mixed = (in_bf16("fsdp=8", stack) for stack in ("shardfold", "fsdp1"))
+    sizes = mixed.peak_by_class
+    assert sizes["optimizer"] + sizes["parameters"] == pytest.approx(6 * sizes["parameters"])
+    assert kinds(mixed)["all_gather"] == pytest.approx(kinds(plain)["all_gather"])
+    assert kinds(mixed)["reduce_scatter"] > kinds(plain)["reduce_scatter"]
+
+
+def test_zero_1_in_groups_gathers_within_the_group() -> None:
+    whole, grouped = estimated("zero=1"), estimated("dp=2 fsdp=4 zero=1")
+    assert kinds(grouped)["all_gather"] < kinds(whole)["all_gather"] / 2
+
+
+def test_selective_recomputation_runs_attention_again() -> None:
+    kept, some, full = (estimated(f"dp=8 recompute={r}") for r in ("none", "selective", "full"))
+    assert kept.hfu == kept.mfu
+    assert kept.mfu < some.hfu / some.mfu * kept.mfu < full.hfu / full.mfu * kept.mfu
+
+
+def test_an_unknown_stack_is_named() -> None:
+    with pytest.raises(InputError, match=r"Unknown stack 'megatron-lm'.*megatron"):
+        planner().estimate("dp=8", stack="megatron-lm", beside_plan=False)

@@ -1,0 +1,137 @@
+"""The page of published runs, from what `published.py` wrote."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from published_setups import named
+from published_summary import Priced, by_source
+from shardfold.strategies.stacks import STACKS
+
+INTRODUCTION = """# Predictions beside published runs
+
+Rows that others published: a model, devices, a configuration, and what was measured. Each model is
+built from its dims and its stated configuration priced on its stated hardware with the default
+cost model, as the stack that ran it keeps and sends things (below). Nothing is fitted to a row. An
+error is of the step (predicted over measured, less one): below 0 the prediction is too fast. A row
+is left out where its configuration cannot be stated yet, with the reason.
+
+`benchmarks/published.py RUNS.csv --page` writes this page; every row with all its columns is in
+`benchmarks/results/published.json`."""
+
+
+def page(whole: Mapping[str, Any]) -> str:
+    """The whole page."""
+    at = whole["environment"]
+    made = (
+        f"Made on {at['date']}, {at['processor']}, Python {at['python']}, in "
+        f"{whole['seconds'] / 60:.0f} minutes."
+    )
+    parts = [INTRODUCTION, made, _summary(whole["sources"]), _left_out(whole["sources"]), _stacks()]
+    parts.append("## Every row")
+    for name, rows in by_source(whole["rows"], named).items():
+        parts.append("\n".join(_rows(name, rows)))
+    return "\n\n".join(parts) + "\n"
+
+
+def _summary(sources: Mapping[str, Any]) -> str:
+    lines = [
+        "## By source",
+        "",
+        "| source | rows | priced | step: median | 90th | within 20% | bias | memory: median "
+        "| 90th | ran: fit | failed: foretold | groups | Kendall | regret |",
+        "|---|" + "--:|" * 13,
+    ]
+    for name, found in sources.items():
+        step, memory = found["step"], found["memory"]
+        cells = [
+            name,
+            found["rows"],
+            found["priced"],
+            *(_percent(step, key) for key in ("median", "percentile90", "within20")),
+            "" if step is None else f"{step['bias']:+.1%}",
+            *(_percent(memory, key) for key in ("median", "percentile90")),
+            f"{found['ran_and_fit']} of {found['ran']}",
+            f"{found['foretold']} of {found['failed']}" if found["failed"] else "",
+            found["groups"] or "",
+            "" if found["kendall"] is None else f"{found['kendall']:.2f}",
+            "" if found["regret"] is None else f"{found['regret']:.1%}",
+        ]
+        lines.append("| " + " | ".join(map(str, cells)) + " |")
+    lines += [
+        "",
+        "Medians and percentiles are of |error|. Kendall's rank agreement and the regret of the "
+        "predicted best (how much longer it took than the fastest that was measured) are of the "
+        "median group of at least three runs, alike in model, sequence, devices and global batch.",
+    ]
+    return "\n".join(lines)
+
+
+def _percent(errors: Mapping[str, float] | None, key: str) -> str:
+    return "" if errors is None else f"{errors[key]:.1%}"
+
+
+def _left_out(sources: Mapping[str, Any]) -> str:
+    lines = ["## Left out", "", "| source | rows | reason |", "|---|--:|---|"]
+    for name, found in sources.items():
+        for reason, count in found["left_out"].items():
+            lines.append(f"| {name} | {count} | {reason} |")
+    return "\n".join(lines)
+
+
+def _stacks() -> str:
+    lines = [
+        "## Stacks",
+        "",
+        "What a strategy leaves open is a habit of the stack that runs it.",
+        "",
+        "| stack | float32 | gradients | recomputation | source |",
+        "|---|---|---|---|---|",
+    ]
+    for stack in STACKS.values():
+        kept = [
+            *(["master weights and state"] if stack.master_weights else ()),
+            *(["stored parts and state"] if stack.float32_parts else ()),
+            *(["gradients"] if stack.float32_gradients else ()),
+            *(["their reduction"] if stack.float32_reduction else ()),
+        ]
+        reduced = "beside backward" if stack.reduces_beside else "after backward"
+        reduced += ", in a buffer that stays" if stack.keeps_gradients else ""
+        again = "the whole block" if stack.runs_whole_block_again else "what backward needs"
+        cells = [stack.name, ", ".join(kept), reduced, again, stack.source or "the runner"]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+HEADER = (
+    "| row | model | seq | devices | batch | micro-batch | strategy | metric | published "
+    "| predicted | error | GiB | predicted | error | |"
+)
+
+
+def _rows(name: str, rows: list[Priced]) -> Iterator[str]:
+    yield f"### {name}"
+    yield ""
+    yield HEADER
+    yield "|" + "--:|--|--:|--|--:|--:|--|--|" + "--:|" * 6 + "--|"
+    for row in rows:
+        yield "| " + " | ".join(map(str, _cells(row))) + " |"
+
+
+def _cells(row: Priced) -> Iterator[object]:
+    yield from (row["row"], row["model"], row["seq"], f"{row['gpus']} x {row['gpu']}")
+    yield from (row["global_batch"], row["micro_batch"], row.get("strategy", ""))
+    yield from (row["metric"], row["value"], _figure(row.get("predicted")))
+    yield _signed(row.get("error"))
+    yield from (row["memory_gib"], _figure(row.get("predicted_memory_gib")))
+    yield _signed(row.get("memory_error"))
+    yield row.get("reason") or ("" if row["fits"] else "does not fit")
+
+
+def _figure(value: float | None) -> str:
+    return "" if value is None else f"{value:.4g}"
+
+
+def _signed(value: float | None) -> str:
+    return "" if value is None else f"{value:+.1%}"

@@ -1,0 +1,165 @@
+"""Where the published runs were made: the stack, the kind of model and the machines of each source.
+
+Nothing here is by model or by row: a source's own scripts and pages say what its stack does and
+what joins its devices. Sources that are not listed are taken by what their rows state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from published_models import GPT, LLAMA, Family
+from published_rows import Row
+from shardfold.cluster import Cluster, parse
+from shardfold.cluster.cluster import Level
+from shardfold.strategies.stacks import Stack, stack_named
+
+REACHED = 0.9  # of a network's rate, as in the hardware files
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """A kind of device, and the network of a node where it is not the catalog's."""
+
+    hardware: str
+    network: float | None = None  # bytes/s per node, one direction
+    memory_bytes: int | None = None  # None: the catalog's
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What a source has in common: its stack, its models, and what its rows leave open."""
+
+    name: str
+    stack: str
+    family: Family
+    recompute: str = "none"  # where a row does not say
+    pads_vocabulary: bool = False  # to a multiple of 128 x tp, as Megatron-LM does
+    counts_context: bool = False  # its memory is nvidia-smi's
+    network: float | None = None
+    network_source: str = ""
+
+
+GBIT = 1e9 / 8
+_SCORES = replace(GPT, name="gpt-scores", keeps_scores=True, dropout=0.1)
+SETUPS: Mapping[str, Setup] = {  # by what a source begins with
+    "mosaicml/llm-foundry": Setup(
+        "MosaicML llm-foundry",
+        "fsdp1",
+        GPT,
+        network=1600 * GBIT,
+        network_source="scripts/train/benchmarking/README.md: 1600 Gbps RoCE between nodes",
+    ),
+    "NVIDIA/Megatron-LM": Setup(
+        "Megatron-LM", "megatron-fp16", _SCORES, recompute="full", pads_vocabulary=True
+    ),
+    "calculon-ai/calculon": Setup(
+        "Megatron-LM (Calculon)", "megatron", _SCORES, pads_vocabulary=True
+    ),
+    "NVIDIA-NeMo/Megatron-Bridge": Setup(
+        "Megatron-Bridge", "megatron-bridge", LLAMA, pads_vocabulary=True
+    ),
+    "InternLM/InternEvo": Setup(
+        "InternEvo",
+        "internevo",
+        LLAMA,
+        network=400 * GBIT,
+        network_source="doc/en/train_performance.md: 4 x 100 Gb/s RoCE per node",
+    ),
+    "bigscience-workshop/bigscience": Setup(
+        "BigScience BLOOM",
+        "megatron-deepspeed",
+        replace(_SCORES, name="gpt-scores-embedding-norm", embedding_norm=True),
+        pads_vocabulary=True,
+        counts_context=True,
+        network=400 * GBIT,
+        network_source="Jean Zay (IDRIS): four Omni-Path links of 100 Gb/s per node",
+    ),
+    "alpa-projects/alpa": Setup(
+        "Alpa",
+        "alpa",
+        replace(_SCORES, name="gpt-alpa", dropout=0.0, tied=False),
+        recompute="full",
+        network=25 * GBIT,
+        network_source="Amazon EC2 p3.16xlarge: 25 Gb/s",
+    ),
+    "MooreThreads/SimuMax": Setup(
+        "SimuMax", "simumax", replace(LLAMA, name="llama-fused-loss", float32_logits=False)
+    ),
+    "vinjn/nanotron-ultrascale-playbook": Setup(
+        "Ultra-Scale Playbook",
+        "nanotron",
+        LLAMA,
+        network=3200 * GBIT,
+        network_source="Amazon EC2 p5.48xlarge: 3200 Gb/s EFA",
+    ),
+}
+SITES: Mapping[str, Site] = {  # by what the name of a device begins with, the longest first
+    "A100-40GB": Site("a100-40g"),
+    "A100": Site("a100-80g"),
+    "A800": Site("a100-80g"),
+    "H100": Site("h100"),
+    "H200": Site("h200"),
+    "B200": Site("b200"),
+    "V100-16GB": Site("v100", memory_bytes=16_945_512_448, source="15.78 GiB as PyTorch says"),
+    "V100": Site("v100"),
+}
+
+
+def named(priced: Mapping[str, Any]) -> str:
+    """The name of a row's source, in a few words."""
+    source = str(priced["source"])
+    found = (setup.name for start, setup in SETUPS.items() if source.startswith(start))
+    return next(found, source.split(" ")[0])
+
+
+def setup_of(row: Row) -> Setup:
+    """The setup of a row's source; of one that is not known, by what the row states."""
+    for start, setup in SETUPS.items():
+        if row.source.startswith(start):
+            return setup
+    name = row.source.split(" ")[0]
+    stack = "fsdp1" if row.zero.startswith("3") else "megatron"
+    is_plain = row.ffn is not None and row.ffn == 4 * (row.count("hidden") or 0)
+    return Setup(name, stack, GPT if is_plain else LLAMA)
+
+
+def stack_of(row: Row, setup: Setup) -> Stack:
+    """The stack; Composer's PURE reduces gradients in bf16."""
+    pure = setup.stack == "fsdp1" and "mixed_precision PURE" in row.notes
+    return stack_named("fsdp1-pure" if pure else setup.stack)
+
+
+def family_of(row: Row, setup: Setup) -> Family:
+    """The kind of model; whether weights are tied is in the notes, where the source says."""
+    family = setup.family
+    if "untied" in row.notes:
+        return replace(family, tied=False)
+    return replace(family, tied=True) if "tied" in row.notes else family
+
+
+def cluster_of(row: Row, setup: Setup) -> Cluster | None:
+    """The stated devices on the stated network; None where the device is not known."""
+    site = next((SITES[start] for start in SITES if row.gpu.startswith(start)), None)
+    if site is None:
+        return None
+    gpus = row.count("gpus") or 1
+    within = min(gpus, row.count("gpus_per_node") or 8)
+    base = parse(f"2x8x{site.hardware}")
+    node, gpu = base.levels
+    if setup.network is not None:
+        rate = setup.network / within
+        node = _network(node, rate, setup.network_source)
+    levels = (replace(node, size=-(-gpus // within)), replace(gpu, size=within))
+    device = base.device
+    if site.memory_bytes is not None:
+        device = replace(device, memory_bytes=site.memory_bytes)
+    return Cluster(f"{row.gpu} x {gpus}", device, levels)
+
+
+def _network(level: Level, rate: float, source: str) -> Level:
+    """The level with a network's rate per device, and the share of it that is reached."""
+    return replace(level, bandwidth=REACHED * rate, rated_bandwidth=rate, source=source)

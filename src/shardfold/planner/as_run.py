@@ -1,0 +1,230 @@
+"""A step as another stack runs it: its optimizer, its prices of gradients, its schedule.
+
+The splits are priced as the planner's own. What ZeRO and a stack's habits change is done to the
+schedule: ZeRO-1 and ZeRO-2 keep whole parameters, reduce-scatter gradients, update a part, and
+all-gather the updated parameters; with ZeRO-1 whole gradients are kept, and reduced in the last
+micro-batch, with ZeRO-2 in each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from shardfold.costs import CostModel, Optimizer
+from shardfold.costs.steps import Collective, Compute, Kind, Phase, Values
+from shardfold.graph import Graph
+from shardfold.simulate import Operator, Schedule, Task
+from shardfold.simulate.schedule import Turn
+from shardfold.strategies.stacks import Stack
+from shardfold.strategies.stated import Placed, Stated
+
+FLOAT32 = 4
+
+
+def float32_optimizer(optimizer: Optimizer, stack: Stack, item_bytes: int) -> Optimizer:
+    """The optimizer with what the stack keeps in float32, counted in items of the parameters."""
+    wider = FLOAT32 // item_bytes
+    if wider <= 1 or not (stack.master_weights or stack.float32_parts):
+        return optimizer
+    weights = wider if stack.master_weights else wider - 1  # of FSDP, the parts themselves
+    written = 1 if stack.master_weights else 0  # the copy that forward reads
+    return replace(
+        optimizer,
+        states=optimizer.states * wider + weights,
+        memory_passes=optimizer.memory_passes * wider + written,
+    )
+
+
+def parameter_bytes(graph: Graph) -> int:
+    """Of an item of most parameters."""
+    sizes = [t.type for t in graph.tensors if t.role == "parameter" and t.requires_grad]
+    return max(sizes, key=lambda kind: kind.bytes).item_bytes if sizes else FLOAT32
+
+
+@dataclass(frozen=True)
+class GradientsSent:
+    """Prices in which gradients that cross the axes of the batch are `wider` than parameters."""
+
+    model: CostModel
+    data: tuple[int, ...]
+    wider: float
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.model, name)  # what a cost model says of itself
+
+    def compute_seconds(self, step: Compute) -> Values:
+        """As without."""
+        return self.model.compute_seconds(step)
+
+    def collective_seconds(self, step: Collective) -> Values:
+        """A sum of gradients in their own type."""
+        sums = step.kind in ("all_reduce", "reduce_scatter") and step.phase == "backward"
+        if sums and set(step.axes) <= set(self.data):
+            step = replace(step, bytes=step.bytes * self.wider)
+        return self.model.collective_seconds(step)
+
+
+def prices(model: CostModel, stack: Stack, placed: Placed, item_bytes: int) -> CostModel:
+    """The prices of a stack."""
+    wider = FLOAT32 / item_bytes if stack.float32_reduction else 1.0
+    return model if wider == 1.0 else GradientsSent(model, placed.data, wider)
+
+
+def as_run(
+    schedule: Schedule,
+    stated: Stated,
+    placed: Placed,
+    stack: Stack,
+    model: CostModel,
+    item_bytes: int,
+) -> Schedule:
+    """The schedule with ZeRO-1 or ZeRO-2, and the habits of a stack."""
+    if stated.zero in (1, 2):
+        schedule = _sharding_state(schedule, stated, _Legs(stated, placed, model))
+    if not stack.reduces_beside:
+        schedule = _each_operator(schedule, _waiting)
+    if stack.float32_gradients and item_bytes < FLOAT32:
+        schedule = _scaled_gradients(schedule, FLOAT32 / item_bytes)
+    if stack.keeps_gradients:
+        schedule = _keeping_gradients(schedule)
+    return schedule
+
+
+# ZeRO-1 and ZeRO-2, as a change of data parallelism's schedule
+
+
+@dataclass(frozen=True)
+class _Legs:
+    """What an all-reduce over the batch becomes where some of its devices keep parts."""
+
+    stated: Stated
+    placed: Placed
+    model: CostModel
+
+    @property
+    def levels(self) -> tuple[int, ...]:
+        return self._levels(self.placed.data)
+
+    def reduced(self, size: float) -> tuple[float, tuple[int, ...]]:
+        """Scattered over the shards, then summed over the replicas; its seconds and levels."""
+        seconds = self._price("backward", "reduce_scatter", self.placed.shards, size)
+        part = size / self.stated.shards
+        seconds += self._price("backward", "all_reduce", self.placed.replicas, part)
+        return seconds, self.levels
+
+    def gathered(self, size: float) -> tuple[float, tuple[int, ...]]:
+        """The updated parameter, gathered from the shards."""
+        seconds = self._price("update", "all_gather", self.placed.shards, size)
+        return seconds, self._levels(self.placed.shards)
+
+    def _levels(self, axes: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(sorted({self.placed.mesh.axes[a].level for a in axes}))
+
+    def _price(self, phase: Phase, kind: Kind, axes: tuple[int, ...], size: float) -> float:
+        if not axes:
+            return 0.0
+        row = np.zeros(1, dtype=np.intp)
+        step = Collective(phase, kind, axes, row, np.array([size]))
+        return float(self.model.collective_seconds(step)[0])
+
+
+def _sharding_state(schedule: Schedule, stated: Stated, legs: _Legs) -> Schedule:
+    """Optimizer state in parts, and of ZeRO-2 gradients too."""
+    found = _each_operator(schedule, lambda op: _sharded(op, stated, legs))
+    resident = dict(found.resident)
+    for name in ("optimizer", *(["gradients"] if stated.zero == 2 else ())):
+        if name in resident:
+            resident[name] /= stated.shards
+    return msgspec.structs.replace(found, resident=resident)
+
+
+def _sharded(op: Operator, stated: Stated, legs: _Legs) -> Operator:
+    """Each all-reduce is a reduce-scatter now and an all-gather after the update."""
+    parts = stated.shards if stated.zero == 2 else 1
+    backward, gathers = list[Task](), list[Task]()
+    for task in op.backward:
+        if task.mode == "behind" and task.kind == "all_reduce" and task.levels == legs.levels:
+            seconds, levels = legs.reduced(task.bytes)
+            turn: Turn = "every" if stated.zero == 2 else task.turn
+            reduced = msgspec.structs.replace(
+                task, kind="reduce_scatter", seconds=seconds, levels=levels, turn=turn
+            )
+            backward.append(_parted(reduced, parts))
+            seconds, levels = legs.gathered(task.bytes)
+            gathers.append(Task("all_gather", seconds, "wait", levels, task.bytes))
+        else:
+            backward.append(_parted(task, parts))
+    update = [
+        _parted(msgspec.structs.replace(task, seconds=task.seconds / stated.shards), parts)
+        for task in op.update
+    ]
+    return msgspec.structs.replace(op, backward=tuple(backward), update=(*update, *gathers))
+
+
+def _parted(task: Task, parts: float) -> Task:
+    """The task with a part of the gradients that it takes or gives."""
+    takes, gives = (
+        {name: size / parts if name == "gradients" else size for name, size in side.items()}
+        for side in (task.takes, task.gives)
+    )
+    return msgspec.structs.replace(task, takes=takes, gives=gives)
+
+
+# Habits
+
+
+def _each_operator(schedule: Schedule, change: Callable[[Operator], Operator]) -> Schedule:
+    segments = tuple(
+        msgspec.structs.replace(s, operators=tuple(map(change, s.operators)))
+        for s in schedule.segments
+    )
+    return msgspec.structs.replace(schedule, segments=segments)
+
+
+def _each_task(op: Operator, change: Callable[[Task], Task]) -> Operator:
+    backward, update = tuple(map(change, op.backward)), tuple(map(change, op.update))
+    return msgspec.structs.replace(op, backward=backward, update=update)
+
+
+def _waiting(op: Operator) -> Operator:
+    """Work waits for each reduction, as it does where all are made after backward."""
+    return _each_task(
+        op,
+        lambda task: msgspec.structs.replace(task, mode="wait") if task.mode == "behind" else task,
+    )
+
+
+def _scaled_gradients(schedule: Schedule, wider: float) -> Schedule:
+    """Gradients that stay, in a wider type."""
+    found = _each_operator(schedule, lambda op: _each_task(op, lambda t: _parted(t, 1 / wider)))
+    resident = dict(found.resident)
+    if "gradients" in resident:
+        resident["gradients"] *= wider
+    return msgspec.structs.replace(found, resident=resident)
+
+
+def _keeping_gradients(schedule: Schedule) -> Schedule:
+    """Gradients that are there all the time: what the update would give back is never taken."""
+    if "gradients" in schedule.resident:
+        return schedule
+    total = sum(
+        task.gives.get("gradients", 0.0) * segment.count
+        for segment in schedule.segments
+        for op in segment.operators
+        for task in op.update
+    )
+    found = _each_operator(schedule, lambda op: _each_task(op, _without_gradients))
+    return msgspec.structs.replace(found, resident={**schedule.resident, "gradients": total})
+
+
+def _without_gradients(task: Task) -> Task:
+    takes, gives = (
+        {name: size for name, size in side.items() if name != "gradients"}
+        for side in (task.takes, task.gives)
+    )
+    return msgspec.structs.replace(task, takes=takes, gives=gives)

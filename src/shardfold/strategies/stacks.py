@@ -1,0 +1,149 @@
+"""Training stacks by name: what each keeps, sums and sends in its own way.
+
+A strategy says what is split. What the optimizer keeps in float32, in which type gradients are
+summed and sent, what runs beside backward and what after it, is a habit of the stack that runs it.
+Each habit is read from the stack's sources, none from measured steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from shardfold.errors import InputError, nearest
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """The habits of one stack; the defaults are shardfold's own runner.
+
+    The float32 habits speak of models in bf16 or fp16: one in float32 has nothing to add.
+    """
+
+    name: str
+    source: str = ""
+    master_weights: bool = False  # the optimizer keeps weights and state in float32
+    float32_parts: bool = False  # of FSDP: the stored parts themselves are the master weights
+    float32_gradients: bool = False  # gradients are kept and summed in float32
+    float32_reduction: bool = False  # gradients are sent in float32
+    keeps_gradients: bool = False  # in a buffer that lives as long as the model
+    reduces_beside: bool = True  # gradients are reduced while backward goes on
+    runs_whole_block_again: bool = False  # recomputation runs a block's last product, too
+    context_bytes: float = 0.0  # of CUDA, its kernels and NCCL: no allocator counts them
+
+
+MIB = 2.0**20
+OWN = Stack("shardfold")
+_FSDP1 = (
+    "PyTorch FullyShardedDataParallel with MixedPrecision: parts and optimizer state stay in "
+    "float32, parameters are gathered in bf16. Composer's DEFAULT reduces gradients in float32, "
+    "PURE in bf16 (composer/distributed/dist_strategy.py). Before torch 2.1, non-reentrant "
+    "checkpointing runs the whole block again."
+)
+_MEGATRON = (
+    "Megatron-LM Float16OptimizerWithFloat16Params and DistributedOptimizer: float32 weights and "
+    "moments; megatron/core/distributed/param_and_grad_buffer.py: one float32 buffer of gradients, "
+    "reduced as it is; mpu/random.py CheckpointFunction runs the whole layer again."
+)
+STACKS: Mapping[str, Stack] = {
+    stack.name: stack
+    for stack in (
+        OWN,
+        Stack(
+            "fsdp1",
+            _FSDP1,
+            float32_parts=True,
+            float32_gradients=True,
+            float32_reduction=True,
+            runs_whole_block_again=True,
+        ),
+        Stack(
+            "fsdp1-pure",
+            _FSDP1,
+            float32_parts=True,
+            float32_gradients=True,
+            runs_whole_block_again=True,
+        ),
+        Stack(
+            "megatron",
+            _MEGATRON,
+            master_weights=True,
+            float32_gradients=True,
+            float32_reduction=True,
+            keeps_gradients=True,
+            reduces_beside=False,
+            runs_whole_block_again=True,
+        ),
+        Stack(
+            "megatron-bridge",
+            f"As megatron, with --overlap-grad-reduce (Megatron-Bridge's default). {_MEGATRON}",
+            master_weights=True,
+            float32_gradients=True,
+            float32_reduction=True,
+            keeps_gradients=True,
+            runs_whole_block_again=True,
+        ),
+        Stack(
+            "megatron-fp16",
+            "Megatron-LM before version 2.4 (fp16/fp16.py, model/distributed.py): gradients stay "
+            "in fp16 and are all-reduced so after backward; the optimizer has float32 weights.",
+            master_weights=True,
+            reduces_beside=False,
+            runs_whole_block_again=True,
+        ),
+        Stack(
+            "nanotron",
+            "nanotron src/nanotron/optim/gradient_accumulator.py: float32 weights, one float32 "
+            "buffer of gradients; a hook of DistributedDataParallel reduces them in float32 "
+            "beside the last backward, with ZeRO-1 by reduce-scatter.",
+            master_weights=True,
+            float32_gradients=True,
+            float32_reduction=True,
+            keeps_gradients=True,
+            runs_whole_block_again=True,
+        ),
+        Stack(
+            "megatron-deepspeed",
+            "DeepSpeed runtime/zero/stage_1_and_2.py: float32 weights and state in parts, fp16 "
+            "gradients, summed in fp16 and reduced after the last backward; Megatron's "
+            "checkpointing runs the whole layer again. Context: the 1,113 MiB that "
+            "bigscience/experiments/tr3m-1B3.md measured.",
+            master_weights=True,
+            reduces_beside=False,
+            runs_whole_block_again=True,
+            context_bytes=1113 * MIB,
+        ),
+        Stack(
+            "internevo",
+            "InternEvo solver/optimizer/hybrid_zero_optim.py: float32 weights and state in parts, "
+            "bf16 gradients, reduced in buckets beside backward.",
+            master_weights=True,
+            runs_whole_block_again=True,
+        ),
+        Stack(
+            "alpa",
+            "Alpa: XLA's program, one stream for work and collectives; TrainState with "
+            "use_master_copy: float32 weights and state, fp16 gradients.",
+            master_weights=True,
+            reduces_beside=False,
+            runs_whole_block_again=True,
+        ),
+        Stack(
+            "simumax",
+            "Megatron-LM 23e00ed0 with overlap off, as SimuMax's release ran it: as megatron.",
+            master_weights=True,
+            float32_gradients=True,
+            float32_reduction=True,
+            keeps_gradients=True,
+            reduces_beside=False,
+            runs_whole_block_again=True,
+        ),
+    )
+}
+
+
+def stack_named(name: str) -> Stack:
+    """The stack of that name."""
+    if name not in STACKS:
+        raise InputError(f"Unknown stack {name!r}. {nearest(name, STACKS)}")
+    return STACKS[name]
