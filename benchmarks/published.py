@@ -29,10 +29,11 @@ PAGE = Path(__file__).parent.parent / "docs" / "results" / "published.md"
 @click.option("--out", type=click.Path(path_type=Path), help="Write every row to a JSON file.")
 @click.option("--rows", "numbers", default="", metavar="A:B", help="Only these rows, from 1.")
 @click.option("--source", default="", metavar="TEXT", help="Only sources with this text.")
+@click.option("--cost", default="", metavar="NAME", help="The cost model; else the planner's.")
 @click.option("--page", is_flag=True, help="Write docs/results/published.md.")
-def main(runs: Path, out: Path | None, numbers: str, source: str, page: bool) -> None:
+def main(runs: Path, out: Path | None, numbers: str, source: str, cost: str, page: bool) -> None:
     """Price the rows of RUNS, and print what the predictions are worth, by source."""
-    from published_price import price
+    from published_price import DEFAULT_COST, price
 
     begun, around = time.monotonic(), environment()
     try:
@@ -42,9 +43,10 @@ def main(runs: Path, out: Path | None, numbers: str, source: str, page: bool) ->
     found: list[Priced] = []
     with click.progressbar(rows, label="Pricing", file=sys.stderr) as shown:
         for row in shown:
-            found.append(price(row))
+            found.append(price(row, cost or DEFAULT_COST))
     whole = {
         "environment": around,
+        "cost": cost or DEFAULT_COST,
         "seconds": time.monotonic() - begun,
         "sources": {name: summary.as_plain() for name, summary in summaries(found).items()},
         "rows": found,

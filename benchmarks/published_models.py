@@ -65,11 +65,9 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """What each position reads from those before it."""
-        sizes = [self.dims.heads * self.size, *[self.dims.kv_heads * self.size] * 2]
-        q, k, v = (
-            part.unflatten(-1, (-1, self.size)).transpose(1, 2)
-            for part in self.qkv(x).split(sizes, -1)
-        )
+        group = self.dims.heads // self.dims.kv_heads  # queries beside their key and value
+        each = self.qkv(x).unflatten(-1, (self.dims.kv_heads, group + 2, self.size))
+        q, k, v = (part.flatten(2, 3).transpose(1, 2) for part in each.split([group, 1, 1], -2))
         if self.family.rotary:
             q, k = q * self.table, k * self.table
         core = self._with_scores if self.family.keeps_scores else self._fused

@@ -25,7 +25,8 @@ def page(whole: Mapping[str, Any]) -> str:
     """The whole page."""
     at = whole["environment"]
     made = (
-        f"Made on {at['date']}, {at['processor']}, Python {at['python']}, in "
+        f"Cost model: `{whole['cost']}`. Made on {at['date']}, {at['processor']}, "
+        f"Python {at['python']}, in "
         f"{whole['seconds'] / 60:.0f} minutes."
     )
     parts = [INTRODUCTION, made, _summary(whole["sources"]), _left_out(whole["sources"]), _stacks()]

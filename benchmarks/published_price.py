@@ -14,9 +14,11 @@ from shardfold.costs import optimizer_named, pricing_named
 from shardfold.errors import ShardfoldError
 from shardfold.planner.case import ResolvedRequest
 from shardfold.planner.estimate import Estimated, estimate
+from shardfold.planner.options import Request
 from shardfold.strategies.stated import Stated
 
 GIB = 2.0**30
+DEFAULT_COST = Request().cost
 DTYPES = {"bf16": "bf16", "amp_bf16": "bf16", "fp16": "fp16", "fp32": "fp32"}
 # Degrees that cannot be stated yet; a row with one of them is left out, and this says why.
 NOT_YET = {
@@ -41,12 +43,12 @@ class Configuration:
     micro_batch: int
 
 
-def price(row: Row) -> dict[str, Any]:
-    """A row with its prediction, or with the reason why it has none."""
+def price(row: Row, cost: str = DEFAULT_COST) -> dict[str, Any]:
+    """A row with its prediction by a cost model, or with the reason why it has none."""
     setup = setup_of(row)
     base = {**row.columns, "row": row.number, "stack": stack_of(row, setup).name}
     try:
-        return {**base, **_predicted(row, setup)}
+        return {**base, **_predicted(row, setup, cost)}
     except LeftOutError as reason:
         return {**base, "reason": str(reason)}
     except ShardfoldError as error:
@@ -98,7 +100,7 @@ def _strategy(row: Row, setup: Setup) -> tuple[Stated, int]:
         micro_batches, rest = divmod(batch, micro_batch * data)
         if rest or not micro_batches:
             raise LeftOutError("the batch is no multiple of its micro-batches")
-    stage, group = _zero(row, data)
+    stage, group = _zero(row, data, micro_batches)
     sequence = row.sequence_parallel.startswith("1") and tensor > 1
     recompute = _recompute(row, setup)
     replicas, shards = (data // group, group) if stage else (data, 1)
@@ -107,11 +109,11 @@ def _strategy(row: Row, setup: Setup) -> tuple[Stated, int]:
     return stated, micro_batch
 
 
-def _zero(row: Row, data: int) -> tuple[int, int]:
+def _zero(row: Row, data: int, micro_batches: int) -> tuple[int, int]:
     """The ZeRO stage and over how many devices; `1 (group of 8)` says it."""
     text = row.zero
-    if text.startswith("auto (ILP"):  # Alpa's search shards what ZeRO-2 shards
-        return 2, data
+    if text.startswith("auto (ILP"):  # Alpa shards as ZeRO-2, but sums micro-batches up first
+        return 1 if micro_batches > 1 else 2, data
     found = re.match(r"([0-3])\b", text)
     if text and not found:
         raise LeftOutError("sharding of another kind")
@@ -132,7 +134,7 @@ def _recompute(row: Row, setup: Setup) -> str:
     return word
 
 
-def _predicted(row: Row, setup: Setup) -> dict[str, Any]:
+def _predicted(row: Row, setup: Setup, cost: str) -> dict[str, Any]:
     asked = configuration(row, setup)
     cluster = cluster_of(row, setup)
     if cluster is None:
@@ -141,7 +143,7 @@ def _predicted(row: Row, setup: Setup) -> dict[str, Any]:
         raise LeftOutError("nodes are not full")
     family, stack = family_of(row, setup), stack_of(row, setup)
     graph = captured(asked.dims, family, asked.dtype, asked.micro_batch * asked.stated.data)
-    request = ResolvedRequest(cluster, (), pricing_named("roofline"), optimizer_named("adamw"))
+    request = ResolvedRequest(cluster, (), pricing_named(cost), optimizer_named("adamw"))
     found = estimate(graph, request, asked.stated, stack)
     context = stack.context_bytes if setup.counts_context else 0.0
     return {**_figures(row, found, context), "strategy": found.strategy}

@@ -49,7 +49,7 @@ SETUPS: Mapping[str, Setup] = {  # by what a source begins with
     "mosaicml/llm-foundry": Setup(
         "MosaicML llm-foundry",
         "fsdp1",
-        GPT,
+        replace(GPT, name="mpt", float32_logits=False),  # FlashAttention's fused loss
         network=1600 * GBIT,
         network_source="scripts/train/benchmarking/README.md: 1600 Gbps RoCE between nodes",
     ),

@@ -92,7 +92,7 @@ def as_run(
         schedule = _scaled_gradients(schedule, FLOAT32 / item_bytes)
     if stack.keeps_gradients:
         schedule = _keeping_gradients(schedule)
-    return schedule
+    return _with_buffers(schedule, stated, stack, item_bytes)
 
 
 # ZeRO-1 and ZeRO-2, as a change of data parallelism's schedule
@@ -220,6 +220,20 @@ def _keeping_gradients(schedule: Schedule) -> Schedule:
     )
     found = _each_operator(schedule, lambda op: _each_task(op, _without_gradients))
     return msgspec.structs.replace(found, resident={**schedule.resident, "gradients": total})
+
+
+def _with_buffers(schedule: Schedule, stated: Stated, stack: Stack, item_bytes: int) -> Schedule:
+    """Copies of gradients and buckets that a stack holds all the time, where it reduces any."""
+    whole = schedule.resident.get("parameters", 0.0)
+    copies = whole * stack.gradient_copies if stated.data > 1 or stack.buffer_bytes else 0.0
+    if stack.float32_part_gradients:
+        copies += whole * FLOAT32 / item_bytes / stated.shards
+    extra = copies + stack.buffer_bytes
+    if not extra:
+        return schedule
+    resident = dict(schedule.resident)
+    resident["buffers"] = resident.get("buffers", 0.0) + extra
+    return msgspec.structs.replace(schedule, resident=resident)
 
 
 def _without_gradients(task: Task) -> Task:

@@ -101,7 +101,12 @@ def estimate(
         micro_batches=stated.micro_batches,
         optimizer=float32_optimizer(request.optimizer, stack, item_bytes),
     )
-    scheduler = Scheduler(graph, request.subdims_of(graph), request.cluster)
+    scheduler = Scheduler(
+        graph,
+        request.subdims_of(graph),
+        request.cluster,
+        regathers=stack.regathers_activations,
+    )
     model = prices(request.pricing.model(request.cluster, placed.mesh), stack, placed, item_bytes)
     regions = _recomputed(scheduler, stated, stack)
     case = make_case(

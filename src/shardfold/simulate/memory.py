@@ -3,7 +3,8 @@
 Forward, an operator takes memory for copies of operands that had to be moved, for its results
 (unless they are views), and for what backward needs beside them. A piece of memory is given back
 after its last reader, or, if autograd keeps it, after the backward of the first operator that
-kept it. A block that is run again keeps what it reads from outside, and takes the rest once more
+kept it. Where a stack gathers activations again for backward, it keeps the parts instead of
+the copy. A block that is run again keeps what it reads from outside, and takes the rest once more
 before its backward. Backward, an operator takes the gradients of its operands and gives back those
 of its results. A parameter is gathered for its reader; its gradient stays until the update.
 
@@ -33,8 +34,9 @@ Row = tuple[int, ...]
 class MemoryFacts:
     """What the memory of a graph depends on besides choices; made once for all of them."""
 
-    def __init__(self, graph: Graph, subdims: Subdims) -> None:
+    def __init__(self, graph: Graph, subdims: Subdims, *, regathers: bool = False) -> None:
         self.graph, self.subdims = graph, subdims
+        self.regathers = regathers  # keeps parts of activations, and gathers them for backward
         self.aliases = aliases(graph, subdims)
         self.saved_operands = [kept_operands(graph, subdims, i) for i in range(len(graph.ops))]
         self.keeps_results = [keeps_results(graph, subdims, i) for i in range(len(graph.ops))]
@@ -256,6 +258,7 @@ class _Memory:
     last: int = -1
     inner: bool = False  # made while a block is run again
     keepers: list[int] = field(default_factory=list)
+    parts: _Memory | None = None  # what it was gathered from, if that is kept in its stead
 
 
 class Footprint:
@@ -314,6 +317,9 @@ class Footprint:
         for memory in walk.memories:
             if memory.keepers:
                 add(self.backward[min(memory.keepers)].gives, memory.kind, memory.bytes)
+        for op, size in walk.regathered.items():
+            add(self.backward[op].takes, "buffers", size)
+            add(self.backward[op].gives, "buffers", size)
 
     def _give_gathered(self) -> None:
         """A gathered parameter goes after its use; one that is kept, after backward."""
@@ -348,6 +354,7 @@ class _Walk:
         self.at, self.phases, self.ops, self.recomputing = at, phases, ops, recomputing
         self.place: dict[int, _Memory] = dict(place)  # where each tensor lies
         self.memories: list[_Memory] = []
+        self.regathered: dict[int, float] = {}  # bytes that an operator's backward gathers again
 
     def run(self) -> None:
         for op in self.ops:
@@ -380,14 +387,32 @@ class _Walk:
         if memory is not None and memory.inner == self.recomputing:
             memory.last = op
             if self._enters(op, tensor):
-                memory.keepers.append(op)
+                self._keep(memory, op)
         row, edge = self.at.operand_row(op, position), self.at.wiring.operand_edge[op][position]
         if self.at.moves(edge, row):
             size = facts.local_bytes(tensor, row, self.at.shape)
-            memory = self._new(op, size, "activations" if keeps else "buffers", moved=True)
+            parts = self._parts(edge, memory)
+            kept = keeps and parts is None
+            memory = self._new(op, size, "activations" if kept else "buffers", moved=True)
+            memory.parts = parts
         if memory is not None and keeps and memory.inner == self.recomputing:
-            memory.keepers.append(op)
+            self._keep(memory, op)
         return memory
+
+    def _parts(self, edge: int | None, memory: _Memory | None) -> _Memory | None:
+        """What is kept in stead of a gathered copy: the part that it was gathered from."""
+        if not self.at.facts.regathers or edge is None or memory is None:
+            return None
+        steps = self.at.decoded.moves(edge)[0]
+        gathers = any(isinstance(s, Collective) and s.kind == "all_gather" for s in steps)
+        return memory if gathers and memory.inner == self.recomputing else None
+
+    def _keep(self, memory: _Memory, op: int) -> None:
+        if memory.parts is None:
+            memory.keepers.append(op)
+        else:
+            memory.parts.keepers.append(op)
+            self.regathered[op] = memory.bytes
 
     def _enters(self, op: int, tensor: int) -> bool:
         """Whether a block that is run again reads a tensor from outside, and so keeps it."""
@@ -425,7 +450,11 @@ class _Walk:
         row = row_of(at.needed, self.at.decoded.choice[at.target])
         if not self.at.moves(edge, row):
             return memory
-        return self._new(op, self.at.facts.local_bytes(tensor, row, self.at.shape), "activations")
+        parts = self._parts(edge, memory)
+        kind = "activations" if parts is None else "buffers"
+        copy = self._new(op, self.at.facts.local_bytes(tensor, row, self.at.shape), kind)
+        copy.parts = parts
+        return copy
 
 
 def scratch(step: Step) -> float:

@@ -313,6 +313,7 @@ class Scheduler:
     cluster: Cluster
     flops: dict[object, float] = field(default_factory=dict)
     shared: list[MemoryFacts] = field(default_factory=list)
+    regathers: bool = False  # activations that were gathered, for backward once more
 
     def schedule(self, whole: UnrolledChoice) -> Schedule:
         """The schedule of a whole model under a choice."""
@@ -327,7 +328,7 @@ class Scheduler:
     def facts(self) -> MemoryFacts:
         """What memory depends on besides choices."""
         if not self.shared:
-            self.shared.append(MemoryFacts(self.graph, self.subdims))
+            self.shared.append(MemoryFacts(self.graph, self.subdims, regathers=self.regathers))
         return self.shared[0]
 
     def useful_flops(self, index: int) -> float:

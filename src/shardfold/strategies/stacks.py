@@ -28,6 +28,10 @@ class Stack:
     float32_reduction: bool = False  # gradients are sent in float32
     keeps_gradients: bool = False  # in a buffer that lives as long as the model
     reduces_beside: bool = True  # gradients are reduced while backward goes on
+    regathers_activations: bool = False  # of sp: keeps parts, gathers them beside backward
+    gradient_copies: int = 0  # of parameters' size and type, that stay: buckets, flat buffers
+    float32_part_gradients: bool = False  # of the part that a device updates, beside the others
+    buffer_bytes: float = 0.0  # of fixed size, that stay
     runs_whole_block_again: bool = False  # recomputation runs a block's last product, too
     context_bytes: float = 0.0  # of CUDA, its kernels and NCCL: no allocator counts them
 
@@ -43,7 +47,9 @@ _FSDP1 = (
 _MEGATRON = (
     "Megatron-LM Float16OptimizerWithFloat16Params and DistributedOptimizer: float32 weights and "
     "moments; megatron/core/distributed/param_and_grad_buffer.py: one float32 buffer of gradients, "
-    "reduced as it is; mpu/random.py CheckpointFunction runs the whole layer again."
+    "reduced as it is; core/tensor_parallel/layers.py: with sequence parallel, inputs are kept in "
+    "parts and gathered again beside backward; mpu/random.py CheckpointFunction runs the whole "
+    "layer again."
 )
 STACKS: Mapping[str, Stack] = {
     stack.name: stack
@@ -72,6 +78,7 @@ STACKS: Mapping[str, Stack] = {
             float32_reduction=True,
             keeps_gradients=True,
             reduces_beside=False,
+            regathers_activations=True,
             runs_whole_block_again=True,
         ),
         Stack(
@@ -81,6 +88,7 @@ STACKS: Mapping[str, Stack] = {
             float32_gradients=True,
             float32_reduction=True,
             keeps_gradients=True,
+            regathers_activations=True,
             runs_whole_block_again=True,
         ),
         Stack(
@@ -94,22 +102,29 @@ STACKS: Mapping[str, Stack] = {
         Stack(
             "nanotron",
             "nanotron src/nanotron/optim/gradient_accumulator.py: float32 weights, one float32 "
-            "buffer of gradients; a hook of DistributedDataParallel reduces them in float32 "
-            "beside the last backward, with ZeRO-1 by reduce-scatter.",
+            "buffer of gradients; a hook of DistributedDataParallel (whose buckets hold another "
+            "copy in bf16) reduces them in float32 beside the last backward, with ZeRO-1 by "
+            "reduce-scatter. Without tp_recompute_allgather, which pages of runs do not state.",
             master_weights=True,
             float32_gradients=True,
             float32_reduction=True,
             keeps_gradients=True,
+            gradient_copies=1,
             runs_whole_block_again=True,
         ),
         Stack(
             "megatron-deepspeed",
             "DeepSpeed runtime/zero/stage_1_and_2.py: float32 weights and state in parts, fp16 "
-            "gradients, summed in fp16 and reduced after the last backward; Megatron's "
-            "checkpointing runs the whole layer again. Context: the 1,113 MiB that "
+            "gradients, summed in fp16, flattened and reduced after the last backward, and a "
+            "float32 copy of the updated part; buckets of 5e8 items to reduce and to gather (the "
+            "defaults of reduce_bucket_size and allgather_bucket_size); Megatron's checkpointing "
+            "runs the whole layer again. Context: the 1,113 MiB that "
             "bigscience/experiments/tr3m-1B3.md measured.",
             master_weights=True,
             reduces_beside=False,
+            gradient_copies=1,
+            float32_part_gradients=True,
+            buffer_bytes=2 * 5e8 * 2,
             runs_whole_block_again=True,
             context_bytes=1113 * MIB,
         ),
@@ -136,6 +151,7 @@ STACKS: Mapping[str, Stack] = {
             float32_reduction=True,
             keeps_gradients=True,
             reduces_beside=False,
+            regathers_activations=True,
             runs_whole_block_again=True,
         ),
     )

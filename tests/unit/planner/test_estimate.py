@@ -153,6 +153,20 @@ def test_selective_recomputation_runs_attention_again() -> None:
     assert kept.mfu < some.hfu / some.mfu * kept.mfu < full.hfu / full.mfu * kept.mfu
 
 
+def test_a_stack_that_gathers_inputs_again_keeps_their_parts() -> None:
+    kept, again = (in_bf16("dp=2 tp=4 sp", stack) for stack in ("nanotron", "megatron"))
+    assert again.peak_by_class["activations"] < 0.9 * kept.peak_by_class["activations"]
+    plain, same = (in_bf16("dp=8", stack) for stack in ("nanotron", "megatron"))
+    assert plain.peak_by_class["activations"] == same.peak_by_class["activations"]
+
+
+def test_buckets_and_flat_gradients_stay() -> None:
+    found, bare = (in_bf16("zero=1", stack) for stack in ("megatron-deepspeed", "megatron-fp16"))
+    extra = found.peak_by_class["buffers"] - bare.peak_by_class["buffers"]
+    # a copy of the gradients, the float32 ones of an eighth, and two buckets of 5e8 items
+    assert extra == pytest.approx(1.25 * found.peak_by_class["parameters"] + 2e9, rel=1e-3)
+
+
 def test_an_unknown_stack_is_named() -> None:
     with pytest.raises(InputError, match=r"Unknown stack 'megatron-lm'.*megatron"):
         planner().estimate("dp=8", stack="megatron-lm", beside_plan=False)
