@@ -24,10 +24,11 @@ from typing import Any, Literal
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
 
 from captures import captured_once
 from shardfold.errors import RunError, ShardfoldError
-from shardfold.runtime import ranks
+from shardfold.runtime import process_groups, ranks
 from shardfold.runtime.ranks import WAIT, keep_freed_memory
 
 Launch = Callable[..., list[Any]]  # job, number of processes, arguments
@@ -177,4 +178,15 @@ def _told(
         return "raised", traceback.format_exc()
     gc.collect()  # nothing of the job outlives its group
     dist.destroy_process_group()
+    _release_groups()
     return told
+
+
+def _release_groups() -> None:
+    """Let go of the groups of a job: each has threads, which wake a hundred times in a second.
+
+    DTensor's caches keep the meshes, which are equal to those of the next job.
+    """
+    for mesh in (each for each in gc.get_objects() if type(each) is DeviceMesh):
+        mesh._pg_registry.clear()
+    process_groups.shared(("nothing",), lambda: None)  # there is no default group any more

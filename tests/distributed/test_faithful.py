@@ -79,9 +79,11 @@ def owns_memory(module: nn.Module) -> bool:
     return all(end <= begin for (_, end), (begin, _) in pairwise(ranges))
 
 
-def trained(module: nn.Module, args: Any, is_parallel: bool) -> dict[str, Any]:
+def trained(
+    module: nn.Module, args: Any, is_parallel: bool, fused: bool | None = None
+) -> dict[str, Any]:
     """All that a loop with accumulation and clipping shows."""
-    optimizer = torch.optim.AdamW(groups(module), lr=0.05)
+    optimizer = torch.optim.AdamW(groups(module), lr=0.05, fused=fused)
     found: dict[str, Any] = {}
     for step in range(2):
         optimizer.zero_grad(set_to_none=step == 0)
@@ -110,16 +112,18 @@ def trained(module: nn.Module, args: Any, is_parallel: bool) -> dict[str, Any]:
     return found
 
 
-def beside_eager(rank: int, cases: list[tuple[str, str, bytes]]) -> list[str]:
+def beside_eager(
+    rank: int, cases: list[tuple[str, str, bytes]], fused: bool | None = None
+) -> list[str]:
     """For each case, what differs from the plain module; empty if nothing does."""
     told, eager = [], dict[str, dict[str, Any]]()
     for name, label, data in cases:
         model, args = built(name)
         if name not in eager:
-            eager[name] = trained(copy.deepcopy(model), args, False)
+            eager[name] = trained(copy.deepcopy(model), args, False, fused)
         expected = eager[name]
         try:
-            found = trained(parallelize(model, loads(data), args), args, True)
+            found = trained(parallelize(model, loads(data), args), args, True, fused)
         except Exception as error:
             told.append(f"{name} {label}: {type(error).__name__}: {error}")
             continue
@@ -145,7 +149,7 @@ def test_trains_as_the_plain_module(name: str, on_ranks: Launch) -> None:
 @pytest.mark.parametrize("name", ON_A_GRID)
 def test_trains_as_the_plain_module_on_two_axes(name: str, on_ranks: Launch) -> None:
     cases = plans(name, "4xcpu", "2x2", 5)[2:]
-    for told in on_ranks(beside_eager, 4, cases):
+    for told in on_ranks(beside_eager, 4, cases, True):
         assert [line for line in told if line] == []
 
 

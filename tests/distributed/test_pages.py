@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
+import runpy
 import shlex
 import subprocess
 import sys
@@ -14,6 +16,9 @@ import pytest
 from click.testing import CliRunner
 
 from shardfold.cli import main
+from shardfold.runtime import ranks
+
+from .ranks import Launch
 
 ROOT = Path(__file__).resolve().parents[2]
 # What the page of the runner leaves to the reader: a model, its batch and the data.
@@ -66,26 +71,40 @@ def started(torchrun: str, folder: Path) -> str:
     return found.stdout
 
 
-@pytest.mark.parametrize(
-    ("page", "before", "model", "says"),
-    [
-        ("docs/how-to/launch.md", "", "gpt2-tiny", "step 2: loss "),
-        ("docs/explanation/running.md", GIVEN, "mine.py:make", "loss "),
-    ],
-)
-def test_a_script_runs_as_printed(
-    page: str, before: str, model: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def script_of(page: str) -> str:
+    return next(text for text in blocks(page, "python") if "sf.parallelize" in text)
+
+
+def test_a_script_runs_under_torchrun_as_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    script = next(text for text in blocks(page, "python") if "sf.parallelize" in text)
-    after = "" if "print(" in script else '\nprint("loss", loss.item())\n'
-    (tmp_path / "mine.py").write_text(MINE)
-    (tmp_path / "train.py").write_text(before + script + after)
+    (tmp_path / "train.py").write_text(script_of("docs/how-to/launch.md"))
     monkeypatch.chdir(tmp_path)
-    shardfold(f"shardfold plan {model} --cluster 2xcpu --save plan.json")
+    shardfold("shardfold plan gpt2-tiny --cluster 2xcpu --save plan.json")
     printed = shardfold("shardfold launch plan.json -- train.py").strip()
-    said = [line for line in started(printed, tmp_path).splitlines() if says in line]
+    said = [line for line in started(printed, tmp_path).splitlines() if "step 2: loss " in line]
     assert len(said) == 2
     assert said[0] == said[1]  # the loss of the whole batch, on both ranks
+
+
+def ran(rank: int, folder: Path) -> float:
+    """The last loss of the script in a folder."""
+    with contextlib.chdir(folder), pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(folder))
+        found = runpy.run_path("train.py", run_name="__main__")
+    sys.modules.pop("mine", None)
+    return float(found["loss"])
+
+
+def test_a_loop_runs_as_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_ranks: Launch
+) -> None:
+    (tmp_path / "mine.py").write_text(MINE)
+    (tmp_path / "train.py").write_text(GIVEN + script_of("docs/explanation/running.md"))
+    monkeypatch.chdir(tmp_path)
+    shardfold("shardfold plan mine.py:make --cluster 2xcpu --save plan.json")
+    first, second = on_ranks(ran, 2, tmp_path)
+    assert first == second  # the loss of the whole batch, on both ranks
 
 
 def test_the_page_prints_what_launch_prints(
@@ -100,8 +119,9 @@ def test_the_page_prints_what_launch_prints(
 
 
 def test_training_goes_on_where_it_was_saved(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_ranks: Launch
 ) -> None:
+    monkeypatch.setattr(ranks, "launch", on_ranks)  # `test_check.py` tells how `--local` starts
     (text,) = [text for text in blocks("docs/how-to/resume.md", "console") if "train" in text]
     line = text.removeprefix("$ ").strip()
     assert "--steps 1000 " in line

@@ -16,8 +16,15 @@ def planned(name: str, layers: int, cluster: str, **options: Any) -> sf.Plan:
     return sf.plan(model, args, kwargs, cluster=cluster, **options)
 
 
-@pytest.mark.parametrize("cluster", ["2x2xh100", "8xa100"])
-@pytest.mark.parametrize("name", ["llama3-8b-tiny", "t5-large-tiny", "mixtral-8x7b-tiny"])
+@pytest.mark.parametrize(
+    ("name", "cluster"),
+    [
+        ("llama3-8b-tiny", "2x2xh100"),
+        ("llama3-8b-tiny", "8xa100"),
+        ("t5-large-tiny", "2x2xh100"),
+        ("mixtral-8x7b-tiny", "8xa100"),
+    ],
+)
 def test_short_and_full_give_the_same_plan(name: str, cluster: str) -> None:
     short, full = (planned(name, 9, cluster, fold=fold) for fold in (True, False))
     for field in (

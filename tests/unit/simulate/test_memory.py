@@ -46,7 +46,9 @@ def test_one_device_holds_what_is_predicted(name, recompute):
 def test_micro_batches_hold_what_is_predicted(passes):
     """One pass's activations, beside the gradients of all."""
     torch.set_num_threads(1)
-    model, args, kwargs = build("llama3-8b", batch=8, seq=64, layers=4, hidden=128, device="cpu")
+    model, args, kwargs = build(
+        "llama3-8b-tiny", batch=8, seq=64, layers=4, hidden=128, device="cpu"
+    )
     plan = sf.plan(model, args, kwargs, cluster="1xcpu", micro_batches=passes)
     resident = plan.schedule.resident
     before = sum(resident.values()) - resident["gradients"]
