@@ -24,7 +24,7 @@ HOW_TOS = sorted(
 )
 # The how-tos speak of models in full size. Their small ones have the same operators.
 FULL = re.compile(r"(?<= )(alexnet|gpt2)(?= |$)")
-# These measure a machine for minutes: `tests/distributed/test_calibration.py` runs quick ones.
+# These measure a machine for minutes: `tests/distributed/test_calibration.py` measures little.
 MEASURES = "shardfold calibrate "
 REFUSED = {"fc6=out/3": "has no such split"}
 LLAMA = {

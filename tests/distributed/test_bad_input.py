@@ -155,7 +155,7 @@ def test_a_rank_of_torchrun_that_is_lost_is_named_on_the_others(tmp_path: Path) 
     program = tmp_path / "program.py"
     program.write_text(LOSES)
     given = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1"}
-    given["MASTER_PORT"] = str(_free_port())
+    given["MASTER_PORT"] = str(free_port())
     ranks = [
         subprocess.Popen(
             [sys.executable, str(program)],
@@ -170,7 +170,7 @@ def test_a_rank_of_torchrun_that_is_lost_is_named_on_the_others(tmp_path: Path) 
     assert "SAID Another process has ended, or the link to it is lost" in said[0]
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         return int(found.getsockname()[1])

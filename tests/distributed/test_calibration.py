@@ -1,23 +1,62 @@
-"""Calibration on processes side by side: every collective on every group size, one profile."""
+"""Calibration on processes side by side: every collective on every group size, one profile.
+
+The lines of the page on calibration run as printed, and measure little.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import re
+import shlex
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
 import pytest
+from click.testing import CliRunner
 
 from shardfold.calibrate import collectives
 from shardfold.calibrate.collectives import collective_entries
+from shardfold.calibrate.grids import Grid, Plan
 from shardfold.calibrate.profile import assembled, machine_of, together
-from shardfold.costs.profile import HostEntry, Profile, Table, loads
+from shardfold.calibrate.timers import CpuClock
+from shardfold.cli import main
+from shardfold.costs.profile import HostEntry, Profile, Table, load, loads
 from shardfold.costs.profile import dumps as written
 
-from .ranks import Launch
+from .ranks import Launch, start_server
+from .test_bad_input import free_port
+
+PAGE = Path(__file__).resolve().parents[2] / "docs/how-to/calibrate.md"
+MODULE = sys.modules[assembled.__module__]  # the package has a function of this name
+GRIDS = (
+    Grid("matmul.nt", "float32", ((8, 16), (8,), (8,))),
+    Grid("vector", "float32", ((1 << 10, 1 << 12),)),
+)
+LITTLE: dict[str, Any] = {
+    "_device": lambda device: "cpu",
+    "cpu_plan": lambda quick: Plan(GRIDS, 1.0, {"float32": 1e9}, 1e9, 1e6),
+    "clock_of": lambda *_: CpuClock(span_seconds=1e-4, rounds=1),
+    "host_entries": lambda *_: (HostEntry("update", 1e-6, 1e-6),),
+    "added_entries": lambda *_: (HostEntry("update.parts", 2e-6, 2e-6),),
+}
+
+
+@contextlib.contextmanager
+def measuring_little() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(collectives, "SIZES", (1024.0, 4096.0))
+        patch.setattr(collectives, "ROUNDS", 2)
+        for name, value in LITTLE.items():
+            patch.setattr(MODULE, name, value)
+        yield
 
 
 def job(rank: int) -> str:
     """A profile in which every process measured something else."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(collectives, "SIZES", (1024.0, 4096.0))
-        patch.setattr(collectives, "ROUNDS", 2)
+    with measuring_little():
         entries = collective_entries("cpu", lambda *_: None)
     tables = (
         Table("matmul.nt", "float32", ((8.0,), (8.0,), (8.0,)), (1.0 + rank,)),
@@ -47,3 +86,59 @@ def test_processes_make_one_profile(processes: int, on_ranks: Launch) -> None:
 def _tables(text: str) -> object:
     profile: Profile = loads(text.encode())
     return profile.tables
+
+
+def on_rank(rank: int, function: Callable[..., Any], *args: Any) -> Any:
+    with measuring_little():
+        return function(rank, *args)
+
+
+def as_torchrun_starts_it(environment: dict[str, str], words: list[str], folder: Path) -> None:
+    os.environ.update(environment)
+    os.chdir(folder)
+    with measuring_little():
+        result = CliRunner().invoke(main, words)
+    sys.exit(result.exit_code)
+
+
+def under_torchrun(words: list[str], folder: Path, processes: int) -> None:
+    """What torchrun does: `test_pages.py` runs torchrun itself."""
+    given = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    given["WORLD_SIZE"] = str(processes)
+    started = [
+        start_server().Process(
+            target=as_torchrun_starts_it, args=({**given, "RANK": str(rank)}, words, folder)
+        )
+        for rank in range(processes)
+    ]
+    for process in started:
+        process.start()
+    for process in started:
+        process.join()
+    assert [process.exitcode for process in started] == [0] * processes
+
+
+def test_the_lines_of_the_page_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_ranks: Launch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(
+        MODULE, "launch", lambda job, *args: on_ranks(on_rank, args[0], job, *args[1:])
+    )
+    text = "".join(re.findall(r"^```sh\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL))
+    lines = [line.partition(" #")[0] for line in text.splitlines() if " calibrate " in line]
+    assert len(lines) == 4
+    for line in lines:
+        name, *words = shlex.split(line)
+        if name == "torchrun":
+            assert words[:4] == ["--nproc-per-node", "8", "-m", "shardfold"]
+            under_torchrun(words[4:], tmp_path, 2)
+            continue
+        with measuring_little():
+            result = CliRunner().invoke(main, words)
+        assert result.exit_code == 0, f"{line}\n{result.output}"
+        assert result.output.strip()
+    found = {path.stem: load(path) for path in tmp_path.glob("*.json")}
+    processes = {name: profile.machine.processes for name, profile in found.items()}
+    assert processes == {"machine": 1, "node": 2, "four": 4}
+    assert [entry.kind for entry in found["machine"].host] == ["update", "update.parts"]

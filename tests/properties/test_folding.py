@@ -112,7 +112,7 @@ def test_long_runs_cost_the_same(depth: int, kind: str, reads: str) -> None:
     assert_alike(*both(model, BATCH, cluster="2xh100", memory_limit=1e18))
 
 
-@pytest.mark.parametrize("name", ["gpt2-tiny", "t5-large-tiny", "inceptionv3-tiny", "rnnlm-tiny"])
+@pytest.mark.parametrize("name", ["gpt2-tiny", "rnnlm-tiny"])
 def test_zoo_models_cost_the_same(name: str) -> None:
     model, args, kwargs = zoo.build(name)
     assert_alike(*both(model, args, kwargs, cluster="2x2xh100", memory_limit=1e18))

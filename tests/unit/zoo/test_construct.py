@@ -186,9 +186,9 @@ def test_operators_stay_whole_when_exported(name: str) -> None:
     assert not junk & ops.keys()
 
 
-@pytest.mark.parametrize("name", [n for n in TINY if n.removesuffix("-tiny") not in WHOLE])
-def test_the_other_families_export(name: str) -> None:
-    assert exported(name)["cross_entropy_loss"] == 1
+def test_the_family_that_is_left_exports() -> None:
+    """All others differ from those above in sizes only."""
+    assert exported("densenet121-tiny")["cross_entropy_loss"] == 1
 
 
 def write(path: Path, **fields: Any) -> str:
