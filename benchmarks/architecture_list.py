@@ -503,6 +503,7 @@ MULTIMODAL = (
             | {"num_hidden_layers": 28, "num_attention_heads": 28, "num_key_value_heads": 4}
             | {"rope_parameters": {"rope_type": "default", "mrope_section": [16, 24, 24]}},
         },
+        batch=4,  # attention is called once for every image
         tiny_seq=24,
     ),
     Architecture(

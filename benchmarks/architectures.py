@@ -28,6 +28,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
+from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -48,8 +49,9 @@ TINY_BATCH = 4
 TOLERANCE = 1e-6  # as of `shardfold check`: where forward insists on float32, they differ
 PATIENCE = timedelta(seconds=120)
 LIMIT_SECONDS = 900.0
+LIMIT_BYTES = 10 * 2**30
 # The worst first. A plan whose numbers are right, but not its collectives, is not right.
-OUTCOMES = ("raw", "out of time", "wrong", "other collectives", "refused")
+OUTCOMES = ("raw", "out of memory", "out of time", "wrong", "other collectives", "refused")
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +113,9 @@ def planned(known: Architecture) -> dict[str, Any]:
         }
     except sf.ShardfoldError as error:
         found |= {"outcome": "refused", "told": str(error)}
+    except MemoryError:
+        told = f"Planning took more than {LIMIT_BYTES / 2**30:.0f} GiB."
+        found |= {"outcome": "out of memory", "told": told}
     except Exception as error:
         found |= {"outcome": "raw", "told": _raw(error)}
     return {**found, "seconds": time.perf_counter() - started}
@@ -336,7 +341,7 @@ def judged(rows: list[Row]) -> dict[str, str]:
 def within(seconds: float, function: Any, *args: Any) -> dict[str, Any]:
     """What `planned` or `ran` finds in a process of its own, or that it had no time for it."""
     try:
-        found: dict[str, Any] = limited(seconds, function, *args)
+        found: dict[str, Any] = limited(seconds, LIMIT_BYTES, function, *args)
         return found
     except TimeoutError as error:
         lost = {"outcome": "out of time", "told": str(error)}
@@ -349,12 +354,10 @@ def within(seconds: float, function: Any, *args: Any) -> dict[str, Any]:
 def line(name: str, result: Mapping[str, Any]) -> str:
     """An architecture as a line of the terminal."""
     cells = [f"{name:30}"]
-    for part in ("real", "tiny"):
-        if part in result:
-            found = result[part]
-            cells.append(f"{part} {found['outcome']:8} {found['seconds']:5.0f} s")
-    if "tiny" in result:
-        cells.append(f"{result['tiny']['plans']:3} plans, {result['tiny']['apart']:.0e} apart")
+    for part, found in result.items():
+        cells.append(f"{part} {found['outcome']:8} {found['seconds']:5.0f} s")
+        if found.get("plans"):
+            cells.append(f"{found['plans']:3} plans, {found['apart']:.0e} apart")
     told = [found["told"] for found in result.values() if found["told"]]
     return "  ".join(cells) + "".join(f"\n    {each.splitlines()[0][:300]}" for each in told)
 
@@ -379,16 +382,26 @@ def _range(numbers: list[int]) -> str:
     return str(most) if least == most else f"{least} to {most}"
 
 
+def _tiny_cell(found: Mapping[str, Any] | None) -> str:
+    if found is None:
+        return "not run"
+    return f"{found['outcome']}, {found['plans']} plans" if found["plans"] else found["outcome"]
+
+
+def _differences(found: Mapping[str, Any]) -> list[float]:
+    return [found[mesh]["apart"] for mesh in MESHES if mesh in found and found[mesh]["plans"]]
+
+
 def page(stored: Mapping[str, Any]) -> str:
     """The results as a page."""
     results, facts = stored["architectures"], stored["environment"]
-    tinies = [each["tiny"] for each in results.values() if "tiny" in each]
+    tinies = [each[mesh] for each in results.values() for mesh in MESHES if mesh in each]
     lines, told = [], []
     for known in ARCHITECTURES:
-        real, tiny = (results.get(known.name, {}).get(part) for part in ("real", "tiny"))
+        found = results.get(known.name, {})
+        real = found.get("real")
         size = f"{real['parameters'] / 1e9:.2f}" if real and "parameters" in real else ""
         step = f"{real['step_seconds'] * 1e3:.0f}" if real and "step_seconds" in real else ""
-        meshes = " and ".join(tiny["meshes"]) if tiny else ""
         cells = (
             f"`{known.class_name}`",
             known.kind,
@@ -396,20 +409,21 @@ def page(stored: Mapping[str, Any]) -> str:
             real["outcome"] if real else "not tried",
             f"{real['seconds']:.0f}" if real else "",
             step,
-            tiny["outcome"] if tiny else "not run",
-            f"{tiny['plans']} on {meshes}" if tiny and tiny["plans"] else "",
-            f"{tiny['apart']:.0e}" if tiny and tiny["plans"] else "",
+            *(_tiny_cell(found.get(mesh)) for mesh in MESHES),
+            f"{max(apart):.0e}" if (apart := _differences(found)) else "",
         )
         lines.append(f"| {' | '.join(map(str, cells))} |")
-        for part, found in (("real size", real), ("tiny", tiny)):
-            if found and found["told"]:
-                said = " ".join(found["told"].split())
-                told.append(f"- `{known.class_name}`, {part}: {said}")
+        said: dict[str, list[str]] = {}  # by what it is: most are told by all parts alike
+        for part in ("real", *MESHES):
+            if part in found and found[part]["told"]:
+                words = " ".join(found[part]["told"].split())
+                said.setdefault(words, []).append("real size" if part == "real" else part)
+        told += [f"- `{known.class_name}`, {', '.join(n)}: {words}" for words, n in said.items()]
     return PAGE_TEXT.format(
         table="\n".join(lines),
         told="\n".join(told) or "Nothing.",
         planned=counted(results, "real") or "none tried",
-        run=counted(results, "tiny") or "none run",
+        runs="; ".join(f"on {mesh} {counted(results, mesh) or 'none run'}" for mesh in MESHES),
         plans=sum(found["plans"] for found in tinies),
         by_plan=by_plan(tinies),
         random=_range([found["random"] for found in tinies]),
@@ -428,12 +442,13 @@ M2M-100, and some tiny sizes were corrected. What is not measured yet says so.
   random plans on each mesh ({plans} plans in all; random ones {random} a mesh). Two steps on
   different batches are held against the class as transformers builds it by itself, run eagerly:
   losses, gradients added up over both steps, buffers (largest difference, relative; the limit is
-  1e-6). The collectives that ran are held against those planned. {run}.
-  Of the plans: {by_plan}. (*Refused*: by the runner, after the planner had offered it. *Other
+  1e-6). The collectives that ran are held against those planned. Of the architectures,
+  {runs}.
+  Of the plans, {by_plan}. (*Refused*: by the runner, after the planner had offered it. *Other
   collectives*: the numbers are right, but other collectives ran than planned.)
 
-| class | kind | billion parameters | real size | planned in s | step, ms | tiny | plans | apart |
-|---|---|---:|---|---:|---:|---|---:|---:|
+| class | kind | billion parameters | real size | planned in s | step, ms | on 2 | on 2x2 | apart |
+|---|---|---:|---|---:|---:|---|---|---:|
 {table}
 
 ## What was said of the others
@@ -479,6 +494,8 @@ def main(
     warnings.simplefilter("ignore")
     for name in ("torch", "torch.distributed.tensor._redistribute", "transformers"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
+    for name in ("torch", "transformers", "shardfold"):
+        import_module(name)  # before any process is forked
     facts = {**environment(), "torch": version("torch"), "transformers": version("transformers")}
     click.echo(", ".join(f"{key} {value}" for key, value in facts.items()))
     stored: dict[str, Any] = {}
@@ -488,11 +505,12 @@ def main(
         if names and known.name not in names:
             continue
         result = stored.setdefault(known.name, {})
-        for part in ("real", "tiny") if only is None else (only,):
+        tiny = () if only == "real" else meshes
+        for part in tiny if only == "tiny" else ("real", *tiny):
             if part in result and not again:
                 continue
-            tiny = (ran, partial(Runner, known), random_plans, meshes)
-            result[part] = within(limit, *((planned, known) if part == "real" else tiny))
+            work = (ran, partial(Runner, known), random_plans, (part,))
+            result[part] = within(limit, *((planned, known) if part == "real" else work))
             if out:  # after each, so that a long run that is cut short leaves what it has
                 write_json(Path(out), {"environment": facts, "architectures": stored})
         click.echo(line(known.name, result))

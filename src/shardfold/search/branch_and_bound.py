@@ -6,8 +6,8 @@
     else split on one vertex of the widest table, and go on with the part of lowest bound.
 
 The lowest bound among the open parts is a lower bound on the whole at any time, so when time or
-patience runs out the answer still states its gap. Memory: the problem's own tables, and one
-vector per end of an edge for every open part.
+patience runs out the answer still states its gap. Memory: the problem's own tables, and for every
+open part one vector per end of an edge, and the tables of which it has struck choices out.
 
 The dual bound comes from messages (TRW): how cheap the best choice can be at most, with no large
 table. A message m moves cost from a pair to a vertex: t'(x, y) = t(x, y) - m_u(x) - m_v(y), and the
@@ -29,7 +29,7 @@ from __future__ import annotations
 import heapq
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -210,10 +210,9 @@ def bounded(
         if tightened is None:
             continue
         bound, part, widest = tightened
-        for child_bound, child in _split(part, bound, widest):
-            if not reaches(search.cost, child_bound):
-                count += 1
-                heapq.heappush(heap, (child_bound, count, child))
+        for child_bound, child in _split(part, bound, widest, search.cost):
+            count += 1
+            heapq.heappush(heap, (child_bound, count, child))
     open_bound = min((bound for bound, _, _ in heap), default=math.inf)
     gap = None if reaches(search.cost, open_bound) else open_bound
     choice = np.array(search.best, dtype=np.int64)
@@ -294,16 +293,16 @@ def _widest(factors: Factors, plan: Forecast) -> int:
     return max(many, key=lambda u: (degree[u], -u))
 
 
-def _split(part: _Part, bound: float, vertex: int) -> list[tuple[float, _Part]]:
-    """One part for each choice of `vertex`, with the bound that it starts from."""
+def _split(part: _Part, bound: float, vertex: int, cost: float) -> Iterator[tuple[float, _Part]]:
+    """One part for each choice of `vertex` that may beat `cost`, and the bound it starts from."""
     raised, rises = part.dual.bound()
     size = len(part.kept[vertex])
-    parts = []
     for x in range(size):
+        least = max(bound, raised + float(rises[vertex][x]))
+        if reaches(cost, least):
+            continue
         masks = [np.ones(len(k), dtype=bool) for k in part.kept]
         masks[vertex] = np.arange(size) == x
         kept = list(part.kept)
         kept[vertex] = part.kept[vertex][x : x + 1]
-        child = _Part(kept, part.dual.restricted(masks))
-        parts.append((max(bound, raised + float(rises[vertex][x])), child))
-    return parts
+        yield least, _Part(kept, part.dual.restricted(masks))

@@ -156,10 +156,13 @@ class Pairwise:
         return cost
 
     def restricted(self, kept: Sequence[Ints]) -> Pairwise:
-        """Only the choices kept of each vertex."""
+        """Only the choices kept of each vertex; a matrix of which all are kept is not copied."""
         unary = tuple(vector[k] for vector, k in zip(self.unary, kept, strict=True))
+        is_whole = [len(k) == len(vector) for vector, k in zip(self.unary, kept, strict=True)]
         tables = tuple(
-            np.ascontiguousarray(table[np.ix_(kept[u], kept[v])])
+            np.ascontiguousarray(
+                table if is_whole[u] and is_whole[v] else table[np.ix_(kept[u], kept[v])]
+            )
             for (u, v), table in zip(self.pairs, self.tables, strict=True)
         )
         return Pairwise(unary, self.pairs, tables)

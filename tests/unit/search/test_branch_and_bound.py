@@ -118,3 +118,13 @@ def test_time_given_is_about_time_taken_with_a_memory_limit_too() -> None:
     assert solution.bytes is not None
     assert solution.bytes <= 5.0
     assert 0 < solution.gap < 1
+
+
+def test_a_part_shares_the_tables_of_which_it_has_every_choice() -> None:
+    """Or a search with many open parts takes as many times the memory of the problem."""
+    whole = Pairwise.of(factors_of(clique(6, 4, seed=0)))
+    kept = [np.arange(4) for _ in whole.unary]
+    kept[2] = np.array([1])
+    part = whole.restricted(kept)
+    for pair, table, before in zip(whole.pairs, part.tables, whole.tables, strict=True):
+        assert np.shares_memory(table, before) == (2 not in pair)
