@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -27,6 +26,7 @@ from shardfold.runtime.ranks import launch
 from .choices import chooser
 from .jobs import build
 from .ranks import Launch
+from .torchrun import free_port
 
 
 def refused(rank: int, plans: dict[str, bytes]) -> dict[str, str]:
@@ -168,9 +168,3 @@ def test_a_rank_of_torchrun_that_is_lost_is_named_on_the_others(tmp_path: Path) 
     said = [rank.communicate(timeout=300)[0] for rank in ranks]
     assert [rank.returncode for rank in ranks] == [4, 3]
     assert "SAID Another process has ended, or the link to it is lost" in said[0]
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])

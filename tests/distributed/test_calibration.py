@@ -6,7 +6,6 @@ The lines of the page on calibration run as printed, and measure little.
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import shlex
 import sys
@@ -26,8 +25,8 @@ from shardfold.cli import main
 from shardfold.costs.profile import HostEntry, Profile, Table, load, loads
 from shardfold.costs.profile import dumps as written
 
-from .ranks import Launch, start_server
-from .test_bad_input import free_port
+from .ranks import Launch
+from .torchrun import start_as_torchrun
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/how-to/calibrate.md"
 MODULE = sys.modules[assembled.__module__]  # the package has a function of this name
@@ -93,31 +92,6 @@ def on_rank(rank: int, function: Callable[..., Any], *args: Any) -> Any:
         return function(rank, *args)
 
 
-def as_torchrun_starts_it(environment: dict[str, str], words: list[str], folder: Path) -> None:
-    os.environ.update(environment)
-    os.chdir(folder)
-    with measuring_little():
-        result = CliRunner().invoke(main, words)
-    sys.exit(result.exit_code)
-
-
-def under_torchrun(words: list[str], folder: Path, processes: int) -> None:
-    """What torchrun does: `test_pages.py` runs torchrun itself."""
-    given = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    given["WORLD_SIZE"] = str(processes)
-    started = [
-        start_server().Process(
-            target=as_torchrun_starts_it, args=({**given, "RANK": str(rank)}, words, folder)
-        )
-        for rank in range(processes)
-    ]
-    for process in started:
-        process.start()
-    for process in started:
-        process.join()
-    assert [process.exitcode for process in started] == [0] * processes
-
-
 def test_the_lines_of_the_page_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_ranks: Launch
 ) -> None:
@@ -132,7 +106,7 @@ def test_the_lines_of_the_page_run(
         name, *words = shlex.split(line)
         if name == "torchrun":
             assert words[:4] == ["--nproc-per-node", "8", "-m", "shardfold"]
-            under_torchrun(words[4:], tmp_path, 2)
+            start_as_torchrun(words[4:], tmp_path, 2, measuring_little)
             continue
         with measuring_little():
             result = CliRunner().invoke(main, words)

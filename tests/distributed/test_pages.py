@@ -14,11 +14,13 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from torch.distributed.run import get_args_parser
 
 from shardfold.cli import main
 from shardfold.runtime import ranks
 
 from .ranks import Launch
+from .torchrun import start_as_torchrun
 
 ROOT = Path(__file__).resolve().parents[2]
 # What the page of the runner leaves to the reader: a model, its batch and the data.
@@ -132,3 +134,20 @@ def test_training_goes_on_where_it_was_saved(
         said = shardfold(f"{line.replace('--steps 1000', f'--steps {steps}')} --json")
         taken.append([step["number"] for step in json.loads(said)["steps"]])
     assert taken == [[0, 1], [2, 3]]
+
+
+def test_the_elastic_line_is_one_of_torchrun_and_trains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ranks that come and go are those of benchmarks/faults.py."""
+    (text,) = [text for text in blocks("docs/how-to/resume.md", "sh") if "torchrun " in text]
+    _, line = text.replace("\\\n", " ").splitlines()
+    given = get_args_parser().parse_args(shlex.split(line)[1:])
+    assert (given.nnodes, given.module, given.training_script) == ("2:4", True, "shardfold")
+    train = shlex.join(given.training_script_args)
+    assert train.startswith("train gpt2 --plan plan.json --checkpoints /shared/run ")
+    train = train.replace("gpt2", "gpt2-tiny").replace("/shared/run", "run") + " --steps 2"
+    monkeypatch.chdir(tmp_path)
+    shardfold("shardfold plan gpt2-tiny --cluster 2xcpu --save plan.json")
+    start_as_torchrun(shlex.split(train), tmp_path, 2)
+    assert (tmp_path / "run" / "step-00000002").is_dir()
