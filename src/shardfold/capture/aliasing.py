@@ -90,6 +90,18 @@ def _permuted(given: list[Any], shape: Shape) -> tuple[str, Call]:
     return "of", (aten.permute.default, [[dims.index(d) for d in range(len(dims))]])
 
 
+def _narrowed(given: list[Any], shape: Shape) -> tuple[str, Call]:
+    dim, start, length = given
+    start %= shape[dim]
+    return "into", (aten.slice_scatter.default, [dim, start, start + length])
+
+
+def _moved(given: list[Any], shape: Shape) -> tuple[str, Call]:
+    source, destination = given
+    target = aten.movedim.int if isinstance(source, int) else aten.movedim.intlist
+    return "of", (target, [destination, source])
+
+
 def _again(target: Any) -> Callable[[list[Any], Shape], tuple[str, Call]]:
     return lambda given, shape: ("of", (target, given))
 
@@ -102,8 +114,11 @@ BACK: dict[str, Callable[[list[Any], Shape], tuple[str, Call]]] = {
         "view reshape flatten unflatten squeeze unsqueeze _unsafe_view view_as contiguous".split(),
         _reshaped,
     ),
+    "narrow": _narrowed,
     "permute": _permuted,
-    "transpose": _again(aten.transpose.int),
+    "movedim": _moved,
+    **dict.fromkeys(("transpose", "swapaxes", "swapdims"), _again(aten.transpose.int)),
+    "mT": _again(aten.mT.default),
     "t": _again(aten.t.default),
 }
 

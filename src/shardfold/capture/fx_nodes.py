@@ -21,7 +21,7 @@ from shardfold.capture.program import Invocation, Slot
 from shardfold.capture.stand_ins import functions
 from shardfold.errors import ModelError
 from shardfold.graph import Operand, Origin
-from shardfold.operators import Operator
+from shardfold.operators import Operator, operator_of
 
 FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 NUMBERS = (bool, int, float, torch.SymBool, torch.SymInt, torch.SymFloat)
@@ -165,6 +165,7 @@ def idle_nodes(module: fx.GraphModule) -> set[fx.Node]:
         schema = getattr(node.target, "_schema", None)
         is_number = schema is None and isinstance(node.meta.get("val"), NUMBERS)
         is_pure = schema is not None and not schema.is_mutable
+        is_pure = is_pure and not operator_of(kind_of(node)).writes
         if is_number or (is_pure and kind_of(node).startswith("aten.")):
             found.add(node)
     return found

@@ -16,6 +16,7 @@ import torch
 from shardfold.capture.program import Invocation, Slot, Source
 from shardfold.errors import ModelError
 from shardfold.graph import Graph, Op, Operand, Origin, Tensor, TensorType
+from shardfold.operators import operator_of
 
 WRITE = "shardfold.write"
 # Operators that draw random numbers without saying which is for which element.
@@ -182,7 +183,7 @@ def prune(
 
     Returns the graph, the new number of each tensor that is kept, and the operators kept.
     """
-    needed = {loss, *(r for op in ops if op.kind == WRITE for r in op.results)}
+    needed = {loss, *(r for op in ops if leaves_something(op) for r in op.results)}
     kept: list[int] = []
     for i, op in reversed(list(enumerate(ops))):
         if needed.intersection(op.results):
@@ -206,6 +207,15 @@ def prune(
     )
     graph = Graph(tuple(tensors[i] for i in order), renumbered, number[loss])
     return _without_dead_ends(graph), number, kept
+
+
+def leaves_something(op: Op) -> bool:
+    """Whether an operator changes a buffer, so that it counts even if nobody reads its result."""
+    if op.kind == WRITE:
+        return True
+    is_training = op.attributes.get("training", op.attributes.get("use_input_stats", True))
+    written = {operand.name for operand in op.operands} & set(operator_of(op.kind).writes)
+    return bool(written and is_training)
 
 
 def _without_dead_ends(graph: Graph) -> Graph:

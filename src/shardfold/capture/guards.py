@@ -8,6 +8,8 @@ A trace keeps values, not all meaning. This is the one list of what it would los
     torch.utils.checkpoint                    is traced through, with a note: the plan decides
     a coin toss whose outcome is certain      is decided (LayerDrop at probability 0)
     `if tensor: raise`, `assert tensor`       is taken to pass, with a note
+    a buffer that is replaced by a tensor     is written to when forward ends
+    a parameter in a list, or another name    is that parameter
     requires_grad = True of an activation     is traced as nothing: no parameter's gradient changes
     torch.autocast("cuda") without CUDA       refused, as autocast that casts is
     hooks on gradients                        refused
@@ -27,12 +29,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from inspect import signature
 from pathlib import Path
 from types import FunctionType
 from typing import Any
 from unittest.mock import patch
 
 import torch
+import torch.nn.functional as F  # noqa: N812
 import torch.utils.checkpoint as checkpointing
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
@@ -40,8 +44,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from shardfold.capture.python_state import PLAIN, State, attributes_of, check_dice, dice
-from shardfold.capture.stand_ins import CERTAIN, KnownValues, stand_in
-from shardfold.capture.user_code import outcome_without_error, place, user_frame
+from shardfold.capture.stand_ins import CERTAIN, KnownValues, has_tensors, stand_in
+from shardfold.capture.user_code import frames, outcome_without_error, place
 from shardfold.errors import ModelError
 
 HOOKS = {
@@ -100,15 +104,34 @@ class Watch(TorchFunctionMode):
         self.before, self.after = State.of(model), State()
         self.is_inside = False  # forward
         self.known = KnownValues()
+        self.places = {  # of buffers and parameters, before the trace puts others in their place
+            id(tensor): (table, name)
+            for _, table, held in self.held()
+            for name, tensor in held.items()
+            if tensor is not None
+        }
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call a function of torch, unless its meaning would be lost."""
         kwargs = kwargs or {}
+        if self.is_inside:
+            args, kwargs = self._traced(args, kwargs)
         # Around forward, torch handles tensors for its own ends.
         handler = HANDLERS.get(func) if self.is_inside else None
         if handler is not None:
             return handler(self, func, args, kwargs)
         return self.known.call(func, args, kwargs)
+
+    def _traced(self, args: Any, kwargs: Any) -> Any:
+        """Parameters and buffers under other names (in a list, a plain attribute) as traced."""
+        if all(id(leaf) not in self.places for leaf in pytree.tree_leaves((args, kwargs))):
+            return args, kwargs
+
+        def found(tensor: Tensor) -> Tensor:
+            table, name = self.places.get(id(tensor), ({}, ""))
+            return table.get(name, tensor)
+
+        return pytree.tree_map_only(Tensor, found, (args, kwargs))
 
     # -- what is refused
 
@@ -126,6 +149,7 @@ class Watch(TorchFunctionMode):
 
     def function(self, original: Callable[..., Any], cls: Any, args: Any, kwargs: Any) -> Any:
         """A call of an autograd.Function, as one operator; its own operators are never read."""
+        args, kwargs = self._traced(args, kwargs)
         if cls is checkpointing.CheckpointFunction:
             self.checkpointed()
             return args[0](*args[2:])
@@ -168,15 +192,61 @@ class Watch(TorchFunctionMode):
 
     def checked(self, func: Any, args: Any) -> Any:
         """A tensor as a condition: decided where the other outcome would raise an error."""
-        frame = user_frame()
-        passes = None if frame is None else outcome_without_error(frame)
-        if frame is None or passes is None:
-            return func(*args)
-        line = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
-        self.notes[f"The check of values at {line} is taken to pass: a plan does not run it."] = (
-            None
-        )
-        return passes
+        for frame in frames():
+            passes = outcome_without_error(frame)
+            if passes is not None:
+                self._taken_to_pass(f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}")
+                return passes
+        return func(*args)
+
+    def _taken_to_pass(self, where: str) -> None:
+        told = f"The check of values at {where} is taken to pass: a plan does not run it."
+        self.notes[told] = None
+
+    def gaussian(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """`gaussian_nll_loss` asks for its variances, and cuts them past autograd, unseen."""
+        given = signature(func).bind(*args, **kwargs)
+        given.apply_defaults()
+        variance, least = given.arguments["var"], given.arguments["eps"]
+        if isinstance(variance, Tensor):
+            cut = least + (variance - variance.detach())
+            given.arguments["var"] = torch.where(variance < least, cut, variance)
+        self._taken_to_pass(func.__name__)
+        with patch.object(torch, "any", lambda _: False):
+            return func(*given.args, **given.kwargs)
+
+    def drawn(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """`torch.normal` of numbers alone: it does not ask for the default device."""
+        if not has_tensors((args, kwargs)):
+            kwargs = {"device": torch.get_default_device(), **kwargs}
+        return func(*args, **kwargs)
+
+    def held(self) -> list[tuple[str, dict[str, Any], dict[str, Any]]]:
+        """The buffers and parameters of all modules as they are now: where, the table, a copy."""
+        return [
+            (path, table, dict(table))
+            for path, module in self.model.named_modules()
+            for table in (module._buffers, module._parameters)
+        ]
+
+    def settle(self, before: list[tuple[str, dict[str, Any], dict[str, Any]]]) -> None:
+        """A buffer that forward has replaced by another tensor is written to instead.
+
+        Of the model's own buffers, those of no part, torch keeps the new tensor itself.
+        """
+        for path, table, held in before:
+            for name, tensor in held.items():
+                found = table.get(name)
+                if found is tensor or (not path and table is self.model._buffers):
+                    continue
+                if not _are_alike(found, tensor) or isinstance(tensor, nn.Parameter):
+                    raise self.refuse(
+                        f"replaces {name!r} of module {path!r} by {_told(found)}",
+                        "Write into the tensor instead, with copy_() (of a parameter: in the "
+                        "training loop)",
+                    )
+                tensor.copy_(found)
+                table[name] = tensor
 
     def hooked(self, func: Any, args: Any, kwargs: Any) -> Any:
         """A hook on a tensor's gradient."""
@@ -245,6 +315,8 @@ HANDLERS: dict[Any, Handler] = {
     ),
     Tensor.new_tensor: _of_known(KnownValues.new_constant),
     **dict.fromkeys((Tensor.__getitem__, Tensor.__setitem__), _of_known(KnownValues.indexed)),
+    torch.normal: Watch.drawn,
+    F.gaussian_nll_loss: Watch.gaussian,
     torch.rand: _of_known(KnownValues.coin),
     **dict.fromkeys(CERTAIN, _of_known(KnownValues.tossed)),
 }
@@ -324,8 +396,11 @@ def _patches(watch: Watch) -> Iterator[tuple[Any, str, Any]]:
         if id(attributes_of(module)) != root or watch.is_inside:
             return call(module, *args, **kwargs)
         watch.is_inside = True
+        held = watch.held()
         try:
-            return call(module, *args, **kwargs)
+            found = call(module, *args, **kwargs)
+            watch.settle(held)
+            return found
         finally:
             watch.is_inside, watch.after = False, State.of(watch.model)
 
@@ -399,6 +474,19 @@ def _patches(watch: Watch) -> Iterator[tuple[Any, str, Any]]:
 
 def _sentence(text: str) -> str:
     return text[0].upper() + text[1:]
+
+
+def _are_alike(one: Any, other: Any) -> bool:
+    """Whether both are tensors of one shape and dtype."""
+    if not isinstance(one, Tensor) or not isinstance(other, Tensor):
+        return False
+    return bool((one.shape, one.dtype) == (other.shape, other.dtype))
+
+
+def _told(value: Any) -> str:
+    """A tensor by its shape, or what else it is."""
+    kind = type(value).__name__
+    return f"a {kind} of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {kind}"
 
 
 def _closure(cls: Any) -> list[Any]:

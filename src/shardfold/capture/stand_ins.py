@@ -126,7 +126,7 @@ class KnownValues:
 
     def constant(self, func: Any, args: Any, kwargs: Any) -> Any:
         """A tensor made of Python's numbers keeps them."""
-        if kwargs.get("requires_grad") or _has_tensors((args, kwargs)):
+        if kwargs.get("requires_grad") or has_tensors((args, kwargs)):
             return func(*args, **kwargs)
         with _disable_current_modes(), torch._C.DisableTorchFunction():
             real = func(
@@ -144,7 +144,7 @@ class KnownValues:
 
     def new_constant(self, func: Any, args: Any, kwargs: Any) -> Any:
         """The same of a tensor that another makes in its own dtype."""
-        if len(args) != 2 or _has_tensors((args[1], kwargs)):
+        if len(args) != 2 or has_tensors((args[1], kwargs)):
             return func(*args, **kwargs)
         return self.constant(torch.tensor, args[1:], {"dtype": args[0].dtype, **kwargs})
 
@@ -186,7 +186,7 @@ class KnownValues:
                 "Forward tosses a coin and branches on it (LayerDrop, stochastic depth?): set its "
                 "probability to 0"
             )
-        return func(*args, **kwargs)
+        return self.call(func, args, kwargs)
 
 
 _GREATER = (Tensor.__gt__, Tensor.gt, torch.gt)
@@ -200,7 +200,8 @@ CERTAIN: dict[Any, Callable[[float], bool | None]] = {
 }
 
 
-def _has_tensors(tree: Any) -> bool:
+def has_tensors(tree: Any) -> bool:
+    """Whether there is a tensor anywhere in a structure."""
     return any(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(tree))
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import linecache
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
@@ -31,12 +33,16 @@ def place(paths: dict[int, str]) -> str:
     return f"{name} ({line})" if line else name
 
 
-def user_frame() -> FrameType | None:
-    """Where the code that is traced is now: the innermost frame that is not torch's or ours."""
+def frames() -> Iterator[FrameType]:
+    """Where the code that is traced is now: torch's frames, up to the innermost of the user's."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith(LIBRARIES):
+    while frame is not None:
+        torchs, ours = (frame.f_code.co_filename.startswith(path) for path in LIBRARIES)
+        if not ours:
+            yield frame
+        if not torchs and not ours:
+            return
         frame = frame.f_back
-    return frame
 
 
 def outcome_without_error(frame: FrameType) -> bool | None:
@@ -48,9 +54,11 @@ def outcome_without_error(frame: FrameType) -> bool | None:
     line, _, column, _ = positions
     if line is None or column is None:
         return None
+    # Of a notebook's cell, too.
+    lines = linecache.getlines(frame.f_code.co_filename, frame.f_globals)
     try:
-        tree = ast.parse(Path(frame.f_code.co_filename).read_text())
-    except (OSError, SyntaxError, ValueError):
+        tree = ast.parse("".join(lines))
+    except (SyntaxError, ValueError):
         return None
     for node in ast.walk(tree):
         if isinstance(node, ast.If | ast.Assert) and _asks(node, line, column):

@@ -36,6 +36,7 @@ TOLERANCE = 1e-9
 SHOWN = 5
 AS_MODEL = 1e-6  # of the program and the model: where forward insists on float32, they differ
 STEPS = 2
+ROUNDING = 1e-6  # of the largest operand: a smaller result is what is left of a difference
 SMALL = 1e-4  # of the largest gradient: below it, differences are measured against it
 
 
@@ -278,7 +279,14 @@ def _first_operator(
     instructions = module._run.lowered.instructions
     wholes = _Wholes(module, subdims)
     results = [
-        (_name(i), difference(wholes.of(t, values(left), found.results[t]), expected.results[t]))
+        (
+            _name(i),
+            difference(
+                wholes.of(t, values(left), found.results[t]),
+                expected.results[t],
+                _rounding(i, expected),
+            ),
+        )
         for i in instructions
         if "empty" not in i.site.op.kind  # memory that nobody has written yet
         for t, left in zip(i.results, i.left, strict=True)
@@ -297,6 +305,17 @@ def _first_operator(
         if t in expected.gradients
     ]
     return _first([*results, *backward])
+
+
+def _rounding(instruction: Instruction, expected: _Watch) -> float:
+    """What results are measured against that are nothing but rounding: what cancels out."""
+    given = [expected.results[t] for t in instruction.site.op.inputs if t in expected.results]
+    sizes = (g.abs().nan_to_num(0.0, 0.0, 0.0).max() for g in given if g.numel() and _is_float(g))
+    return ROUNDING * max(map(float, sizes), default=0.0)
+
+
+def _is_float(tensor: Tensor) -> bool:
+    return bool(tensor.is_floating_point() or tensor.is_complex())
 
 
 def _first(named: list[tuple[str, float]]) -> Difference | None:
@@ -360,7 +379,7 @@ def difference(found: Tensor, expected: Tensor, floor: float = 0.0) -> float:
     if found.shape != expected.shape:
         return float("inf")
     if expected.is_complex() and found.is_complex():
-        found, expected = torch.view_as_real(found), torch.view_as_real(expected)
+        found, expected = (torch.view_as_real(t.resolve_conj()) for t in (found, expected))
     if not expected.is_floating_point():
         return 0.0 if torch.equal(found, expected) else float("inf")
     if not expected.numel():

@@ -1096,3 +1096,123 @@ class AsksWhetherCompiled(Case):
     def between(self, h: Tensor) -> Tensor:
         mask = None if torch.compiler.is_compiling() else torch.ones(len(h), dtype=h.dtype)
         return h * mask[:, None]  # type: ignore[index]
+
+
+# -- found by drawing modules at random
+
+
+class NormUnread(Case):
+    """Running statistics are kept of a result that nobody reads."""
+
+    def prepare(self) -> None:
+        self.norm = nn.BatchNorm1d(WIDTH, affine=False)
+        self.other = nn.InstanceNorm1d(WIDTH, track_running_stats=True)
+
+    def between(self, h: Tensor) -> Tensor:
+        self.norm(h)
+        self.other(h[:, :, None].expand(-1, -1, 3))
+        return h
+
+
+class NormUnreadInBlocks(Case):
+    def prepare(self) -> None:
+        self.blocks = nn.ModuleList([NormUnread() for _ in range(4)])
+
+    def between(self, h: Tensor) -> Tensor:
+        for block in self.blocks:
+            h = h + block.b(block.between(block.a(h)))
+        return h
+
+
+class Remembers(nn.Module):
+    """A part whose buffer is replaced; the old tensor is read after that."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("last", torch.zeros(BATCH, WIDTH))
+
+    def forward(self, h: Tensor) -> Tensor:
+        before = self.last
+        self.last = h.detach()
+        return h + before + 0.1 * self.last
+
+
+class ReplacedInAPart(Case):
+    def prepare(self) -> None:
+        self.part = Remembers()
+
+    def between(self, h: Tensor) -> Tensor:
+        return self.part(h)
+
+
+class ReplacedInBlocks(Case):
+    def prepare(self) -> None:
+        self.blocks = nn.Sequential(*(Remembers() for _ in range(4)))
+
+    def between(self, h: Tensor) -> Tensor:
+        return self.blocks(h)
+
+
+class ReplacedByAnotherShape(Case):
+    def prepare(self) -> None:
+        self.part = Remembers()
+
+    def between(self, h: Tensor) -> Tensor:
+        self.part.last = torch.cat([self.part.last, h.detach()])
+        return h
+
+
+class ParameterReplaced(Case):
+    def between(self, h: Tensor) -> Tensor:
+        self.b.bias = nn.Parameter(self.b.bias.detach() * 2)
+        return h
+
+
+class HeldElsewhere(Case):
+    """Parameters and buffers under names that are no part of the module."""
+
+    def prepare(self) -> None:
+        self.register_buffer("total", torch.zeros(WIDTH, dtype=torch.float64))
+        self.weights, self.also = [self.a.weight, self.b.bias], self.total
+
+    def between(self, h: Tensor) -> Tensor:
+        self.total += h.detach().mean(0)
+        self.also.mul_(0.9)
+        return h @ self.weights[0] + torch.stack([self.weights[1], self.also]).sum(0)
+
+
+class GaussianLoss(Case):
+    """Variances below the least are cut, and have their gradient all the same."""
+
+    def between(self, h: Tensor) -> Tensor:
+        variance = (h - h.detach().median()).square() * (h > 0)
+        return h + F.gaussian_nll_loss(h, h.detach().roll(1, 0), variance, eps=1e-3)
+
+
+class Distribution(Case):
+    """Parts of torch that check their values."""
+
+    def between(self, h: Tensor) -> Tensor:
+        normal = torch.distributions.Normal(h, h.detach().abs() + 1, validate_args=True)
+        return h + normal.log_prob(h.detach().roll(1, 0)).mean()
+
+
+class ComparedConstant(Case):
+    def between(self, h: Tensor) -> Tensor:
+        scale = torch.tensor(3.0)
+        return h * 2 if scale > 2 and bool(scale.le(3)) else h
+
+
+class WrittenThroughViews(Case):
+    """Views that are written to, beside a region without gradients."""
+
+    def between(self, h: Tensor) -> Tensor:
+        with torch.no_grad():
+            shift = h.mean()
+        h = h * 1
+        h.narrow(1, 1, 2).add_(shift)
+        h.narrow(1, -2, 1).mul_(2)
+        h.swapaxes(0, 1)[0].mul_(3)
+        h.movedim(1, 0)[2].add_(1)
+        h.mT[3].sub_(1)
+        return h

@@ -7,6 +7,7 @@ after each of two or three forward and backward passes.
 from __future__ import annotations
 
 import copy
+import linecache
 from typing import Any
 
 import pytest
@@ -77,6 +78,8 @@ REFUSED = {
     "BranchOnAValue": r"meanings.py:\d+\) failed .*\n.*branch or a shape depends on the values",
     "ModuleToAnotherDtype": r"meanings.py:\d+\) converts the parameters of a module in forward",
     "Vmapped": r"a transformation or control flow",
+    "ReplacedByAnotherShape": r"replaces 'last' of module 'part' by a .* of shape \(8, 6\)",
+    "ParameterReplaced": r"replaces 'bias' of module 'b' by a .* of shape \(6,\)",
 }
 
 
@@ -154,6 +157,26 @@ HOOKED = {"ParameterHook", "AccumulateHook", "HookedInit"}  # that cannot be cop
 def test_a_meaning_is_kept(name: str) -> None:
     torch.manual_seed(2)
     assert differences(name) == []
+
+
+CELL = """
+class Checked(Case):
+    def between(self, h):
+        assert torch.isfinite(h).all(), "not finite"
+        if h.isnan().any():
+            raise ValueError("not a number")
+        return h + torch.normal(0.0, 0.1, (1, 6))
+"""
+
+
+def test_checks_of_values_in_a_notebooks_cell_are_taken_to_pass() -> None:
+    linecache.cache["<cell 1>"] = (len(CELL), None, CELL.splitlines(True), "<cell 1>")
+    known = {**vars(meanings)}
+    exec(compile(CELL, "<cell 1>", "exec"), known)
+    case = known["Checked"]()
+    graph = capture_program(case, *case.steps()[0]).graph
+    assert [note for note in graph.notes if "<cell 1>:4 is taken to pass" in note]
+    assert "aten.normal" in {op.kind for op in graph.ops}
 
 
 @pytest.mark.parametrize("name", REFUSED)
