@@ -31,7 +31,7 @@ from torch._ops import OpOverload
 
 from shardfold.capture.capture import check_model, check_modules, has_global_hooks, on_meta
 from shardfold.capture.program import Program
-from shardfold.capture.python_state import values_around
+from shardfold.capture.user_code import values_around
 from shardfold.runtime.evaluate import Original
 
 LIBRARIES = ("torch", "transformers", "builtins", "collections", "functools", "enum")

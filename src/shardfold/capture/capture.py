@@ -16,10 +16,10 @@ from shardfold.capture.export import Traced, WithLoss, check_model, export, on_m
 from shardfold.capture.graph_builder import WRITE
 from shardfold.capture.guards import check_modules
 from shardfold.capture.program import Program
-from shardfold.capture.python_state import shown
 from shardfold.capture.repeated_blocks import Hollow, Run, UnfoldableError, hollow
 from shardfold.capture.replicas import Folded, fold_short, has_global_hooks
 from shardfold.capture.replicas import fold as fold_blocks
+from shardfold.capture.user_code import shown
 from shardfold.errors import ModelError
 from shardfold.graph import Graph
 

@@ -28,7 +28,7 @@ from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
 from shardfold.capture.guards import watching
-from shardfold.capture.python_state import State
+from shardfold.capture.user_code import State
 from shardfold.errors import ModelError
 
 DTYPES = {

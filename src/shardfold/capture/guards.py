@@ -43,9 +43,17 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from shardfold.capture.python_state import PLAIN, State, attributes_of, check_dice, dice
 from shardfold.capture.stand_ins import CERTAIN, KnownValues, has_tensors, stand_in
-from shardfold.capture.user_code import frames, outcome_without_error, place
+from shardfold.capture.user_code import (
+    PLAIN,
+    State,
+    attributes_of,
+    check_dice,
+    dice,
+    frames,
+    outcome_without_error,
+    place,
+)
 from shardfold.errors import ModelError
 
 HOOKS = {

@@ -41,7 +41,6 @@ from shardfold.capture.call_log import (
 )
 from shardfold.capture.export import Traced, export
 from shardfold.capture.guards import watching
-from shardfold.capture.python_state import State
 from shardfold.capture.repeated_blocks import (
     Hollow,
     Run,
@@ -50,6 +49,7 @@ from shardfold.capture.repeated_blocks import (
     shortened,
     without_removed,
 )
+from shardfold.capture.user_code import State
 from shardfold.errors import ModelError
 
 
