@@ -65,7 +65,7 @@ SETUPS: Mapping[str, Setup] = {  # by what a source begins with
     "InternLM/InternEvo": Setup(
         "InternEvo",
         "internevo",
-        LLAMA,
+        replace(LLAMA, name="internlm", float32_logits=False),  # FlashAttention's fused loss
         network=400 * GBIT,
         network_source="doc/en/train_performance.md: 4 x 100 Gb/s RoCE per node",
     ),

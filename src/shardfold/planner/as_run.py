@@ -47,19 +47,35 @@ def parameter_bytes(graph: Graph) -> int:
 
 
 @dataclass(frozen=True)
-class GradientsSent:
-    """Prices in which gradients that cross the axes of the batch are `wider` than parameters."""
+class StackPrices:
+    """Prices with a stack's own kernels and types.
+
+    Gradients that cross the axes of the batch are `wider` than parameters; attention in one kernel
+    is `slower` than the cost model's.
+    """
 
     model: CostModel
     data: tuple[int, ...]
     wider: float
+    slower: float
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.model, name)  # what a cost model says of itself
 
     def compute_seconds(self, step: Compute) -> Values:
-        """As without."""
-        return self.model.compute_seconds(step)
+        """Local work, the host's part with it where a model tells that apart."""
+        return self.model.compute_seconds(step) * self._factor(step)
+
+    def device_seconds(self, step: Compute) -> Values:
+        """Local work of the device alone, of a model that tells it apart from the host's."""
+        found: Values = getattr(self.model, "device_seconds")(step)  # noqa: B009
+        return found * self._factor(step)
+
+    def _factor(self, step: Compute) -> float:
+        if step.work is None or self.slower == 1.0:
+            return 1.0
+        words = step.work.space.rule.rule.operator.words.values()
+        return self.slower if "heads" in words else 1.0
 
     def collective_seconds(self, step: Collective) -> Values:
         """A sum of gradients in their own type."""
@@ -72,7 +88,8 @@ class GradientsSent:
 def prices(model: CostModel, stack: Stack, placed: Placed, item_bytes: int) -> CostModel:
     """The prices of a stack."""
     wider = FLOAT32 / item_bytes if stack.float32_reduction else 1.0
-    return model if wider == 1.0 else GradientsSent(model, placed.data, wider)
+    slower = stack.attention_slowdown
+    return model if wider == slower == 1.0 else StackPrices(model, placed.data, wider, slower)
 
 
 def as_run(

@@ -33,6 +33,7 @@ class Stack:
     float32_part_gradients: bool = False  # of the part that a device updates, beside the others
     buffer_bytes: float = 0.0  # of fixed size, that stay
     runs_whole_block_again: bool = False  # recomputation runs a block's last product, too
+    attention_slowdown: float = 1.0  # of attention in one kernel, over FlashAttention-2's
     context_bytes: float = 0.0  # of CUDA, its kernels and NCCL: no allocator counts them
 
 
@@ -42,7 +43,8 @@ _FSDP1 = (
     "PyTorch FullyShardedDataParallel with MixedPrecision: parts and optimizer state stay in "
     "float32, parameters are gathered in bf16. Composer's DEFAULT reduces gradients in float32, "
     "PURE in bf16 (composer/distributed/dist_strategy.py). Before torch 2.1, non-reentrant "
-    "checkpointing runs the whole block again."
+    "checkpointing runs the whole block again. attn_impl: triton is FlashAttention of the first "
+    "generation, half as fast as the second (Dao 2023, arXiv 2307.08691)."
 )
 _MEGATRON = (
     "Megatron-LM Float16OptimizerWithFloat16Params and DistributedOptimizer: float32 weights and "
@@ -62,6 +64,7 @@ STACKS: Mapping[str, Stack] = {
             float32_gradients=True,
             float32_reduction=True,
             runs_whole_block_again=True,
+            attention_slowdown=2.0,
         ),
         Stack(
             "fsdp1-pure",
@@ -69,6 +72,7 @@ STACKS: Mapping[str, Stack] = {
             float32_parts=True,
             float32_gradients=True,
             runs_whole_block_again=True,
+            attention_slowdown=2.0,
         ),
         Stack(
             "megatron",
@@ -131,9 +135,11 @@ STACKS: Mapping[str, Stack] = {
         Stack(
             "internevo",
             "InternEvo solver/optimizer/hybrid_zero_optim.py: float32 weights and state in parts, "
-            "bf16 gradients, reduced in buckets beside backward.",
+            "bf16 gradients, reduced in buckets beside backward; FlashAttention 1.0.5 "
+            "(doc/en/install.md), half as fast as the second generation (arXiv 2307.08691).",
             master_weights=True,
             runs_whole_block_again=True,
+            attention_slowdown=2.0,
         ),
         Stack(
             "alpa",

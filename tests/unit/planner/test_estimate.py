@@ -167,6 +167,12 @@ def test_buckets_and_flat_gradients_stay() -> None:
     assert extra == pytest.approx(1.25 * found.peak_by_class["parameters"] + 2e9, rel=1e-3)
 
 
+def test_attention_of_the_first_generation_is_slower_and_nothing_else_is() -> None:
+    first, second = (in_bf16("dp=8", stack) for stack in ("internevo", "megatron-fp16"))
+    assert first.compute_seconds > second.compute_seconds
+    assert kinds(first) == pytest.approx(kinds(second))
+
+
 def test_an_unknown_stack_is_named() -> None:
     with pytest.raises(InputError, match=r"Unknown stack 'megatron-lm'.*megatron"):
         planner().estimate("dp=8", stack="megatron-lm", beside_plan=False)
