@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -52,13 +53,20 @@ def main(runs: Path, out: Path | None, numbers: str, source: str, cost: str, pag
         "rows": found,
     }
     if out is not None:
-        out.write_text(json.dumps(whole, indent=1) + "\n")
+        out.write_text(in_lines(whole))
     if page:
         from published_page import page as written
 
         PAGE.write_text(written(whole))
     for name, summary in summaries(found).items():
         click.echo("\n".join(lines(name, summary)) + "\n")
+
+
+def in_lines(whole: dict[str, Any]) -> str:
+    """JSON with a line for each row."""
+    rows = ",\n".join(json.dumps(row) for row in whole["rows"])
+    head = json.dumps({name: value for name, value in whole.items() if name != "rows"}, indent=1)
+    return head.removesuffix("\n}") + f',\n "rows": [\n{rows}\n]}}\n'
 
 
 def summaries(rows: list[Priced]) -> dict[str, Summary]:

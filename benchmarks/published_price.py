@@ -15,9 +15,11 @@ from shardfold.errors import ShardfoldError
 from shardfold.planner.case import ResolvedRequest
 from shardfold.planner.estimate import Estimated, estimate
 from shardfold.planner.options import Request
+from shardfold.strategies.stacks import stack_named
 from shardfold.strategies.stated import Stated
 
 GIB = 2.0**30
+CONTEXT_BYTES = stack_named("megatron-deepspeed").context_bytes  # as measured on a V100
 DEFAULT_COST = Request().cost
 DTYPES = {"bf16": "bf16", "amp_bf16": "bf16", "fp16": "fp16", "fp32": "fp32"}
 # Degrees that cannot be stated yet; a row with one of them is left out, and this says why.
@@ -57,14 +59,14 @@ def price(row: Row, cost: str = DEFAULT_COST) -> dict[str, Any]:
 
 def configuration(row: Row, setup: Setup) -> Configuration:
     """The configuration that a row states."""
-    if row.dtype not in DTYPES:
-        what = "not published" if not row.dtype else "fp8 or fp4"
-        raise LeftOutError(f"precision: {what}")
-    if "MoE" in row.model or "experts" in row.notes:
-        raise LeftOutError("mixture of experts")
     for name, what in NOT_YET.items():
         if row.count(name, 1) != 1:
             raise LeftOutError(what)
+    if "MoE" in row.model or "experts" in row.notes:
+        raise LeftOutError("mixture of experts")
+    if row.dtype not in DTYPES:
+        what = "not published" if not row.dtype else "fp8 or fp4"
+        raise LeftOutError(f"precision: {what}")
     if any(row.count(name) is None for name in DIMS) or row.ffn is None:
         raise LeftOutError("dims not published")
     return Configuration(_dims(row, setup), DTYPES[row.dtype], *_strategy(row, setup))
@@ -100,7 +102,7 @@ def _strategy(row: Row, setup: Setup) -> tuple[Stated, int]:
         micro_batches, rest = divmod(batch, micro_batch * data)
         if rest or not micro_batches:
             raise LeftOutError("the batch is no multiple of its micro-batches")
-    stage, group = _zero(row, data, micro_batches)
+    stage, group = _zero(row, data)
     sequence = row.sequence_parallel.startswith("1") and tensor > 1
     recompute = _recompute(row, setup)
     replicas, shards = (data // group, group) if stage else (data, 1)
@@ -109,11 +111,11 @@ def _strategy(row: Row, setup: Setup) -> tuple[Stated, int]:
     return stated, micro_batch
 
 
-def _zero(row: Row, data: int, micro_batches: int) -> tuple[int, int]:
+def _zero(row: Row, data: int) -> tuple[int, int]:
     """The ZeRO stage and over how many devices; `1 (group of 8)` says it."""
     text = row.zero
-    if text.startswith("auto (ILP"):  # Alpa shards as ZeRO-2, but sums micro-batches up first
-        return 1 if micro_batches > 1 else 2, data
+    if text.startswith("auto (ILP"):  # Alpa's search shards what ZeRO-2 shards
+        return 2, data
     found = re.match(r"([0-3])\b", text)
     if text and not found:
         raise LeftOutError("sharding of another kind")
@@ -143,7 +145,8 @@ def _predicted(row: Row, setup: Setup, cost: str) -> dict[str, Any]:
         raise LeftOutError("nodes are not full")
     family, stack = family_of(row, setup), stack_of(row, setup)
     graph = captured(asked.dims, family, asked.dtype, asked.micro_batch * asked.stated.data)
-    request = ResolvedRequest(cluster, (), pricing_named(cost), optimizer_named("adamw"))
+    limit = cluster.device.memory_bytes - CONTEXT_BYTES  # a run takes all that there is
+    request = ResolvedRequest(cluster, (), pricing_named(cost), optimizer_named("adamw"), limit)
     found = estimate(graph, request, asked.stated, stack)
     context = stack.context_bytes if setup.counts_context else 0.0
     return {**_figures(row, found, context), "strategy": found.strategy}

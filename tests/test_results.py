@@ -32,6 +32,7 @@ def read(*files: Path) -> list[Any]:
         ("compare_page", "compare.md", ("compare.json",)),
         ("folding", "folding.md", ("folding.json",)),
         ("numerics", "numerics.md", ("numerics.json",)),
+        ("published_page", "published.md", ("published.json",)),
     ],
 )
 def test_a_page(program, name: str, page: str, files: tuple[str, ...]) -> None:

@@ -51,13 +51,14 @@ class StackPrices:
     """Prices with a stack's own kernels and types.
 
     Gradients that cross the axes of the batch are `wider` than parameters; attention in one kernel
-    is `slower` than the cost model's.
+    is `slower` than the cost model's, and adding gradients up by `summed`.
     """
 
     model: CostModel
     data: tuple[int, ...]
     wider: float
     slower: float
+    summed: float
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.model, name)  # what a cost model says of itself
@@ -72,6 +73,8 @@ class StackPrices:
         return found * self._factor(step)
 
     def _factor(self, step: Compute) -> float:
+        if step.turn == "later":
+            return self.summed
         if step.work is None or self.slower == 1.0:
             return 1.0
         words = step.work.space.rule.rule.operator.words.values()
@@ -89,7 +92,11 @@ def prices(model: CostModel, stack: Stack, placed: Placed, item_bytes: int) -> C
     """The prices of a stack."""
     wider = FLOAT32 / item_bytes if stack.float32_reduction else 1.0
     slower = stack.attention_slowdown
-    return model if wider == slower == 1.0 else StackPrices(model, placed.data, wider, slower)
+    # A gradient and a sum are read, a sum is written: two of the three are sums.
+    summed = (1 + 2 * FLOAT32 / item_bytes) / 3 if stack.float32_gradients else 1.0
+    if wider == slower == summed == 1.0:
+        return model
+    return StackPrices(model, placed.data, wider, slower, summed)
 
 
 def as_run(
@@ -101,6 +108,8 @@ def as_run(
     item_bytes: int,
 ) -> Schedule:
     """The schedule with ZeRO-1 or ZeRO-2, and the habits of a stack."""
+    if stated.zero == 2 and not stack.reduces_beside:
+        stated = replace(stated, zero=1)  # until backward ends, gradients are whole
     if stated.zero in (1, 2):
         schedule = _sharding_state(schedule, stated, _Legs(stated, placed, model))
     if not stack.reduces_beside:

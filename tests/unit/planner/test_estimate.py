@@ -167,6 +167,14 @@ def test_buckets_and_flat_gradients_stay() -> None:
     assert extra == pytest.approx(1.25 * found.peak_by_class["parameters"] + 2e9, rel=1e-3)
 
 
+def test_gradients_that_are_reduced_after_backward_are_whole_until_then() -> None:
+    beside, after = (in_bf16("zero=2 micro-batches=2", s) for s in ("internevo", "alpa"))
+    sizes = after.peak_by_class
+    assert sizes["gradients"] == pytest.approx(sizes["parameters"])
+    assert beside.peak_by_class["gradients"] == pytest.approx(sizes["parameters"] / 8)
+    assert kinds(after)["reduce_scatter"] == pytest.approx(kinds(beside)["reduce_scatter"] / 2)
+
+
 def test_attention_of_the_first_generation_is_slower_and_nothing_else_is() -> None:
     first, second = (in_bf16("dp=8", stack) for stack in ("internevo", "megatron-fp16"))
     assert first.compute_seconds > second.compute_seconds
