@@ -34,7 +34,10 @@ nobody here has seen are the fairer test of them.
 - DeepSpeed's flat gradients and buckets: after peaks came out 25 to 45% too small.
 - Alpa's `auto (ILP)` as ZeRO-2, whose gradients stay whole until backward ends: its search's choice
   is not published; at equal meshes its peaks are those of its ZeRO-2.
-- Recomputation of Megatron-LM's rows of 2020: not stated, but their TFLOP/s count it."""
+- Recomputation of Megatron-LM's rows of 2020: not stated, but their TFLOP/s count it.
+
+Of the sources in the table, those of nanotron, InternEvo, llm-foundry, BigScience and Alpa were
+read; the files of Composer, Megatron-LM and DeepSpeed are named from memory."""
 
 
 def page(whole: Mapping[str, Any]) -> str:

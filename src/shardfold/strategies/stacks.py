@@ -2,7 +2,9 @@
 
 A strategy says what is split. What the optimizer keeps in float32, in which type gradients are
 summed and sent, what runs beside backward and what after it, is a habit of the stack that runs it.
-Each habit is read from the stack's sources, none from measured steps.
+Each names its source, and none comes from measured steps. The files of Composer, Megatron-LM and
+DeepSpeed are named from memory, not checked at a commit; one setting of nanotron and DeepSpeed's
+buffers were settled by published peaks (docs/results/published.md).
 """
 
 from __future__ import annotations
