@@ -11,7 +11,8 @@ A trace keeps values, not all meaning. This is the one list of what it would los
     a buffer that is replaced by a tensor     is written to when forward ends
     a parameter in a list, or another name    is that parameter
     requires_grad = True of an activation     is traced as nothing: no parameter's gradient changes
-    torch.autocast("cuda") without CUDA       refused, as autocast that casts is
+    ctc_loss                                  becomes one operator
+    torch.autocast("cuda") without CUDA       refused, as what casts is; a decorator, too
     hooks on gradients                        refused
     a gradient that forward asks for          refused
     requires_grad switched otherwise          refused
@@ -26,10 +27,11 @@ refused is named with the module, the line and the way out, before anything is p
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from inspect import signature
+from inspect import getsource, signature
 from pathlib import Path
 from types import FunctionType
 from typing import Any
@@ -43,7 +45,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from shardfold.capture.stand_ins import CERTAIN, KnownValues, has_tensors, stand_in
+from shardfold.capture.stand_ins import CERTAIN, CtcLoss, KnownValues, has_tensors, stand_in
 from shardfold.capture.user_code import (
     PLAIN,
     State,
@@ -211,6 +213,22 @@ class Watch(TorchFunctionMode):
         told = f"The check of values at {where} is taken to pass: a plan does not run it."
         self.notes[told] = None
 
+    def ctc(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """`ctc_loss` as one operator; lengths that are numbers are constants."""
+        given = signature(func).bind(*args, **kwargs)
+        given.apply_defaults()
+        log_probs, targets, *lengths, blank, reduction, zero_infinity = given.args
+        tensors = [
+            each
+            if isinstance(each, Tensor)
+            else self.known.constant(torch.tensor, (each,), {"dtype": torch.long})
+            for each in lengths
+        ]
+        many = log_probs.shape[1:2] if reduction == "none" and log_probs.dim() == 3 else ()
+        how = ("none", "mean", "sum").index(reduction)
+        passed = (log_probs, targets, *tensors, blank, how, zero_infinity)
+        return stand_in(CtcLoss, passed, log_probs.new_empty(many))
+
     def gaussian(self, func: Any, args: Any, kwargs: Any) -> Any:
         """`gaussian_nll_loss` asks for its variances, and cuts them past autograd, unseen."""
         given = signature(func).bind(*args, **kwargs)
@@ -325,6 +343,7 @@ HANDLERS: dict[Any, Handler] = {
     **dict.fromkeys((Tensor.__getitem__, Tensor.__setitem__), _of_known(KnownValues.indexed)),
     torch.normal: Watch.drawn,
     F.gaussian_nll_loss: Watch.gaussian,
+    F.ctc_loss: Watch.ctc,
     torch.rand: _of_known(KnownValues.coin),
     **dict.fromkeys(CERTAIN, _of_known(KnownValues.tossed)),
 }
@@ -476,12 +495,43 @@ def _patches(watch: Watch) -> Iterator[tuple[Any, str, Any]]:
             )
 
     yield torch.autocast, "__init__", begun
+    enter = torch.autocast.__enter__
+
+    def entered_autocast(self: Any) -> Any:
+        caller = sys._getframe(1)
+        if watch.is_inside and caller.f_code.co_name == "decorate_autocast":
+            _check_decorator(watch, self, caller.f_locals.get("func"))
+        return enter(self)
+
+    yield torch.autocast, "__enter__", entered_autocast
     yield torch.inference_mode, "__enter__", entered
     yield torch.inference_mode, "__exit__", left
 
 
 def _sentence(text: str) -> str:
     return text[0].upper() + text[1:]
+
+
+def _check_decorator(watch: Watch, autocast: Any, decorated: Any) -> None:
+    """Refuse `@torch.autocast("cuda")`: made before the watch, it is off where there is no GPU."""
+    is_off = not autocast._enabled and autocast.fast_dtype in HALVES
+    if not is_off or (torch.amp.is_autocast_available(autocast.device) and _is_there(autocast)):
+        return
+    try:
+        source = getsource(decorated)
+    except (OSError, TypeError):
+        source = ""
+    if "enabled" not in source.partition("def ")[0]:
+        raise watch.refuse(
+            f"calls {getattr(decorated, '__qualname__', 'a function')}, decorated by "
+            f"torch.autocast({autocast.device!r}), which does nothing on this machine but casts "
+            "where there is such a device",
+            AUTOCAST_ADVICE,
+        )
+
+
+def _is_there(autocast: Any) -> bool:
+    return bool(autocast.device != "cuda" or torch.cuda.is_available())
 
 
 def _are_alike(one: Any, other: Any) -> bool:

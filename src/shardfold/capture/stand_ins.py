@@ -79,6 +79,26 @@ def stand_in(cls: Any, args: tuple[Any, ...], found: Any) -> Any:
     return type(found)(made) if isinstance(found, tuple | list) else made[0]
 
 
+class CtcLoss(torch.autograd.Function):
+    """`ctc_loss`, whose kernel has no shape function for tensors without data."""
+
+    @staticmethod
+    def forward(ctx: Any, log_probs: Tensor, *given: Any) -> Tensor:
+        """The loss, with its gradient: each sequence's is its own."""
+        leaf = log_probs.detach().requires_grad_()
+        with torch.enable_grad():
+            loss: Tensor = torch.ctc_loss(leaf, *given)
+            (gradient,) = torch.autograd.grad(loss.sum(), leaf)
+        ctx.save_for_backward(gradient)
+        return loss.detach()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        """The gradient of the probabilities alone; of many sequences, they are the second dim."""
+        (own,) = ctx.saved_tensors
+        return (own * (gradient[:, None] if gradient.dim() else gradient), *[None] * 6)
+
+
 class KnownValues:
     """Tensors whose numbers are known while forward is traced, by identity."""
 

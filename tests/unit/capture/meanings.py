@@ -1216,3 +1216,55 @@ class WrittenThroughViews(Case):
         h.movedim(1, 0)[2].add_(1)
         h.mT[3].sub_(1)
         return h
+
+
+class CtcLoss(Case):
+    """Lengths that are tensors, and that are numbers; a loss of each sequence."""
+
+    def between(self, h: Tensor) -> Tensor:
+        rows = F.log_softmax(h[:, None] + h[None], -1)  # 4 steps of 4 sequences, 6 letters
+        targets = torch.tensor([[1, 2], [3, 3], [2, 5], [4, 1]])
+        each = F.ctc_loss(rows, targets, (4,) * 4, (2, 2, 1, 2), reduction="none")
+        lengths = torch.tensor([4, 3, 4, 2]), torch.tensor([2, 1, 1, 2])
+        mean = nn.CTCLoss(blank=5, zero_infinity=True)(rows, targets % 5, *lengths)
+        return h + mean + (each * torch.arange(4)).sum()
+
+
+class AutocastOfAPart(Case):
+    @torch.autocast("cuda", dtype=torch.bfloat16)
+    def between(self, h: Tensor) -> Tensor:
+        return self.b(h)
+
+
+class AutocastOffOfAPart(Case):
+    @torch.autocast("cuda", enabled=False)
+    def between(self, h: Tensor) -> Tensor:
+        return self.b(h)
+
+
+class RaggedBags(Case):
+    def prepare(self) -> None:
+        self.bags = nn.EmbeddingBag(9, WIDTH, mode="mean")
+
+    def between(self, h: Tensor) -> Tensor:
+        numbers = torch.tensor([1, 8, 3, 3, 0, 2, 7])
+        return h + self.bags(numbers, torch.tensor([0, 2, 2, 6]))
+
+
+class Threshold(torch.autograd.Function):
+    """Gives nothing but for large numbers: what is drawn at random shows nothing of it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return (x.sum(-1, keepdim=True) - 40).relu() * x
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:  # type: ignore[override]
+        (x,) = ctx.saved_tensors
+        return gradient * (x.sum(-1, keepdim=True) > 40)
+
+
+class Thresholded(Case):
+    def between(self, h: Tensor) -> Tensor:
+        return h + Threshold.apply(h * 10 + 20)

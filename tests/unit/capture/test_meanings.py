@@ -78,6 +78,7 @@ REFUSED = {
     "BranchOnAValue": r"meanings.py:\d+\) failed .*\n.*branch or a shape depends on the values",
     "ModuleToAnotherDtype": r"meanings.py:\d+\) converts the parameters of a module in forward",
     "Vmapped": r"a transformation or control flow",
+    "AutocastOfAPart": r"calls AutocastOfAPart.between, decorated by torch.autocast\(.cuda.\)",
     "ReplacedByAnotherShape": r"replaces 'last' of module 'part' by a .* of shape \(8, 6\)",
     "ParameterReplaced": r"replaces 'bias' of module 'b' by a .* of shape \(6,\)",
 }
@@ -157,6 +158,16 @@ HOOKED = {"ParameterHook", "AccumulateHook", "HookedInit"}  # that cannot be cop
 def test_a_meaning_is_kept(name: str) -> None:
     torch.manual_seed(2)
     assert differences(name) == []
+
+
+@pytest.mark.parametrize("name", ["Thresholded", "CtcLoss"])
+def test_a_function_of_which_draws_show_nothing_is_never_split(name: str) -> None:
+    case = built(name)
+    args, kwargs = as_case(case.steps()[0], case)
+    graph = capture_program(case, args, kwargs).graph
+    found = [op for op in graph.ops if op.kind == "shardfold.function"]
+    assert found
+    assert all(op.splits is None for op in found)
 
 
 CELL = """
