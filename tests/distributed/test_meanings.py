@@ -28,6 +28,10 @@ NAMES = (
     "Codebook",
     "UnusedNorm",
     "ConstantInForward",
+    "NormUnread",
+    "ReplacedInBlocks",
+    "CtcLoss",
+    "Thresholded",
 )
 
 
