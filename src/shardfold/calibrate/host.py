@@ -28,7 +28,7 @@ from torch.nn import functional
 from shardfold.calibrate.collectives import SHARING, sharing_entries
 from shardfold.calibrate.timers import Times, middle, per_link, rounded, times_of, wait
 from shardfold.capture import capture_program
-from shardfold.costs.measured import EACH, SORT
+from shardfold.costs.by_kernel import EACH, SORT
 from shardfold.costs.profile import HostEntry
 from shardfold.operators import rules_of
 from shardfold.runtime.lower import alone

@@ -35,6 +35,9 @@ class DeviceTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     memory_efficiency: float
     launch_seconds: float
     source: str = ""
+    units: int = 0
+    clock_hz: float = 0.0
+    attention_efficiency: tuple[float, float] = (0.0, 0.0)
 
     def build(self) -> Device:
         """The device that the table describes."""

@@ -22,8 +22,11 @@ class Device:
     `peak_flops` pairs a dtype with the dense FLOP/s of the device's fastest matrix unit for it,
     a multiply-add counted as two. The efficiencies are the fractions of the peak rate and of
     `memory_bandwidth` (bytes/s) that large, well-shaped work reaches. `launch_seconds` is what
-    starting one kernel costs. A dtype without an entry is one that the device cannot be planned
-    with: there is no figure to fall back on.
+    starting one kernel costs. `units` are multiprocessors at `clock_hz`, and
+    `attention_efficiency` the fractions of the peak rate that attention reaches forward and
+    backward, with 128 features a head: without them, a kernel's shape does not matter. A dtype
+    without an entry is one that the device cannot be planned with: there is no figure to fall back
+    on.
     """
 
     name: str
@@ -34,8 +37,16 @@ class Device:
     memory_efficiency: float
     launch_seconds: float
     source: str
+    units: int = 0
+    clock_hz: float = 0.0
+    attention_efficiency: tuple[float, float] = (0.0, 0.0)
 
     def __post_init__(self) -> None:
+        if self.units or self.clock_hz or any(self.attention_efficiency):
+            self._require_positive("units", self.units)
+            self._require_positive("clock_hz", self.clock_hz)
+            for value in self.attention_efficiency:
+                self._require_positive("attention_efficiency", value)
         for field in ("memory_bytes", "memory_bandwidth"):
             self._require_positive(field, getattr(self, field))
         for field in ("matmul_efficiency", "memory_efficiency"):

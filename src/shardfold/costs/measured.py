@@ -25,19 +25,16 @@ from functools import lru_cache
 
 import numpy as np
 
-from shardfold.cluster import Cluster, Mesh
+from shardfold.cluster import Cluster
 from shardfold.cluster.hardware import Device
+from shardfold.costs.by_kernel import OTHERS, ByKernel, is_in_calls, where_any
 from shardfold.costs.model import Roofline
 from shardfold.costs.profile import UPDATED_TOGETHER, CollectiveEntry, Interpolated, Profile
 from shardfold.costs.steps import BUCKET_BYTES, Collective, Compute, Step, Values
 from shardfold.errors import ProfileError
 from shardfold.graph import Graph
-from shardfold.operators import Kernel, Operator
-from shardfold.operators.norms import RUNNING
+from shardfold.operators import Kernel
 
-OTHERS = "aten.mul"
-EACH = ".each"  # of an operator of many calls: one more of them
-SORT = ".sort"  # of experts: what is asked for before the host waits
 REDUCED = ("all_reduce", "reduce_scatter")
 SHARED = ".shared"  # of a gather or reduction: one more in a bucket
 MORE = ".more"  # of a gather or scatter: one more, of another dim of the same tensor
@@ -80,11 +77,9 @@ class _Holder:
 
 
 @dataclass(frozen=True)
-class Measured:
+class Measured(ByKernel):
     """Seconds by a profile, on the devices and meshes of a cluster."""
 
-    cluster: Cluster
-    mesh: Mesh
     profile: Profile
     notes: set[str] = field(default_factory=set, compare=False)
 
@@ -96,37 +91,24 @@ class Measured:
         """The profile's tables; models on other meshes share them."""
         return _tables(self.profile.digest, _Holder(self.profile))
 
-    def compute_seconds(self, step: Compute) -> Values:
-        """The longer of the device's time and the host's; on a CPU, both."""
-        device, host = self.device_seconds(step), self.host_seconds(step)
-        if self.profile.machine.kind == "cpu":
-            return device + host
-        return np.maximum(device, host)
-
-    def device_seconds(self, step: Compute) -> Values:
-        """Seconds of the device alone."""
-        if step.phase == "update":
-            return self._update(step)
-        if step.turn == "later":  # gradients of passes are added up
-            return self.kernel_seconds(Kernel("vector", step.dtype, (step.bytes,)))
-        if step.work is None:
-            return self._unknown(step, "work without an operator")
-        total = np.zeros(len(step.flops))
-        for kernel in step.work.kernels(step.phase):
-            total = total + kernel.times * self.kernel_seconds(kernel)
-        return total
+    @property
+    def runs_ahead(self) -> bool:
+        """Whether the host asks while the device works; on a CPU, asking and doing are one."""
+        return self.profile.machine.kind != "cpu"
 
     def kernel_seconds(self, kernel: Kernel) -> Values:
         """Seconds of one kernel; on a CPU without what asking for it takes."""
         table = self._table(kernel)
+        if table is None:
+            return super().kernel_seconds(kernel)
         if table.beyond(kernel.sizes):
             self.notes.add(f"{kernel.family} in {kernel.dtype} is extrapolated beyond the profile.")
         found = table.seconds(kernel.sizes)
-        if self.profile.machine.kind == "cpu":
+        if not self.runs_ahead:
             found = np.maximum(found - table.floor, 0.0)
-        return np.where(np.prod(np.stack(np.broadcast_arrays(*kernel.sizes)), axis=0) > 0, found, 0)
+        return where_any(kernel, found)
 
-    def _table(self, kernel: Kernel) -> Interpolated:
+    def _table(self, kernel: Kernel) -> Interpolated | None:
         """The family's table; a near relation where it was not measured, and that is said."""
         for family in _relations(kernel.family):
             for dtype in _widths(kernel.dtype):
@@ -138,39 +120,11 @@ class Measured:
                             f"{family} in {dtype}."
                         )
                     return table
-        raise ProfileError(
-            f"The profile of {self.profile.machine.name} has no {kernel.family} in "
-            f"{kernel.dtype}, nor anything like it. Calibrate again with this version."
+        self.notes.add(
+            f"{kernel.family} in {kernel.dtype} was not measured, nor anything like it: priced by "
+            "the device's datasheet."
         )
-
-    def host_seconds(self, step: Compute) -> Values:
-        """What the host takes to ask for the step."""
-        found = np.full(len(step.flops), self._host(step))
-        if step.work is None or _operator(step).calls == "one":
-            return found
-        kernels = step.work.kernels(step.phase)
-        if is_in_calls(step):
-            calls = self.calls_of(step, kernels)
-            return sum((each * k.times + 0.0 * found for k, each in calls), 0.0 * found)
-        for kernel in kernels:
-            if kernel.family.startswith("split_norm"):
-                parts = self.host_of(["split_norm", "aten.batch_norm"], step.phase)
-                if step.phase != "backward":
-                    parts += RUNNING * self.host_of([OTHERS], "forward")
-                found = np.where(kernel.sizes[0] > 0, parts, found)
-        return found
-
-    def _host(self, step: Compute) -> float:
-        if step.phase == "update":
-            # The parameters of several devices are DTensors, which take longer to ask for.
-            kinds = ["update.parts"] if self.mesh.axes else []
-            return self.host_of([*kinds, "update"], step.phase)
-        if step.turn == "later":
-            return self.host_of([OTHERS], "forward")
-        if step.work is None or step.work.access.is_idle:
-            return 0.0
-        kinds = [step.work.access.kind, _operator(step).launched_as, OTHERS]
-        return self.host_of(kinds, step.phase)
+        return None
 
     def host_of(self, kinds: Sequence[str], phase: str) -> float:
         """What the host takes to ask for the first of these kinds that was measured."""
@@ -181,45 +135,29 @@ class Measured:
                 return found.backward_seconds if phase == "backward" else found.forward_seconds
         return 0.0
 
-    def calls_of(self, step: Compute, kernels: Sequence[Kernel]) -> list[tuple[Kernel, float]]:
-        """What the host takes for each call of kernels that are asked for one by one.
+    def is_known(self, kind: str) -> bool:
+        """Whether the host was measured at operators of a kind."""
+        return any(entry.kind == kind for entry in self.profile.host)
 
-        Where such an operator was measured: for what is awaited, for a product, and for all others
-        together, which the first of them bears.
-        """
-        kind = step.work.access.kind if step.work is not None else ""
-        if not any(entry.kind == kind for entry in self.profile.host):
-            return [(kernel, self.host_of([OTHERS], "forward")) for kernel in kernels]
-        once, each = (self.host_of([name], step.phase) for name in (kind, kind + EACH))
-        found = []
-        for kernel in kernels:
-            if kernel.is_awaited:
-                seconds = self.host_of([kind + SORT], "forward") / float(np.max(kernel.times))
-            elif kernel.family.startswith("matmul"):
-                seconds = each
-            else:
-                seconds, once = once, 0.0
-            found.append((kernel, seconds))
-        return found
-
-    def _update(self, step: Compute) -> Values:
+    def update_seconds(self, step: Compute, items: Values) -> Values:
         """A GPU updates many parameters at once: one takes its share of a large update.
 
         A CPU updates one after the other: whether one stays in its cache matters.
         """
         family = f"update.{step.optimizer or 'adamw'}"
-        if step.items is None:
-            return self._unknown(step, "an update of unknown size")
-        kernel = Kernel(family, step.dtype, (UPDATED_TOGETHER * step.items,))
-        if self.profile.machine.kind == "cpu":
-            return self.kernel_seconds(kernel) / UPDATED_TOGETHER
+        kernel = Kernel(family, step.dtype, (UPDATED_TOGETHER * items,))
         table = self._table(kernel)
+        if table is None:
+            return super().update_seconds(step, items)
+        if not self.runs_ahead:
+            return self.kernel_seconds(kernel) / UPDATED_TOGETHER
         largest = np.asarray([table.table.grid[0][-1]])
-        return step.items * float(table.seconds((largest,))[0] / largest[0])
+        return items * float(table.seconds((largest,))[0] / largest[0])
 
-    def _unknown(self, step: Compute, what: str) -> Values:
+    def unknown(self, step: Compute, what: str) -> Values:
+        """Seconds of what is no kernel of the profile, and that is said."""
         self.notes.add(f"{what} is priced by the device's datasheet.")
-        return Roofline(self.cluster, self.mesh).compute_seconds(step)
+        return super().unknown(step, what)
 
     def collective_seconds(self, step: Collective) -> Values:
         """As measured on groups of that size; by the cluster's links where none was."""
@@ -265,16 +203,6 @@ class Measured:
             host = (3 if step.kind == "all_reduce" else 10) * self.host_of([OTHERS], "forward")
         dtype = self.profile.dtypes[0]
         return host, self.kernel_seconds(Kernel("vector", dtype, (2.0 * step.bytes,)))
-
-
-def is_in_calls(step: Compute) -> bool:
-    """Whether an operator's kernels are asked for one by one: experts, of which each is a call."""
-    return step.work is not None and _operator(step).calls == "many"
-
-
-def _operator(step: Compute) -> Operator:
-    assert step.work is not None
-    return step.work.space.rule.rule.operator
 
 
 def check(profile: Profile, device: Device) -> None:

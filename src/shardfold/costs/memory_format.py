@@ -10,13 +10,18 @@ it, attention leaves heads inside positions, everything else writes in order.
 A transposed, sliced or broadcast operand takes the slower path of an elementwise kernel, and a
 reshape of one is a copy. And where the gradient of an operand is added to that of a later reader,
 that is a pass over memory of its own.
+
+Gradients have an order, too, which is followed backward: the gradient of a slice is written into
+zeros that lie in order, whatever its operand did, so that the reshape before a transpose, which was
+free forward, copies backward.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
@@ -140,9 +145,11 @@ def _accesses(key: _Same) -> tuple[Access, ...]:
     readers = Counter(tensor for op in graph.ops for tensor in op.inputs)
     found = []
     done: set[object] = set()
-    for op, rule in zip(graph.ops, key.subdims.rules, strict=True):
-        operator = rule.rule.operator
-        copies, strided = _lay(graph, op, operator, orders)
+    operators = [rule.rule.operator for rule in key.subdims.rules]
+    laid = [_lay(graph, op, known, orders) for op, known in zip(graph.ops, operators, strict=True)]
+    backward = _Gradients(graph, orders).run(operators)
+    for index, (op, operator) in enumerate(zip(graph.ops, operators, strict=True)):
+        copies, strided = laid[index]
         # As many gradients as readers are added up: all readers bear an equal share of it.
         adds = tuple(
             1.0 - 1.0 / readers[t] if graph.tensors[t].requires_grad else 0.0 for t in op.inputs
@@ -151,8 +158,71 @@ def _accesses(key: _Same) -> tuple[Access, ...]:
         is_shared = shared is not None and shared in done
         done.add(shared)
         idle = operator.is_idle(op)
-        found.append(Access(op.kind, op.attributes, idle, copies, strided, adds, is_shared))
+        found.append(
+            Access(op.kind, op.attributes, idle, copies, strided, adds, is_shared, *backward[index])
+        )
     return tuple(found)
+
+
+@dataclass
+class _Gradients:
+    """How gradients lie, from the last operator to the first."""
+
+    graph: Graph
+    orders: Mapping[int, Order]  # of the tensors themselves
+    found: dict[int, Order] = field(default_factory=dict)
+
+    def run(self, operators: Sequence[Operator]) -> list[tuple[bool, bool]]:
+        """For each operator: whether it copies its result's gradient, or reads it by strides."""
+        each = [
+            self._pass(op, known)
+            for op, known in zip(reversed(self.graph.ops), reversed(operators), strict=True)
+        ]
+        return each[::-1]
+
+    def _pass(self, op: Op, operator: Operator) -> tuple[bool, bool]:
+        tensors = self.graph.tensors
+        given = [t for t in op.results if tensors[t].requires_grad]
+        for tensor in given:  # what nobody reads is the loss
+            self.found.setdefault(tensor, tuple(range(len(tensors[tensor].type.shape))))
+        if not given or not any(tensors[t].requires_grad for t in op.inputs):
+            return False, False
+        after, shape = self.found[given[0]], tensors[given[0]].type.shape
+        copies = strided = False
+        for tensor in dict.fromkeys(op.inputs):
+            if not tensors[tensor].requires_grad:
+                continue
+            own = tensors[tensor].type.shape
+            before: Order = tuple(range(len(own)))
+            if operator.permutes is not None:
+                moved = operator.permutes(Call.of(self.graph, op))
+                before = None if after is None else tuple(moved[dim] for dim in after)
+            elif operator.memory in ("view", "copy", "copy if needed"):
+                if own == shape:
+                    before = after
+                else:
+                    copies = not _is_plain(after)
+            elif operator.memory in ("pointwise", "cast", "dropout"):
+                strided = after is None or after != self.orders.get(given[0])
+                before = after if own == shape and after is not None else before
+            elif operator.memory == "joined":
+                before = after if op.attributes.get("dim", 0) == 0 else None
+            elif operator.memory == "attention":
+                lies = self.orders.get(tensor)
+                before = before if lies is None else lies
+            elif operator.memory == "cut":
+                strided = any(not _is_plain(self.found[t]) for t in given)
+            elif operator.memory == "new":
+                copies = not _is_plain(after)
+            self._add(tensor, before)
+        return copies, strided
+
+    def _add(self, tensor: int, order: Order) -> None:
+        """A sum of gradients lies as the first of them."""
+        if tensor in self.found and self.found[tensor] is None:
+            order = tuple(range(len(self.graph.tensors[tensor].type.shape)))
+            self.found[tensor] = order
+        self.found.setdefault(tensor, order)
 
 
 def _lay(graph: Graph, op: Op, operator: Operator, orders: dict[int, Order]) -> tuple[bool, bool]:
@@ -176,6 +246,8 @@ def _lay(graph: Graph, op: Op, operator: Operator, orders: dict[int, Order]) -> 
         elif operator.memory == "cut":
             at = op.attributes.get("dim", 0)
             found = plain if at == 0 and _is_plain(first) else None
+        elif operator.memory == "joined":
+            strided = any(not _is_plain(orders.get(t)) for t in op.inputs)
         elif operator.memory in ("attention", "dropout"):
             found = first
         elif op.kind.startswith("aten.") and shapes and len(shapes[0]) == len(shape):

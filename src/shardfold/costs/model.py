@@ -56,6 +56,18 @@ def is_beside(model: CostModel, step: Collective) -> bool:
     return takes is None or not takes(step)
 
 
+def split_seconds(model: CostModel, step: Compute) -> tuple[float, float]:
+    """Seconds of one case's work on the device, and of the host that asks for it ahead.
+
+    A model that does not tell them apart has no host.
+    """
+    if not getattr(model, "runs_ahead", False):
+        return float(model.compute_seconds(step)[0]), 0.0
+    device: Callable[[Compute], Values] = model.device_seconds  # type: ignore[attr-defined]
+    host: Callable[[Compute], Values] = model.host_seconds  # type: ignore[attr-defined]
+    return float(device(step)[0]), float(host(step)[0])
+
+
 def price(steps: Steps, model: CostModel, micro_batches: int = 1) -> Values:
     """Seconds of each case: the sum over its steps, each as often as so many passes do it."""
     total = np.zeros(steps.cases)

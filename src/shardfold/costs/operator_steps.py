@@ -26,6 +26,7 @@ from shardfold.costs.steps import (
 )
 from shardfold.graph import Graph, TensorType
 from shardfold.operators import Access, Exchange, Kernel
+from shardfold.operators.kernels import memory_pass, pointwise
 from shardfold.sharding import Space, Subdims
 from shardfold.sharding.layouts import forward_states, local_items
 
@@ -130,14 +131,29 @@ class Work:
         """The kernels of one pass, and the additions of gradients to those of other readers."""
         if self.access.is_idle:
             return []
-        found = self.space.rule.rule.operator.kernels(self, phase)
+        rule = self.space.rule.rule
+        found = rule.operator.kernels(self, phase)
+        if rule.engine == "matrix" and rule.operator.kernels is pointwise:
+            found = [self._product(phase)]
         if phase == "backward":
             found += [
                 Kernel("vector", self.inputs[k].dtype, (3.0 * self.operand_bytes(k),), times)
                 for k, times in enumerate(self.access.adds)
                 if times
             ]
+            if self.access.copies_gradient and self.trained:
+                found.append(memory_pass(2.0 * self.result_bytes(0), self.dtype, "strided"))
         return found
+
+    def _product(self, phase: str) -> Kernel:
+        """The matrix work of an operator whose kernels are not described: so many operations."""
+        rule = self.space.rule.rule
+        times = 1.0
+        if phase == "backward":
+            times = float(len(self.trained)) if rule.backward is None else rule.backward
+        flops = rule.flops * _points(self.space, local_factors(self.space, self.mesh), self.mesh)
+        moved = self.read_bytes() + result_bytes(self.space, self.tensors, self.mesh)
+        return Kernel("product", self.dtype, (times * flops, times * moved))
 
     @property
     def access(self) -> Access:

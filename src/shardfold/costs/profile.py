@@ -69,6 +69,18 @@ def _conv(taps: int, stride: int, times: float) -> Family:
     return Family(("b", "c", "n", "side"), flops, items, "matrix")
 
 
+def _depthwise(times: float) -> Family:
+    """Batch, channels, the side of the result, and the taps of a window."""
+
+    def flops(b: Any, c: Any, side: Any, taps: Any) -> Any:
+        return times * 2.0 * b * c * side * side * taps
+
+    def items(b: Any, c: Any, side: Any, taps: Any) -> Any:
+        return times * 2.0 * b * c * side * side
+
+    return Family(("b", "c", "side", "taps"), flops, items)
+
+
 def _attention(times: float, share: float, scores: float = 0.0) -> Family:
     """Heads (of all examples), positions, and the features of a head."""
 
@@ -114,7 +126,7 @@ LAYOUTS = ("nt", "nn", "tn")  # of the two matrices: t is stored transposed
 ATTENTIONS = {"full": 1.0, "causal": 0.5, "shared": 0.5, "bias": 1.0}
 UPDATED_TOGETHER = 8  # parameters of an update, of equal size
 UPDATES = ("sgd", "momentum", "adam", "adamw")
-PASSES = ("vector", "cast", "strided", "fill", "max_pool.forward", "max_pool.backward")
+PASSES = ("vector", "cast", "strided", "cat", "fill", "max_pool.forward", "max_pool.backward")
 POOLS = ("avg_pool.forward", "avg_pool.backward")
 
 FAMILIES: Mapping[str, Family] = {
@@ -139,6 +151,13 @@ FAMILIES: Mapping[str, Family] = {
         for name, (kernel, stride) in WINDOWS.items()
         for phase, times in (("forward", 1.0), ("backward", 2.0))
     },
+    "product": Family(("flops", "bytes"), lambda f, b: 1.0 * f, lambda f, b: 1.0 * b, "matrix"),
+    **{
+        f"depthwise.{phase}": _depthwise(times)
+        for phase, times in (("forward", 1.0), ("backward", 2.0))
+    },
+    "group_norm.forward": _rows(3.0),
+    "group_norm.backward": _rows(5.0),
     "layer_norm.forward": _rows(2.0),
     "layer_norm.backward": _rows(5.0),
     "batch_norm.forward": _planes(3.0),

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from shardfold.cluster import Cluster, Mesh
+from shardfold.costs.by_kernel import ByKernel
 from shardfold.costs.measured import Measured
 from shardfold.costs.model import PAPER_RULES, CostModel, Paper, Roofline
 from shardfold.costs.profile import Profile, load
@@ -34,8 +35,14 @@ def _without_profile(cluster: Cluster, mesh: Mesh) -> CostModel:
     )
 
 
+def by_kernel(cluster: Cluster, mesh: Mesh) -> CostModel:
+    """Prices of kernels by shape, where a device says what that takes; else the plain roofline."""
+    return ByKernel(cluster, mesh) if cluster.device.units else Roofline(cluster, mesh)
+
+
 MEASURED = "measured"
 PRICINGS: Mapping[str, Pricing] = {
+    "kernels": Pricing(by_kernel),
     "roofline": Pricing(Roofline),
     "paper": Pricing(Paper, PAPER_RULES, overlaps=False),
     MEASURED: Pricing(_without_profile),

@@ -236,6 +236,28 @@ def _unsupported(call: Call) -> frozenset[str]:
 
 
 def _kernels(work: LocalWork, phase: str) -> list[Kernel]:
+    """A convolution of each channel by itself is one of the vector units, with the window's taps.
+
+    Of few groups, each is a convolution of its own on the matrix units.
+    """
+    if work.inputs[1].shape[1] == 1 and work.inputs[0].shape[1] > 1:
+        found = [_depthwise(work, phase)]
+    else:
+        found = [_dense(work, phase)]
+    if phase == "backward" and 2 in work.trained:
+        n = work.factor("n") * work.factor("g")
+        found.append(Kernel("sum_columns", work.dtype, (work.result_items(0) / n, n)))
+    return found
+
+
+def _depthwise(work: LocalWork, phase: str) -> Kernel:
+    b, n = work.factor("b"), work.factor("n") * work.factor("g")
+    side = np.sqrt(work.result_items(0) / (b * n))
+    taps = np.full_like(side, float(math.prod(work.inputs[1].shape[2:])))
+    return Kernel(f"depthwise.{way(phase)}", work.dtype, (b, n, side, taps))
+
+
+def _dense(work: LocalWork, phase: str) -> Kernel:
     stride = work.access.attributes.get("stride", 1)
     taps = work.inputs[1].shape[2:]
     window = _nearest_window(taps, stride if isinstance(stride, int) else stride[0])
@@ -243,10 +265,7 @@ def _kernels(work: LocalWork, phase: str) -> list[Kernel]:
     side = np.sqrt(work.result_items(0) / (b * n))
     (high, wide), _ = WINDOWS[window]
     more = math.prod(taps) / (high * wide)
-    found = [Kernel(f"conv.{window}.{way(phase)}", work.dtype, (b, c * more, n, side))]
-    if phase == "backward" and 2 in work.trained:
-        found.append(Kernel("sum_columns", work.dtype, (b * side * side, n)))
-    return found
+    return Kernel(f"conv.{window}.{way(phase)}", work.dtype, (b, c * more, n, side))
 
 
 def _nearest_window(kernel: tuple[int, ...], stride: int) -> str:

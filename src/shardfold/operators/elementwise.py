@@ -131,6 +131,7 @@ def _multiplied(*, divides: bool) -> KernelMaker:
         for k in work.trained:
             other = work.operand_bytes(1 - k) if k < 2 else whole
             strided = work.access.is_strided and bool(np.any(other < whole))
+            strided |= work.access.is_gradient_strided
             family = elementwise_family(work, strided=strided)
             times = 2 if divides and k == 1 else 1
             found += [memory_pass(2.0 * whole + other, work.results[0].dtype, family)] * times

@@ -42,6 +42,8 @@ class Access:
     is_strided: bool = False
     adds: tuple[float, ...] = ()  # per operand: additions of its gradient to other readers'
     is_shared: bool = False  # an operator before has done what both need
+    copies_gradient: bool = False  # its result's gradient lies in an order that it cannot read
+    is_gradient_strided: bool = False
 
 
 class LocalWork(Protocol):
@@ -134,7 +136,8 @@ def sum_kernel(dtype: str, whole: Values, part: Values, keeps_last: bool) -> Ker
 
 def pointwise(work: LocalWork, phase: str) -> list[Kernel]:
     """One pass; backward, the gradient and what was kept are read, and one result written."""
-    dtype, family = work.dtype, elementwise_family(work, strided=work.access.is_strided)
+    strided = work.access.is_strided or (phase == "backward" and work.access.is_gradient_strided)
+    dtype, family = work.dtype, elementwise_family(work, strided=strided)
     if phase != "backward":
         return [memory_pass(work.read_bytes() + work.result_bytes(0), dtype, family)]
     passes = len(work.trained)
@@ -149,11 +152,18 @@ def copied(work: LocalWork, phase: str) -> list[Kernel]:
 
 
 def rows(family: str) -> KernelMaker:
-    """A kernel that works on each row of the first operand's last dim."""
+    """A kernel that works on each row of the first operand's last dim, in the result's dtype.
+
+    An operand of another dtype is converted first, its gradient last.
+    """
 
     def make(work: LocalWork, phase: str) -> list[Kernel]:
         wide = work.last_dim()
-        dtype = work.inputs[0].dtype
-        return [Kernel(f"{family}.{way(phase)}", dtype, (work.operand_items(0) / wide, wide))]
+        before, after = work.inputs[0].dtype, work.results[0].dtype
+        found = [Kernel(f"{family}.{way(phase)}", after, (work.operand_items(0) / wide, wide))]
+        if before != after:
+            size = work.operand_bytes(0) + work.result_bytes(0)
+            found.append(memory_pass(size, after if phase == "backward" else before, "cast"))
+        return found
 
     return make

@@ -198,6 +198,13 @@ def _batch_norm_kernels(work: LocalWork, phase: str) -> list[Kernel]:
     return found
 
 
+def _group_norm_kernels(work: LocalWork, phase: str) -> list[Kernel]:
+    """Groups of all examples, and what is in one."""
+    groups = work.factor("b") * work.factor("g")
+    sizes = (groups, work.operand_items(0) / groups)
+    return [Kernel(f"group_norm.{way(phase)}", work.inputs[0].dtype, sizes)]
+
+
 def _whole_rows(call: Call) -> frozenset[str]:
     """Rows without any finite value need the whole row."""
     rank = len(call.inputs[0].shape)
@@ -232,8 +239,8 @@ TABLE: Mapping[str, Operator] = {
         "_batch_norm_with_update _batch_norm_with_update_functional",
         BATCH_NORM,
     ),
-    "aten.group_norm": Operator(_group_norm, "own form"),
-    "aten.native_group_norm": Operator(_group_norm, "whole"),
+    "aten.group_norm": Operator(_group_norm, "own form", kernels=_group_norm_kernels),
+    "aten.native_group_norm": Operator(_group_norm, "whole", kernels=_group_norm_kernels),
     "aten._weight_norm": Operator(_weight_norm),
     "aten.instance_norm": Operator(
         _instance_norm, extras=_repeated_weight, writes=("running_mean", "running_var")

@@ -23,6 +23,7 @@ Memory = Literal[
     "new",  # written in the order of its dims
     "pointwise",  # new, and lies as the operands do
     "attention",  # new, heads inside positions
+    "joined",  # new, operands beside each other
     "copy",  # new, of what may lie in another order
     "copy if needed",  # a view of what lies in order, else a copy
     "cast",  # the operand itself where the dtype is the same

@@ -297,17 +297,19 @@ def _sliced(work: LocalWork, phase: str) -> list[Kernel]:
 
 
 def _pieces(work: LocalWork, phase: str) -> list[Kernel]:
-    """Backward, the gradients of all pieces are put together."""
+    """Backward, the gradients of all pieces are put together; what has gaps, slowly."""
     if phase != "backward":
         return []
-    return [memory_pass(2.0 * work.operand_bytes(0), work.dtype)]
+    family = "cat" if work.access.is_gradient_strided else "vector"
+    return [memory_pass(2.0 * work.operand_bytes(0), work.dtype, family)]
 
 
 def _joined(work: LocalWork, phase: str) -> list[Kernel]:
-    """Backward, the pieces are views of the gradient."""
+    """What has gaps is joined slowly; backward, the pieces are views of the gradient."""
     if phase == "backward":
         return []
-    return [memory_pass(2.0 * work.result_bytes(0), work.dtype)]
+    family = "cat" if work.access.is_strided else "vector"
+    return [memory_pass(2.0 * work.result_bytes(0), work.dtype, family)]
 
 
 def _expanded(work: LocalWork, phase: str) -> list[Kernel]:
@@ -363,8 +365,8 @@ TABLE: Mapping[str, Operator] = {
     "aten.diff": Operator(_along),
     **aten("roll flip", MOVED),
     **aten("pad constant_pad_nd", Operator(_pad, "own form")),
-    **aten("cat concat", replace(MOVED, rule=_cat, kernels=_joined)),
-    "aten.stack": replace(MOVED, rule=_stack),
+    **aten("cat concat", replace(MOVED, rule=_cat, kernels=_joined, memory="joined")),
+    "aten.stack": replace(MOVED, rule=_stack, kernels=_joined, memory="joined"),
     "aten.repeat": Operator(_repeat, "own form", fills=True),
     # Capture leaves out what only names a tensor anew.
     **aten(

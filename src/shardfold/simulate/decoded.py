@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardfold.costs import CostModel, Tables
+from shardfold.costs.model import split_seconds
 from shardfold.costs.operator_steps import Tensors, operator_steps
 from shardfold.costs.parameters import Optimizer, sum_up_steps, update_steps
 from shardfold.costs.steps import Collective, Compute, Step, times
@@ -39,6 +40,9 @@ class DecodedChoice:
     optimizer: Optimizer
     known: dict[object, list[Step]] = field(default_factory=dict, compare=False, repr=False)
     prices: dict[int, float] = field(default_factory=dict, compare=False, repr=False)
+    worked_before: dict[int, tuple[float, float]] = field(
+        default_factory=dict, compare=False, repr=False
+    )
     parts: dict[object, tuple[list[Step], list[Step]]] = field(
         default_factory=dict, compare=False, repr=False
     )
@@ -157,6 +161,13 @@ class DecodedChoice:
         found = self.prices.get(id(step))
         if found is None:
             found = self.prices[id(step)] = self.price(step)
+        return found
+
+    def worked(self, step: Compute) -> tuple[float, float]:
+        """The device's seconds of a step of work, and the host's, where it asks ahead of it."""
+        found = self.worked_before.get(id(step))
+        if found is None:
+            found = self.worked_before[id(step)] = split_seconds(self.model, step)
         return found
 
     def total(self, step: Step) -> float:

@@ -57,6 +57,7 @@ class Task(Value, frozen=True):
     takes: dict[str, float] = msgspec.field(default_factory=dict)
     gives: dict[str, float] = msgspec.field(default_factory=dict)
     turn: Turn = "every"
+    host_seconds: Quantity = 0.0  # of work: what the host takes to ask for it, ahead of the device
 
 
 class Again(Value, frozen=True):

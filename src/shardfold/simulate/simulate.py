@@ -90,6 +90,7 @@ class _State:
     shape: object
     times: list[float]
     clock: float
+    asked: float
     sums: Sums
 
     def is_like(self, before: _State) -> bool:
@@ -232,9 +233,9 @@ class _Simulator:
             tuple(len(each) for each in self.under_way),
             tuple((p.key, p.has_run) for p in waiting),
         )
-        times = [max(0.0, at - now) for at in streams.free]
+        times = [max(0.0, at - now) for at in (streams.asked, *streams.free)]
         times += [max(0.0, p.end - now) if p.has_run else 0.0 for p in waiting]
-        return _State(shape, times, now, self.record.snapshot())
+        return _State(shape, times, now, streams.asked, self.record.snapshot())
 
     def _skip(
         self, block: _Block, number: int, repeat: int, cursor: _Cursor, before: _State
@@ -252,14 +253,14 @@ class _Simulator:
         for pending in chain(*self.issued, *self.under_way):
             if pending.has_run:
                 pending.end += shift
-        self.streams.shift(shift)
+        self.streams.shift(shift, times * (self.streams.asked - before.asked))
         if cursor.block == number:
             cursor.repeat += times
         return times
 
     def _results(self) -> tuple[Simulation, Timeline]:
         schedule, record = self.schedule, self.record
-        step = self.streams.clock
+        step = max(self.streams.clock, self.streams.asked)
         samples, peak = record.memory(schedule.resident)
         streams = (COMPUTE, *schedule.levels)
         collectives = record.collectives()

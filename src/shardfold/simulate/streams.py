@@ -1,6 +1,7 @@
 """The streams of a device, and the record of what ran on them.
 
-A device has a stream for local work, and one for the links of each level. A collective runs on the
+A device has a stream for local work, and one for the links of each level. The host asks for work
+ahead of the device; where it is the slower one, the device waits for it. A collective runs on the
 streams of all levels that it crosses. One that work waits for goes before those that wait in a
 queue, and a gather before a reduction; what runs is not interrupted. Queues are served when the
 clock of local work moves on, so that each task is looked at once.
@@ -60,6 +61,7 @@ class Streams:
 
     def __init__(self, levels: int) -> None:
         self.clock = 0.0
+        self.asked = 0.0  # until when the host has asked for work
         self.free = [0.0] * levels
         self.queues: dict[tuple[str, int], deque[Pending]] = {}
         self.finished: list[Ran] = []  # run since they were last collected
@@ -70,8 +72,9 @@ class Streams:
         self.queues.setdefault(queue, deque()).append(pending)
 
     def work(self, task: Task) -> float:
-        """Local work, now; when it started."""
-        start = self.clock
+        """Local work, as soon as it is asked for; when it started."""
+        self.asked += task.host_seconds
+        start = max(self.clock, self.asked) if task.host_seconds else self.clock
         self.clock = start + task.seconds
         return start
 
@@ -118,9 +121,10 @@ class Streams:
         self.finished.append(Ran(pending.task, pending.place, start, pending.end))
         return True
 
-    def shift(self, seconds: float) -> None:
-        """Move every clock, as if the same had gone on for that long."""
+    def shift(self, seconds: float, asked_seconds: float) -> None:
+        """Move every clock, as if the same had gone on for so long; the host's at its own pace."""
         self.clock += seconds
+        self.asked += asked_seconds
         self.free = [at + seconds for at in self.free]
         for queue in self.queues.values():
             for pending in queue:

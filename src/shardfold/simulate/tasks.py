@@ -142,7 +142,8 @@ class OperatorTasks:
             gradient = self._gradient_bytes(vertex)
             gives = {"gradients": gradient} if self.graph.tensors[tensor].requires_grad else {}
             for step in self.decoded.update(vertex):
-                found.append(Task("update", self.decoded.seconds(step), gives=gives))
+                assert isinstance(step, Compute)
+                found.append(_with(self._work("update", step), gives=gives))
         return found
 
     # Steps
@@ -182,9 +183,7 @@ class OperatorTasks:
     def _in_order(self, steps: Sequence[Step], phase: str, memory: PhaseMemory) -> list[Task]:
         """Work and collectives one after the other; memory comes first and goes last."""
         tasks = [
-            self._sent(step, "wait")
-            if isinstance(step, Collective)
-            else Task(phase, self.decoded.seconds(step))
+            self._sent(step, "wait") if isinstance(step, Collective) else self._work(phase, step)
             for step in steps
             if isinstance(step, Compute) or _is_sent(step)
         ]
@@ -197,6 +196,11 @@ class OperatorTasks:
         tasks[at] = _with(tasks[at], takes=memory.takes)
         tasks[-1] = _with(tasks[-1], gives=memory.gives)
         return tasks
+
+    def _work(self, kind: str, step: Compute) -> Task:
+        device, host = self.decoded.worked(step)
+        turn = "every" if step.phase == "update" else step.turn
+        return Task(kind, device, turn=turn, host_seconds=host)
 
     def _sent(self, step: Collective, mode: Mode, takes: Bytes | None = None) -> Task:
         extra = scratch(step)
@@ -260,9 +264,10 @@ class OperatorTasks:
         round.
         """
         tasks = [
-            Task("backward", self.decoded.seconds(step), turn=step.turn)
+            self._work("backward", step)
             for _, vertex in self._answers_for(op)
             for step in self.decoded.summed_up(vertex)
+            if isinstance(step, Compute)
         ]
         for position, edge in self._edges(op, parameters=True):
             found = self.footprint.gathered[op][position]
@@ -297,6 +302,7 @@ def _with(task: Task, takes: Bytes | None = None, gives: Bytes | None = None) ->
         _sum(task.takes, takes or {}),
         _sum(task.gives, gives or {}),
         task.turn,
+        task.host_seconds,
     )
 
 

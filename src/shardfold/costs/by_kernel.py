@@ -1,0 +1,185 @@
+"""Prices by kernel: what the device takes for each kernel, and the host to ask for it.
+
+An operator's kernels are priced one by one. On a GPU the host asks for kernels and the device runs
+them: an operator takes the longer of the two in a sum of operators; the simulator lets the host run
+ahead. Without measurements, kernels are priced by the device's datasheet (`costs.kernels`), and the
+host by what PyTorch took on the machine whose kernels those shares were read off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from shardfold.cluster import Cluster, Mesh
+from shardfold.costs.kernels import Datasheet
+from shardfold.costs.model import Roofline
+from shardfold.costs.steps import Collective, Compute, Values
+from shardfold.operators import Kernel, Operator
+from shardfold.operators.norms import RUNNING
+
+OTHERS = "aten.mul"
+EACH = ".each"  # of an operator of many calls: one more of them
+SORT = ".sort"  # of experts: what is asked for before the host waits
+UPDATED = 5e8  # items of an update of all parameters together
+# Microseconds of the host for an operator, forward and backward: PyTorch 2.11 with autograd, on the
+# 16 cores beside an H200 (benchmarks/profiles/h200.json).
+HOST: Mapping[str, tuple[float, float]] = {
+    "aten.linear": (43, 132),
+    "aten.matmul": (45, 111),
+    "aten.layer_norm": (36, 57),
+    "aten.batch_norm": (106, 62),
+    "aten.conv2d": (51, 109),
+    "aten.embedding": (72, 99),
+    "aten.view": (10, 12),
+    "aten.transpose": (13, 19),
+    "aten.slice": (8, 34),
+    "aten.cat": (46, 41),
+    "aten.add": (13, 18),
+    "aten.mul": (16, 24),
+    "aten.pow": (23, 70),
+    "aten.to": (30, 36),
+    "aten.gelu": (27, 39),
+    "aten.relu": (23, 30),
+    "aten.softmax": (27, 48),
+    "aten.mean": (31, 116),
+    "aten.max_pool2d": (31, 61),
+    "aten.scaled_dot_product_attention": (85, 121),
+    "update": (16, 16),
+    "update.parts": (71, 71),
+    "split_norm": (608, 337),
+    "shardfold.expert_linear": (190, 276),
+    "shardfold.expert_linear.each": (27, 87),
+    "shardfold.expert_linear.sort": (193, 245),
+}
+
+
+@dataclass(frozen=True)
+class ByKernel:
+    """Seconds of every kernel by the device's datasheet, of collectives by the cluster's links."""
+
+    cluster: Cluster
+    mesh: Mesh
+
+    @property
+    def runs_ahead(self) -> bool:
+        """Whether the host asks while the device works."""
+        return self.cluster.device.units > 0
+
+    def compute_seconds(self, step: Compute) -> Values:
+        """The longer of the device's time and the host's; where they are one, both."""
+        device, host = self.device_seconds(step), self.host_seconds(step)
+        return np.maximum(device, host) if self.runs_ahead else device + host
+
+    def collective_seconds(self, step: Collective) -> Values:
+        """By the cluster's links."""
+        return Roofline(self.cluster, self.mesh).collective_seconds(step)
+
+    def device_seconds(self, step: Compute) -> Values:
+        """Seconds of the device alone."""
+        if step.phase == "update":
+            if step.items is None:
+                return self.unknown(step, "an update of unknown size")
+            return self.update_seconds(step, step.items)
+        if step.turn == "later":  # gradients of passes are added up
+            return self.kernel_seconds(Kernel("vector", step.dtype, (step.bytes,)))
+        if step.work is None:
+            return self.unknown(step, "work without an operator")
+        total = np.zeros(len(step.flops))
+        for kernel in step.work.kernels(step.phase):
+            total = total + kernel.times * self.kernel_seconds(kernel)
+        return total
+
+    def kernel_seconds(self, kernel: Kernel) -> Values:
+        """Seconds of one kernel."""
+        return where_any(kernel, Datasheet(self.cluster.device).seconds(kernel))
+
+    def update_seconds(self, step: Compute, items: Values) -> Values:
+        """All parameters are updated together: one takes its share."""
+        family = f"update.{step.optimizer or 'adamw'}"
+        whole = self.kernel_seconds(Kernel(family, step.dtype, (np.array([UPDATED]),)))
+        return items * float(whole[0]) / UPDATED
+
+    def unknown(self, step: Compute, what: str) -> Values:
+        """Seconds of what is no kernel."""
+        return Roofline(self.cluster, self.mesh).compute_seconds(step)
+
+    # The host
+
+    def host_seconds(self, step: Compute) -> Values:
+        """What the host takes to ask for the step."""
+        found = np.full(len(step.flops), self._host(step))
+        if step.work is None or _operator(step).calls == "one":
+            return found
+        kernels = step.work.kernels(step.phase)
+        if is_in_calls(step):
+            calls = self.calls_of(step, kernels)
+            return sum((each * k.times + 0.0 * found for k, each in calls), 0.0 * found)
+        for kernel in kernels:
+            if kernel.family.startswith("split_norm"):
+                parts = self.host_of(["split_norm", "aten.batch_norm"], step.phase)
+                if step.phase != "backward":
+                    parts += RUNNING * self.host_of([OTHERS], "forward")
+                found = np.where(kernel.sizes[0] > 0, parts, found)
+        return found
+
+    def _host(self, step: Compute) -> float:
+        if step.phase == "update":
+            # The parameters of several devices are DTensors, which take longer to ask for.
+            kinds = ["update.parts"] if self.mesh.axes else []
+            return self.host_of([*kinds, "update"], step.phase)
+        if step.turn == "later":
+            return self.host_of([OTHERS], "forward")
+        if step.work is None or step.work.access.is_idle:
+            return 0.0
+        kinds = [step.work.access.kind, _operator(step).launched_as, OTHERS]
+        return self.host_of(kinds, step.phase)
+
+    def host_of(self, kinds: Sequence[str], phase: str) -> float:
+        """What the host takes to ask for the first of these kinds that is known."""
+        if not self.runs_ahead:
+            return 0.0
+        known = next((HOST[kind] for kind in kinds if kind in HOST), (0.0, 0.0))
+        return known[phase == "backward"] * 1e-6
+
+    def is_known(self, kind: str) -> bool:
+        """Whether the host's time for operators of a kind is known."""
+        return kind in HOST
+
+    def calls_of(self, step: Compute, kernels: Sequence[Kernel]) -> list[tuple[Kernel, float]]:
+        """What the host takes for each call of kernels that are asked for one by one.
+
+        Where such an operator is known: for what is awaited, for a product, and for all others
+        together, which the first of them bears.
+        """
+        kind = step.work.access.kind if step.work is not None else ""
+        if not self.is_known(kind):
+            return [(kernel, self.host_of([OTHERS], "forward")) for kernel in kernels]
+        once, each = (self.host_of([name], step.phase) for name in (kind, kind + EACH))
+        found = []
+        for kernel in kernels:
+            if kernel.is_awaited:
+                seconds = self.host_of([kind + SORT], "forward") / float(np.max(kernel.times))
+            elif kernel.family.startswith("matmul"):
+                seconds = each
+            else:
+                seconds, once = once, 0.0
+            found.append((kernel, seconds))
+        return found
+
+
+def is_in_calls(step: Compute) -> bool:
+    """Whether an operator's kernels are asked for one by one: experts, of which each is a call."""
+    return step.work is not None and _operator(step).calls == "many"
+
+
+def _operator(step: Compute) -> Operator:
+    assert step.work is not None
+    return step.work.space.rule.rule.operator
+
+
+def where_any(kernel: Kernel, seconds: Values) -> Values:
+    """Nothing where a kernel has nothing to do."""
+    return np.where(np.prod(np.stack(np.broadcast_arrays(*kernel.sizes)), axis=0) > 0, seconds, 0)

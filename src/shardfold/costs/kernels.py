@@ -1,0 +1,253 @@
+"""How long a kernel takes on a device that nobody measured: from its datasheet and its sizes.
+
+A kernel takes the longest of what its engines have to do, and the gap before it.
+
+- Products run in tiles on multiprocessors, one wave of tiles after another: a wave that is not
+  full takes as long as a full one, a tile has to fill its pipeline before it multiplies, and where
+  tiles are few the reduction is split. A library picks the best of some shapes of tiles.
+- Attention is products of tiles of queries with all keys before them, at the share of the peak
+  that the exponentials between them leave; a causal mask wastes a part of the tiles that it cuts.
+- What passes over memory runs at a share of its bandwidth, unless it addresses its elements one by
+  one (a broadcast, a transposed operand, a widening cast): then multiprocessors are the limit. What
+  works row by row pays for every row.
+
+The shares were read off kernels that ran alone on an H200 (benchmarks/profiles/h200.json, 2,100
+products and 1,900 other kernels); multiprocessors, clock, peak rates and bandwidth are the device's
+own. `docs/explanation/costs.md` says how far off they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from shardfold.cluster.hardware import Device
+from shardfold.costs.profile import FAMILIES
+from shardfold.costs.steps import Values
+from shardfold.graph.graph import ITEM_BYTES
+from shardfold.operators import Kernel
+from shardfold.operators.convolution import WINDOWS
+
+# Products: the sides of tiles, and what a tile of that shape loses against the best.
+TILES = ((128, 256, 1.0), (256, 128, 1.0), (192, 192, 1.0), (128, 128, 1.12))
+SMALL_TILES = ((64, 128, 1.3), (128, 64, 1.3), (64, 64, 1.6))
+FILL = 200.0  # steps of a tile's reduction that filling its pipeline takes
+SPLITS = (1, 2, 4, 8)  # of a reduction
+LARGE = 8192.0  # the side of the product at which a device's efficiency is stated
+UNALIGNED = {".even": 0.37, ".odd": 0.17}  # of the rate, where rows are no multiple of 16 bytes
+
+GAP_SECONDS = 2e-6  # between a kernel and the one that waits for it
+# A convolution is a product at a part of the rate, and moves its channels together and apart again.
+CONVOLUTIONS = {"forward": (1.3, 0.35, 4.0), "backward": (1.0, 1.0, 10.0)}
+SINGLE_CONVOLUTION = 1.8  # times as long in TF32, which is what float32 means there
+LEAST_CHANNELS = 8.0
+TAPS_A_CYCLE = 32.0  # of a depthwise convolution, on one multiprocessor
+
+# Attention: queries and keys that a tile costs beside its own.
+QUERIES = 128.0
+MASKED = 150.0  # keys that a causal tile computes in vain
+WASTED = {"forward": 130.0, "backward": 330.0}
+DEPTH = 88.0  # features beside which exponentials weigh as much as products
+BIAS_RATE, BIAS_WASTED = 0.185, 40.0  # a bias with a gradient takes another, slower kernel
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """A pass over memory: its share of the bandwidth, and what its elements and rows cost.
+
+    `cycles` of one multiprocessor for each item, and `row_cycles` for each row; `wide` is the
+    number of columns at which it runs at half its rate; `calls` are the kernels that it is.
+    """
+
+    share: float
+    cycles: float = 0.0
+    row_cycles: float = 0.0
+    wide: float = 0.0
+    calls: float = 1.0
+
+
+ONE_BY_ONE = 0.69  # cycles of a multiprocessor for an element that is addressed by itself
+PASSES: Mapping[str, Pass] = {
+    "vector": Pass(0.92),
+    "cast": Pass(0.92),
+    "strided": Pass(0.92, cycles=ONE_BY_ONE),
+    "cat": Pass(0.92, cycles=2 * ONE_BY_ONE),
+    "fill": Pass(0.85),
+    "layer_norm.forward": Pass(0.6, cycles=0.5, row_cycles=260, calls=1.5),
+    "layer_norm.backward": Pass(0.8, cycles=0.35, row_cycles=1000, calls=2),
+    "group_norm.forward": Pass(0.6, cycles=0.5, row_cycles=260, calls=2),
+    "group_norm.backward": Pass(0.8, cycles=0.35, row_cycles=1000, calls=4),
+    "batch_norm.forward": Pass(0.5, cycles=1.0, row_cycles=2000, calls=4),
+    "batch_norm.backward": Pass(0.8, cycles=0.7, row_cycles=2000, calls=2),
+    "split_norm.forward": Pass(0.4, cycles=1.0, row_cycles=2000, calls=18),
+    "split_norm.backward": Pass(0.4, row_cycles=2000, calls=12),
+    "softmax.forward": Pass(0.6, cycles=0.5),
+    "softmax.backward": Pass(0.5, cycles=0.5, calls=2),
+    "loss.forward": Pass(0.5, cycles=0.5, row_cycles=130, calls=5),
+    "loss.backward": Pass(0.7, row_cycles=260, calls=4),
+    "sum_rows": Pass(0.8, row_cycles=60, calls=1.5),
+    "sum_columns": Pass(0.92, row_cycles=130, wide=400, calls=3),
+    "lookup.forward": Pass(0.92),
+    "lookup.backward": Pass(0.5, row_cycles=2000, calls=8),
+    "max_pool.forward": Pass(0.4, cycles=1.5, calls=1.5),
+    "max_pool.backward": Pass(0.4, cycles=4.0, calls=4),
+    "avg_pool.forward": Pass(0.4, cycles=1.5),
+    "avg_pool.backward": Pass(0.4, cycles=6.0, calls=4),
+    # PyTorch updates in several passes over all parameters: 4, 11, 25 and 27 for these.
+    "update.sgd": Pass(0.92 * 3 / 4),
+    "update.momentum": Pass(0.92 * 5 / 11),
+    "update.adam": Pass(0.92 * 7 / 25),
+    "update.adamw": Pass(0.92 * 7 / 27),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Datasheet:
+    """Seconds of kernels by a device's datasheet."""
+
+    device: Device
+
+    def seconds(self, kernel: Kernel) -> Values:
+        """Seconds of one kernel, for each entry of its sizes."""
+        given = np.broadcast_arrays(*[np.asarray(s, dtype=np.float64) for s in kernel.sizes])
+        sizes: list[Values] = [np.maximum(size, 1.0) for size in given]
+        family, dtype = kernel.family, kernel.dtype
+        if family.startswith("matmul"):
+            m, n, k = sizes
+            return self._product(dtype, m, n, k, align=family[len("matmul.nt") :])
+        if family == "bmm":
+            b, m, n, k = sizes
+            return self._product(dtype, m, n, k, many=b)
+        if family == "product":
+            flops, moved = sizes
+            rate = self._peak(dtype) * self.device.matmul_efficiency
+            return self._gap() + np.maximum(flops / rate, moved / self._bandwidth(0.92))
+        if family.startswith("conv."):
+            return self._convolution(family, dtype, *sizes)
+        if family.startswith("depthwise"):
+            return self._depthwise(family, dtype, *sizes)
+        if family.startswith("attention"):
+            return self._attention(family, dtype, *sizes)
+        return self._pass(family, dtype, sizes)
+
+    # Engines
+
+    def _gap(self, calls: float = 1.0) -> float:
+        return calls * GAP_SECONDS
+
+    def _bandwidth(self, share: float) -> float:
+        return self.device.memory_bandwidth * share
+
+    @property
+    def _cycles(self) -> float:
+        """Cycles of all multiprocessors in a second."""
+        return self.device.units * self.device.clock_hz
+
+    def _peak(self, dtype: str) -> float:
+        """The matrix rate of a dtype; of one that the device lacks, that of the slowest."""
+        known = dict(self.device.peak_flops)
+        return known.get(dtype) or min(known.values())
+
+    def _tile_rate(self, dtype: str) -> float:
+        """FLOP/s inside tiles: what makes a large square product as efficient as stated."""
+        units, side = self.device.units, LARGE
+        tiles = side * side / (128 * 256)
+        waves = np.ceil(tiles / units) * units / tiles
+        return float(self._peak(dtype) * self.device.matmul_efficiency * waves * (1 + FILL / side))
+
+    # Families
+
+    def _product(
+        self,
+        dtype: str,
+        m: Values,
+        n: Values,
+        k: Values,
+        many: Values | float = 1.0,
+        align: str = "",
+    ) -> Values:
+        """The tiles, or the traffic."""
+        work = self._tiles(dtype, m, n, k, many) / UNALIGNED.get(align, 1.0)
+        items = many * (m * k + n * k + m * n)
+        return self._gap() + np.maximum(work, items * ITEM_BYTES[dtype] / self._bandwidth(0.92))
+
+    def _tiles(
+        self, dtype: str, m: Values, n: Values, k: Values, many: Values | float = 1.0
+    ) -> Values:
+        """The best shape of tiles, and of splits of the reduction."""
+        rate, units, moved = self._tile_rate(dtype), self.device.units, self._bandwidth(0.92)
+        best = np.full(np.broadcast(m, many).shape, np.inf)
+        for high, wide, loss in (*TILES, *SMALL_TILES):
+            tiles = many * np.ceil(m / high) * np.ceil(n / wide)
+            for split in SPLITS:
+                waves = np.ceil(tiles * split / units)
+                work = waves * units * 2.0 * high * wide * (k / split + FILL) * loss / rate
+                sums = 8.0 * many * m * n / moved if split > 1 else 0.0
+                best = np.minimum(best, work + sums)
+        return best
+
+    def _convolution(
+        self, family: str, dtype: str, b: Values, c: Values, n: Values, side: Values
+    ) -> Values:
+        """A product with the windows of the input; backward, one for each operand."""
+        _, window, phase = family.split(".")
+        (high, wide), stride = WINDOWS[window]
+        slower, cycles, calls = CONVOLUTIONS[phase]
+        engine = dtype
+        if dtype == "float32" and "tf32" in self.device.dtypes:
+            engine, slower, cycles = "tf32", SINGLE_CONVOLUTION, 0.0
+        rows, taps = b * side * side, high * wide * np.maximum(c, LEAST_CHANNELS)
+        if phase == "forward":
+            work = self._tiles(engine, rows, n, taps)
+        else:
+            work = self._tiles(engine, rows, taps, n) + self._tiles(engine, taps, n, rows)
+        moved = b * c * (side * stride) ** 2 + rows * n
+        return self._gap(calls) + work * slower + moved * cycles / self._cycles
+
+    def _depthwise(
+        self, family: str, dtype: str, b: Values, n: Values, side: Values, taps: Values
+    ) -> Values:
+        """A multiplication on the vector units for each tap of each element."""
+        times = 1.0 if family.endswith("forward") else 3.0
+        items = b * n * side * side
+        work = items * (taps / TAPS_A_CYCLE + 0.5) / self._cycles
+        traffic = 2.0 * items * ITEM_BYTES[dtype] / self._bandwidth(0.5)
+        return self._gap(times) + times * np.maximum(work, traffic)
+
+    def _attention(
+        self, family: str, dtype: str, heads: Values, length: Values, depth: Values
+    ) -> Values:
+        _, kind, phase = family.split(".")
+        share = 1.0 if kind in ("full", "bias") else 0.5
+        times, best = 1.0, self.device.attention_efficiency[0]
+        if phase == "backward":
+            times, best = 2.5, self.device.attention_efficiency[1]
+        reached = np.minimum(depth * (128.0 + DEPTH) / (128.0 * (depth + DEPTH)), 1.05)
+        rate = self._peak(dtype) * best * reached
+        wasted = WASTED[phase] + (MASKED if share < 1 else 0.0)
+        if kind == "bias":
+            rate, wasted = rate * BIAS_RATE, BIAS_WASTED
+        keys = share * length + wasted
+        tiles = heads * np.ceil(length / QUERIES)
+        full = np.maximum(self.device.units / tiles, 1.0)
+        work = times * 4.0 * heads * length * keys * depth * full / rate
+        moved = times * 4.0 * heads * length * depth * ITEM_BYTES[dtype] / self._bandwidth(0.8)
+        return self._gap(1.0 if phase == "forward" else 3.0) + np.maximum(work, moved)
+
+    def _pass(self, family: str, dtype: str, sizes: Sequence[Values]) -> Values:
+        known, how = FAMILIES[family], PASSES[family]
+        per_item = 1 if known.sizes == ("bytes",) else ITEM_BYTES[dtype]
+        moved = known.items(*sizes) * per_item
+        items = moved / (2 * ITEM_BYTES[dtype])  # that are written
+        cycles = how.cycles
+        if family == "cast" and ITEM_BYTES[dtype] < 4:  # a widening cast
+            items, cycles = moved / (ITEM_BYTES[dtype] + 4), ONE_BY_ONE
+        seconds: Values = np.asarray(moved / self._bandwidth(how.share))
+        if how.wide:
+            seconds = seconds * (1 + how.wide / sizes[1])
+        if how.row_cycles:
+            seconds = seconds + sizes[0] * how.row_cycles / self._cycles
+        alone: Values = np.asarray(items * cycles / self._cycles)
+        return self._gap(how.calls) + np.maximum(seconds, alone)
