@@ -107,11 +107,13 @@ def cuda_plan(quick: bool = False) -> Plan:
     coarse = _powers(9, 13, halves=False)
     for layout in ("nt", "nn", "tn"):
         grids.append(Grid(f"matmul.{layout}", single, (coarse, coarse, coarse), 10, (8, 8, 8)))
-    grids.append(Grid("bmm", bf, ((8, 64, 256), *[(64, 256, 1024)] * 3), 10, (8, 8, 8, 8)))
+    for dtype in (bf, single):
+        axes = ((8, 64, 256), *[(64, 256, 1024)] * 3)
+        grids.append(Grid("bmm", dtype, axes, 10, (8, 8, 8, 8)))
     heads, lengths = (16, 64, 256, 1024), _powers(7, 13)
     for phase in ("forward", "backward"):
         for kind in ("full", "causal", "shared"):
-            axes = (heads, lengths, (64, 128))
+            axes = (heads, lengths, (32, 64, 96, 128, 256))
             grids.append(Grid(f"attention.{kind}.{phase}", bf, axes, 12, (16, 8, 1), (2,)))
         axes = ((16, 64, 256), (128, 256, 512, 1024, 2048), (64,))
         grids.append(Grid(f"attention.bias.{phase}", bf, axes, 6, (16, 8, 1)))
@@ -120,6 +122,13 @@ def cuda_plan(quick: bool = False) -> Plan:
         rows, columns = _powers(8, 16), _powers(8, 14)
         grids.append(Grid(f"layer_norm.{phase}", bf, (rows, columns), 15, (1, 8)))
         grids.append(Grid(f"layer_norm.{phase}", single, (rows[::2], columns[::2])))
+        for dtype in (bf, single):
+            axes = (_powers(8, 14)[::2], _powers(10, 20)[::2])
+            grids.append(Grid(f"group_norm.{phase}", dtype, axes, 4, (32, 8)))
+            axes = ((16, 64, 256), (96, 384, 1024), (7, 14, 28, 56), (9, 25, 49))
+            for lies in ("", ".last"):
+                family = f"depthwise{lies}.{phase}"
+                grids.append(Grid(family, dtype, axes, 4, (1, 8, 1, 1), (3,)))
         planes = ((16, 64, 256), _powers(5, 11), (7, 14, 28, 56, 112))
         for norm in ("batch_norm", "split_norm"):
             grids.append(Grid(f"{norm}.{phase}", bf, planes, 15, (1, 8, 1)))
@@ -136,9 +145,12 @@ def cuda_plan(quick: bool = False) -> Plan:
     for dtype in (bf, single):
         for name in ("vector", "cast", "strided"):
             grids.append(Grid(name, dtype, (_powers(12, 32),), 12, (128,)))
+        grids.append(Grid("cat", dtype, (_powers(14, 32),), 12, (128,)))
         grids.append(Grid("fill", dtype, (_powers(12, 31),)))
-        for name in ("sum_rows", "sum_columns"):
-            grids.append(Grid(name, dtype, (_powers(8, 16), _powers(8, 16)), 10, (1, 8)))
+        grids.append(
+            Grid("sum_rows", dtype, (_powers(8, 20)[::2], _powers(4, 16)[::2]), 10, (1, 8))
+        )
+        grids.append(Grid("sum_columns", dtype, (_powers(8, 16), _powers(8, 16)), 10, (1, 8)))
         grids.append(Grid("lookup.forward", dtype, (_powers(8, 16)[::2], _powers(8, 13))))
         axes = (_powers(8, 16)[::2], (512, 8192, 32768, 131072), (256, 1024, 4096))
         grids.append(Grid("lookup.backward", dtype, axes, 6, (1, 1, 8)))
@@ -208,9 +220,13 @@ def cpu_plan(quick: bool = False) -> Plan:
         grids.append(Grid(f"loss.{phase}", single, ((16, 128, 1024), (128, 1024, 8192)), 4))
         for norm in ("batch_norm", "split_norm"):
             grids.append(Grid(f"{norm}.{phase}", single, ((4, 16), (16, 64, 256), (7, 14, 28))))
+        grids.append(Grid(f"group_norm.{phase}", single, ((32, 256), (1024, 16384)), 2, (32, 8)))
+        windows = ((4, 16), (32, 256), (7, 28), (9, 49))
+        for lies in ("", ".last"):
+            grids.append(Grid(f"depthwise{lies}.{phase}", single, windows, 2, (), (3,)))
         for pool in ("max_pool", "avg_pool"):
             grids.append(Grid(f"{pool}.{phase}", single, (_powers(14, 24)[::2],)))
-    for name in ("vector", "cast", "strided", "fill"):
+    for name in ("vector", "cast", "strided", "cat", "fill"):
         grids.append(Grid(name, single, (_powers(10, 27),), 6))
     for name in ("sum_rows", "sum_columns", "lookup.forward"):
         grids.append(Grid(name, single, ((16, 128, 1024, 8192), (64, 256, 1024, 4096)), 4))
@@ -228,7 +244,7 @@ def _quick(dtypes: Sequence[str]) -> tuple[Grid, ...]:
         1: ((1 << 14, 1 << 18),),
         2: ((196, 1568), (32, 64)),
         3: ((32, 64), (32, 64), (32, 64)),
-        4: ((2, 4), (16, 32), (16, 32), (8, 16)),
+        4: ((2, 4), (16, 32), (16, 32), (9, 25)),
     }
     return tuple(
         Grid(family, dtype, small[len(FAMILIES[family].sizes)], 1)

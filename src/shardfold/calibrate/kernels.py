@@ -108,6 +108,26 @@ def _layer_norm(phase: str, bench: Bench, rows: int, columns: int) -> Call:
     )
 
 
+def _group_norm(phase: str, bench: Bench, rows: int, columns: int) -> Call:
+    """Groups of some channels each, several of them in an example."""
+    groups, channels = math.gcd(rows, 32), math.gcd(columns, 8)
+    shape = (rows // groups, groups * channels, columns // channels)
+    x = bench.fresh(*shape, grad=True)
+    weight, bias = (bench.fresh(shape[1], grad=True) for _ in range(2))
+    call = partial(functional.group_norm, x, groups, weight, bias)
+    return _either(phase, call, x, weight, bias)
+
+
+def _depthwise(
+    lies: torch.memory_format, phase: str, bench: Bench, b: int, c: int, side: int, taps: int
+) -> Call:
+    window = math.isqrt(taps)
+    x = bench.fresh(b, c, side, side).to(memory_format=lies).requires_grad_()
+    weight = bench.fresh(c, 1, window, window, grad=True)
+    call = partial(functional.conv2d, x, weight, None, 1, window // 2, 1, c)
+    return _either(phase, call, x, weight)
+
+
 def _batch_norm(phase: str, bench: Bench, b: int, c: int, side: int) -> Call:
     x = bench.fresh(b, c, side, side, grad=True)
     weight, bias = (bench.fresh(c, grad=True) for _ in range(2))
@@ -173,6 +193,15 @@ def _strided(bench: Bench, size: int) -> Call:
     return lambda: a * b
 
 
+def _cat(bench: Bench, size: int) -> Call:
+    """Halves of heads: one that was cut out of what is transposed, one that lies in order."""
+    heads, depth = 16, 128
+    rows = max(1, size // (2 * bench.dtype.itemsize * heads * depth))
+    a = bench.take(1, rows, heads, depth).transpose(1, 2)[..., : depth // 2]
+    b = bench.fresh(1, heads, rows, depth // 2)
+    return lambda: torch.cat((b, a), -1)
+
+
 def _fill(bench: Bench, size: int) -> Call:
     a = bench.take(max(1, size // bench.dtype.itemsize))
     return lambda: torch.zeros_like(a)
@@ -224,6 +253,9 @@ CALLS: Mapping[str, Callable[..., Call]] = {
         for phase in ("forward", "backward")
     },
     **_phases("layer_norm", _layer_norm),
+    **_phases("group_norm", _group_norm),
+    **_phases("depthwise", partial(_depthwise, torch.contiguous_format)),
+    **_phases("depthwise.last", partial(_depthwise, torch.channels_last)),
     **_phases("batch_norm", _batch_norm),
     **_phases("split_norm", _split_norm),
     **_phases("softmax", _softmax),
@@ -235,6 +267,7 @@ CALLS: Mapping[str, Callable[..., Call]] = {
     "vector": _vector,
     "cast": _cast,
     "strided": _strided,
+    "cat": _cat,
     "fill": _fill,
     **_phases("max_pool", partial(_pool, "max")),
     **_phases("avg_pool", partial(_pool, "avg")),

@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 
 from shardfold import gc_pause
-from shardfold.calibrate.grids import cpu_plan, cuda_plan
+from shardfold.calibrate.grids import Grid, cpu_plan, cuda_plan
 from shardfold.calibrate.host import added_entries, host_entries
 from shardfold.calibrate.kernels import Point, dtype_of, measure
 from shardfold.calibrate.timers import clock_of
@@ -83,7 +83,7 @@ def extended(
     host_anew: bool = False,
     watch: Watch = lambda stage: None,
 ) -> Profile:
-    """The profile with what it lacks: what this version of the package measures beside.
+    """The profile with what it lacks: what this version measures beside, or at other sizes.
 
     The machine must be the profile's own, in every way that the profile knows of. With `host_anew`
     the host is measured again, too: the same device may be in another one, or share it otherwise.
@@ -96,7 +96,7 @@ def extended(
             f"processes, this is {here.name} with {here.processes}: calibrate anew."
         )
     plan = cuda_plan(quick) if kind == "cuda" else cpu_plan(quick)
-    lacking = tuple(g for g in plan.grids if profile.table(g.family, g.dtype) is None)
+    lacking = tuple(g for g in plan.grids if not _is_measured(profile, g))
     plan = replace(plan, grids=lacking)
     tables, probes = measure(plan, clock_of(kind), lambda n, k, of: watch(Stage(n, k, of)))
     fits = (fitted(t, probes.get((t.family, t.dtype), []), profile.rates) for t in tables)
@@ -112,10 +112,22 @@ def extended(
         msgspec.structs.replace(
             profile,
             environment={**profile.environment, **note},
-            tables=(*profile.tables, *fits),
+            tables=(*_but(profile, lacking), *fits),
             host=(*kept, *host),
         )
     )
+
+
+def _is_measured(profile: Profile, grid: Grid) -> bool:
+    """Whether a profile has a table of the very sizes that this version measures."""
+    table = profile.table(grid.family, grid.dtype)
+    return table is not None and table.grid == tuple(tuple(map(float, a)) for a in grid.axes)
+
+
+def _but(profile: Profile, grids: Sequence[Grid]) -> list[Table]:
+    """The profile's tables without those that are measured anew."""
+    anew = {(grid.family, grid.dtype) for grid in grids}
+    return [table for table in profile.tables if (table.family, table.dtype) not in anew]
 
 
 def assembled(

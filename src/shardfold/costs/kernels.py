@@ -43,13 +43,15 @@ GAP_SECONDS = 2e-6  # between a kernel and the one that waits for it
 CONVOLUTIONS = {"forward": (1.3, 0.35, 4.0), "backward": (1.0, 1.0, 10.0)}
 SINGLE_CONVOLUTION = 1.8  # times as long in TF32, which is what float32 means there
 LEAST_CHANNELS = 8.0
-TAPS_A_CYCLE = 32.0  # of a depthwise convolution, on one multiprocessor
+TAPS_A_CYCLE = 32.0  # of a depthwise convolution with channels last, on one multiprocessor
 
 # Attention: queries and keys that a tile costs beside its own.
 QUERIES = 128.0
 MASKED = 150.0  # keys that a causal tile computes in vain
 WASTED = {"forward": 130.0, "backward": 330.0}
-DEPTH = 88.0  # features beside which exponentials weigh as much as products
+# Features beside which exponentials weigh as much as products: a multiprocessor makes as many
+# exponentials in a cycle on every generation, but not as many products.
+DEPTH, DEPTH_FLOPS = 88.0, 3784.0
 BIAS_RATE, BIAS_WASTED = 0.185, 40.0  # a bias with a gradient takes another, slower kernel
 
 
@@ -58,13 +60,15 @@ class Pass:
     """A pass over memory: its share of the bandwidth, and what its elements and rows cost.
 
     `cycles` of one multiprocessor for each item, and `row_cycles` for each row; `wide` is the
-    number of columns at which it runs at half its rate; `calls` are the kernels that it is.
+    number of columns at which it runs at half its rate; with fewer channels than `narrow`,
+    multiprocessors are idle; `calls` are the kernels that it is.
     """
 
     share: float
     cycles: float = 0.0
     row_cycles: float = 0.0
     wide: float = 0.0
+    narrow: float = 0.0
     calls: float = 1.0
 
 
@@ -77,10 +81,10 @@ PASSES: Mapping[str, Pass] = {
     "fill": Pass(0.85),
     "layer_norm.forward": Pass(0.6, cycles=0.5, row_cycles=260, calls=1.5),
     "layer_norm.backward": Pass(0.8, cycles=0.35, row_cycles=1000, calls=2),
-    "group_norm.forward": Pass(0.6, cycles=0.5, row_cycles=260, calls=2),
-    "group_norm.backward": Pass(0.8, cycles=0.35, row_cycles=1000, calls=4),
-    "batch_norm.forward": Pass(0.5, cycles=1.0, row_cycles=2000, calls=4),
-    "batch_norm.backward": Pass(0.8, cycles=0.7, row_cycles=2000, calls=2),
+    "group_norm.forward": Pass(0.9, cycles=0.75, row_cycles=400, calls=3),
+    "group_norm.backward": Pass(0.9, cycles=0.57, row_cycles=1000, calls=6),
+    "batch_norm.forward": Pass(0.8, cycles=0.67, narrow=300, calls=2),
+    "batch_norm.backward": Pass(0.8, cycles=0.5, narrow=400, calls=2),
     "split_norm.forward": Pass(0.4, cycles=1.0, row_cycles=2000, calls=18),
     "split_norm.backward": Pass(0.4, row_cycles=2000, calls=12),
     "softmax.forward": Pass(0.6, cycles=0.5),
@@ -114,16 +118,14 @@ class Datasheet:
         given = np.broadcast_arrays(*[np.asarray(s, dtype=np.float64) for s in kernel.sizes])
         sizes: list[Values] = [np.maximum(size, 1.0) for size in given]
         family, dtype = kernel.family, kernel.dtype
+        if family == "product" or not self.device.units:
+            return self._plain(family, dtype, sizes)
         if family.startswith("matmul"):
             m, n, k = sizes
             return self._product(dtype, m, n, k, align=family[len("matmul.nt") :])
         if family == "bmm":
             b, m, n, k = sizes
             return self._product(dtype, m, n, k, many=b)
-        if family == "product":
-            flops, moved = sizes
-            rate = self._peak(dtype) * self.device.matmul_efficiency
-            return self._gap() + np.maximum(flops / rate, moved / self._bandwidth(0.92))
         if family.startswith("conv."):
             return self._convolution(family, dtype, *sizes)
         if family.startswith("depthwise"):
@@ -131,6 +133,23 @@ class Datasheet:
         if family.startswith("attention"):
             return self._attention(family, dtype, *sizes)
         return self._pass(family, dtype, sizes)
+
+    def _plain(self, family: str, dtype: str, sizes: Sequence[Values]) -> Values:
+        """The longer of operations and traffic, whatever the shape."""
+        flops, moved, is_product = sizes[0], sizes[-1], True
+        if family != "product":
+            known = FAMILIES[family]
+            flops, moved = known.flops(*sizes), known.items(*sizes)
+            moved = moved * (1 if known.sizes == ("bytes",) else ITEM_BYTES[dtype])
+            is_product = known.engine == "matrix"
+        rate = self._peak(dtype) * self.device.matmul_efficiency
+        seconds = moved / self._bandwidth(self.device.memory_efficiency)
+        return self._gap() + (np.maximum(flops / rate, seconds) if is_product else seconds)
+
+    def update_seconds(self, optimizer: str, moved: Values) -> Values:
+        """Seconds of an update that passes over so many bytes, among many others."""
+        share = PASSES[f"update.{optimizer or 'adamw'}"].share if self.device.units else 0.0
+        return moved / self._bandwidth(share or self.device.memory_efficiency)
 
     # Engines
 
@@ -209,12 +228,20 @@ class Datasheet:
     def _depthwise(
         self, family: str, dtype: str, b: Values, n: Values, side: Values, taps: Values
     ) -> Values:
-        """A multiplication on the vector units for each tap of each element."""
-        times = 1.0 if family.endswith("forward") else 3.0
+        """A multiplication on the vector units for each tap of each element.
+
+        With channels last, taps are read once for many; else backward is slow on small planes.
+        """
         items = b * n * side * side
-        work = items * (taps / TAPS_A_CYCLE + 0.5) / self._cycles
+        is_forward = family.endswith("forward")
+        if "last" in family:
+            cycles = (taps / TAPS_A_CYCLE + 0.5) * (1.0 if is_forward else 3.0)
+        else:
+            cycles = taps / 6.0 + 0.9
+            cycles = cycles if is_forward else 2.8 * cycles * (1 + 7.0 / side)
         traffic = 2.0 * items * ITEM_BYTES[dtype] / self._bandwidth(0.5)
-        return self._gap(times) + times * np.maximum(work, traffic)
+        calls = 1.0 if is_forward else 3.0
+        return self._gap(calls) + np.maximum(items * cycles / self._cycles, calls * traffic)
 
     def _attention(
         self, family: str, dtype: str, heads: Values, length: Values, depth: Values
@@ -224,7 +251,8 @@ class Datasheet:
         times, best = 1.0, self.device.attention_efficiency[0]
         if phase == "backward":
             times, best = 2.5, self.device.attention_efficiency[1]
-        reached = np.minimum(depth * (128.0 + DEPTH) / (128.0 * (depth + DEPTH)), 1.05)
+        deep = DEPTH * self._peak(dtype) / self._cycles / DEPTH_FLOPS
+        reached = np.minimum(depth * (128.0 + deep) / (128.0 * (depth + deep)), 1.05)
         rate = self._peak(dtype) * best * reached
         wasted = WASTED[phase] + (MASKED if share < 1 else 0.0)
         if kind == "bias":
@@ -250,4 +278,6 @@ class Datasheet:
         if how.row_cycles:
             seconds = seconds + sizes[0] * how.row_cycles / self._cycles
         alone: Values = np.asarray(items * cycles / self._cycles)
+        if how.narrow:
+            alone = alone * np.maximum(how.narrow / sizes[1], 1.0)
         return self._gap(how.calls) + np.maximum(seconds, alone)

@@ -30,6 +30,7 @@ from shardfold.operators import Access, Call, Operator
 from shardfold.operators.operator import SHARED
 from shardfold.sharding import Subdims
 
+CHANNELS_LAST = (0, 2, 3, 1)
 Order = tuple[int, ...] | None  # dims from the slowest to the fastest in memory; None: with gaps
 
 

@@ -151,9 +151,9 @@ FAMILIES: Mapping[str, Family] = {
         for name, (kernel, stride) in WINDOWS.items()
         for phase, times in (("forward", 1.0), ("backward", 2.0))
     },
-    "product": Family(("flops", "bytes"), lambda f, b: 1.0 * f, lambda f, b: 1.0 * b, "matrix"),
     **{
-        f"depthwise.{phase}": _depthwise(times)
+        f"depthwise{lies}.{phase}": _depthwise(times)
+        for lies in ("", ".last")
         for phase, times in (("forward", 1.0), ("backward", 2.0))
     },
     "group_norm.forward": _rows(3.0),

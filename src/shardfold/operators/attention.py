@@ -7,11 +7,12 @@ q is. Grouped queries: the query's heads are (h r), h key heads with r queries e
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
-from shardfold.operators.kernels import Access, Kernel, LocalWork, way
+from shardfold.operators.kernels import Access, Kernel, LocalWork, Values, memory_pass, way
 from shardfold.operators.notation import TOKEN, Call, Rule
 from shardfold.operators.operator import Extra, Operator
 
@@ -67,9 +68,21 @@ def _causal_rows(call: Call) -> frozenset[str]:
     return frozenset({"q"} if call.attribute("is_causal", False) else ())
 
 
+def _is_materialised(shapes: Sequence[Sequence[int]], attributes: Mapping[str, Any]) -> bool:
+    """Whether scores are written to memory: no fused kernel broadcasts the heads of keys.
+
+    Where a call says that queries share them (`enable_gqa`), there is one.
+    """
+    query, key = shapes[:2]
+    return len(query) > 2 and query[-3] != key[-3] and not attributes.get("enable_gqa", False)
+
+
 def _kernels(work: LocalWork, phase: str) -> list[Kernel]:
     queries, keys, depth = work.factor("q"), work.factor("k"), work.factor("d")
     heads = work.operand_items(0) / (queries * depth)
+    shapes = [kind.shape for kind in work.inputs]
+    if _is_materialised(shapes, work.access.attributes):
+        return _materialised(phase, heads, queries, keys, depth)
     is_causal = bool(work.access.attributes.get("is_causal", False))
     kind = "causal" if is_causal else "full"
     if 3 in work.trained:  # a mask without a gradient is as good as none
@@ -80,8 +93,31 @@ def _kernels(work: LocalWork, phase: str) -> list[Kernel]:
     return [Kernel(f"attention.{kind}.{way(phase)}", work.dtype, (heads, length, depth))]
 
 
+def _materialised(
+    phase: str, heads: Values, queries: Values, keys: Values, depth: Values
+) -> list[Kernel]:
+    """Two products and a softmax, in float32 whatever the operands are; the mask is two passes."""
+    single = "float32"
+    scores = heads * queries * keys
+    there, back = (heads, queries, keys, depth), (heads, queries, depth, keys)
+    masked = memory_pass(2.0 * 4.0 * scores, single)
+    rows = (heads * queries, keys)
+    if phase != "backward":
+        softmax = Kernel("softmax.forward", single, rows)
+        return [Kernel("bmm", single, there), masked, masked, softmax, Kernel("bmm", single, back)]
+    turned = (heads, keys, depth, queries)
+    return [
+        *(Kernel("bmm", single, sizes) for sizes in (turned, there, back, turned)),
+        Kernel("softmax.backward", single, rows),
+        masked,
+    ]
+
+
 def _extras(call: Call, access: Access) -> tuple[Extra, ...]:
-    return (Extra(-1, 4.0, 1),)  # the logarithm of each row's sum
+    """The logarithm of each row's sum; or all of the softmax, where it is in memory."""
+    if _is_materialised([kind.shape for kind in call.inputs], access.attributes):
+        return (Extra(-1, 4.0 * call.shape("key")[-2] / call.results[0].shape[-1]),)
+    return (Extra(-1, 4.0, 1),)
 
 
 TABLE: Mapping[str, Operator] = {

@@ -254,7 +254,8 @@ def _depthwise(work: LocalWork, phase: str) -> Kernel:
     b, n = work.factor("b"), work.factor("n") * work.factor("g")
     side = np.sqrt(work.result_items(0) / (b * n))
     taps = np.full_like(side, float(math.prod(work.inputs[1].shape[2:])))
-    return Kernel(f"depthwise.{way(phase)}", work.dtype, (b, n, side, taps))
+    lies = ".last" if work.access.is_channels_last else ""
+    return Kernel(f"depthwise{lies}.{way(phase)}", work.dtype, (b, n, side, taps))
 
 
 def _dense(work: LocalWork, phase: str) -> Kernel:

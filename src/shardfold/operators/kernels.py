@@ -44,6 +44,7 @@ class Access:
     is_shared: bool = False  # an operator before has done what both need
     copies_gradient: bool = False  # its result's gradient lies in an order that it cannot read
     is_gradient_strided: bool = False
+    is_channels_last: bool = False  # of the first operand
 
 
 class LocalWork(Protocol):
