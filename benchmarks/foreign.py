@@ -238,7 +238,7 @@ def predicted(case: Case, profile: str | None) -> dict[str, Any]:
 
     module, args, kwargs = built(case, "meta")
     found: dict[str, Any] = {}
-    for name, given in (("default", {}), ("profile", {"profile": profile})):
+    for name, given in (("default", {"cost": "kernels"}), ("profile", {"profile": profile})):
         if name == "profile" and profile is None:
             continue
         planner = Planner(module, args, kwargs, cluster=CLUSTER, dtype="bf16", **given)

@@ -98,7 +98,7 @@ _PLANNING = (
     click.option("--dtype", type=click.Choice(DTYPES), help="Of weights and activations."),
     click.option("--optimizer", help="sgd, momentum, adam or adamw.  [default: adamw]"),
     click.option("--mesh", help="Such as 8x4. Every mesh is tried if left out."),
-    click.option("--cost", help="kernels, roofline or paper.  [default: kernels]"),
+    click.option("--cost", help="roofline, kernels or paper.  [default: roofline]"),
     profile_option,
     click.option(
         "--memory-limit",

@@ -36,7 +36,7 @@ class Options(TypedDict, total=False):
     - `dtype` (the model's own): of weights and activations; `fp32`, `bf16`, `fp16` or `fp64`.
     - `optimizer` (`adamw`): `sgd`, `momentum`, `adam` or `adamw`.
     - `mesh` (every one is tried): such as `4x8`, outermost level first, or a `Mesh`.
-    - `cost` (`kernels`): the cost model, `kernels`, `roofline` or `paper`.
+    - `cost` (`roofline`): the cost model, `roofline`, `kernels` or `paper`.
     - `profile` (none): a file that `shardfold calibrate` wrote; prices are what was measured.
     - `memory_limit` (the device's memory less a tenth): per device, in bytes or as `60GiB`.
     - `recompute` (`auto`): activation checkpointing of repeated blocks: only if the memory limit
@@ -75,7 +75,7 @@ class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     dtype: str | None = None
     optimizer: str = "adamw"
     mesh: str | None = None
-    cost: str = "kernels"
+    cost: str = "roofline"
     profile: ProfileUse | None = None
     memory_limit: Annotated[float, msgspec.Meta(gt=0)] | None = None
     recompute: Recompute = "auto"
@@ -99,7 +99,7 @@ class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             plain["mesh"] = str(plain["mesh"])
         if "profile" in plain:
             plain["profile"] = _use_of(plain["profile"])
-            plain.setdefault("cost", "kernels" if self.cost == MEASURED else self.cost)
+            plain.setdefault("cost", "roofline" if self.cost == MEASURED else self.cost)
         found = msgspec.structs.replace(self, **plain)
         if found.profile is not None:
             found = msgspec.structs.replace(found, cost=MEASURED)

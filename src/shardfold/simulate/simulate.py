@@ -66,6 +66,11 @@ class _Block:
     turns: tuple[_Turn, ...]
     backwards: bool
 
+    @property
+    def host_seconds(self) -> float:
+        """What the host takes to ask for all of it."""
+        return sum(task.host_seconds for turn in self.turns for task in turn.tasks)
+
     def name(self, number: int) -> str:
         """Of the number-th block in this pass."""
         names = self.segment.names
@@ -132,7 +137,7 @@ class _Simulator:
         before: _State | None = None
         while repeat < block.segment.count:
             if block.segment.count > 2 and not self.detailed:
-                state = self._state(number, repeat, cursor)
+                state = self._state(block, number, repeat, cursor)
                 if before is not None and state.is_like(before):
                     repeat += self._skip(block, number, repeat, cursor, before)
                     before = None
@@ -220,7 +225,8 @@ class _Simulator:
 
     # Blocks that are counted
 
-    def _state(self, number: int, repeat: int, cursor: _Cursor) -> _State:
+    def _state(self, block: _Block, number: int, repeat: int, cursor: _Cursor) -> _State:
+        """A host that is ahead by more than a block asks for nothing too late within it."""
         streams, now = self.streams, self.streams.clock
         streams.serve(now)
         self._served()
@@ -233,7 +239,8 @@ class _Simulator:
             tuple(len(each) for each in self.under_way),
             tuple((p.key, p.has_run) for p in waiting),
         )
-        times = [max(0.0, at - now) for at in (streams.asked, *streams.free)]
+        times = [max(0.0, at - now) for at in streams.free]
+        times.append(max(-block.host_seconds, streams.asked - now))
         times += [max(0.0, p.end - now) if p.has_run else 0.0 for p in waiting]
         return _State(shape, times, now, streams.asked, self.record.snapshot())
 
@@ -246,14 +253,20 @@ class _Simulator:
         times = block.segment.count - repeat - ahead - 2
         if times < 1 or not inside:
             return 0
-        now = self.streams.clock
+        now, asked = self.streams.clock, self.streams.asked
+        loses = (asked - before.asked) - (now - before.clock)  # of the host's lead, in a block
+        if loses > SAME * (now - before.clock):
+            lead = now - asked - block.host_seconds
+            times = min(times, int(lead / loses))
+            if times < 1:
+                return 0
         shift = times * (now - before.clock)
         place = Place("", block.segment.name, block.name(repeat), block.turns[0].phase)
         self.record.repeat(before.sums, times, now, shift, place)
         for pending in chain(*self.issued, *self.under_way):
             if pending.has_run:
                 pending.end += shift
-        self.streams.shift(shift, times * (self.streams.asked - before.asked))
+        self.streams.shift(shift, times * (asked - before.asked))
         if cursor.block == number:
             cursor.repeat += times
         return times

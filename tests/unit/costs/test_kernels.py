@@ -1,0 +1,96 @@
+"""Kernels by the device's datasheet: against those measured on an H200, and by their shape."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from shardfold.cluster import Mesh, parse
+from shardfold.costs.by_kernel import ByKernel
+from shardfold.costs.kernels import Datasheet
+from shardfold.costs.model import Roofline, split_seconds
+from shardfold.costs.profile import load
+from shardfold.costs.registry import by_kernel
+from shardfold.costs.steps import Compute
+from shardfold.operators import Kernel
+
+H200 = Path(__file__).parents[3] / "benchmarks" / "profiles" / "h200.json"
+LONG = 50e-6  # what decides a step
+MEDIANS = {
+    "matmul.nt": 0.06,
+    "matmul.nn": 0.06,
+    "matmul.tn": 0.06,
+    "bmm": 0.12,
+    "attention.causal.forward": 0.15,
+    "attention.causal.backward": 0.15,
+    "attention.full.forward": 0.15,
+    "vector": 0.02,
+    "cast": 0.1,
+    "strided": 0.12,
+    "layer_norm.forward": 0.15,
+    "layer_norm.backward": 0.15,
+    "softmax.backward": 0.12,
+    "loss.backward": 0.12,
+    "sum_columns": 0.12,
+    "depthwise.forward": 0.1,
+    "depthwise.backward": 0.12,
+    "group_norm.forward": 0.12,
+    "conv.3x3.forward": 0.15,
+    "conv.3x3.backward": 0.2,
+}
+
+
+@pytest.fixture(scope="module")
+def sheet():
+    return Datasheet(parse("1xh200").device)
+
+
+@pytest.mark.parametrize("family", MEDIANS)
+def test_long_kernels_take_about_what_was_measured(family, sheet):
+    table = load(H200).table(family, "bfloat16")
+    grids = np.meshgrid(*[np.array(axis) for axis in table.grid], indexing="ij")
+    measured = np.array([np.nan if t is None else t for t in table.seconds])
+    chosen = np.nan_to_num(measured) > LONG
+    sizes = tuple(grid.reshape(-1)[chosen] for grid in grids)
+    found = sheet.seconds(Kernel(family, "bfloat16", sizes))
+    assert np.median(np.abs(found / measured[chosen] - 1)) < MEDIANS[family]
+
+
+def product(sheet, m, n, k):
+    sizes = tuple(np.array([float(size)]) for size in (m, n, k))
+    return float(sheet.seconds(Kernel("matmul.nt", "bfloat16", sizes))[0])
+
+
+def test_a_large_square_product_runs_at_the_stated_efficiency(sheet):
+    ideal = 2 * 8192**3 / sheet.device.peak("bfloat16")
+    found = float(product(sheet, 8192, 8192, 8192))
+    assert ideal / found == pytest.approx(sheet.device.matmul_efficiency, rel=0.01)
+
+
+def test_a_wave_that_is_not_full_takes_as_long_as_a_full_one(sheet):
+    full = 132 * 128  # a tile for each multiprocessor
+    assert product(sheet, full + 64, 256, 4096) > 1.2 * product(sheet, full, 256, 4096)
+
+
+def test_unaligned_features_are_slow(sheet):
+    sizes = tuple(np.array([float(n)]) for n in (4096, 4096, 4096))
+    times = [float(sheet.seconds(Kernel(f"matmul.nt{p}", "bfloat16", sizes))[0]) for p in PARITIES]
+    assert times == sorted(times)
+    assert times[-1] > 4 * times[0]
+
+
+PARITIES = ("", ".even", ".odd")
+
+
+def test_a_device_without_multiprocessors_is_priced_by_the_plain_roofline():
+    assert isinstance(by_kernel(parse("2xcpu"), Mesh(())), Roofline)
+    assert isinstance(by_kernel(parse("2xh100"), Mesh(())), ByKernel)
+
+
+def test_the_host_is_told_apart_only_where_it_runs_ahead():
+    one = np.ones(1)
+    step = Compute("update", "vector", "bfloat16", one, 1e9 * one, 1, None, "adamw", 1e8 * one)
+    cluster = parse("1xh200")
+    device, host = split_seconds(ByKernel(cluster, Mesh(())), step)
+    assert device > 5e-4 > host > 0
+    assert split_seconds(Roofline(cluster, Mesh(())), step)[1] == 0.0
