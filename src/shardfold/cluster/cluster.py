@@ -48,6 +48,7 @@ class Cluster:
         """The cluster as JSON values, in the form of a cluster file: reading it gives it back."""
         plain = asdict(self)
         plain["device"]["peak_flops"] = dict(self.device.peak_flops)
+        plain["device"]["attention_efficiency"] = list(self.device.attention_efficiency)
         plain["levels"] = [
             {field: value for field, value in level.items() if value is not None}
             for level in plain["levels"]
