@@ -27,6 +27,7 @@ from typing import Any
 
 from shardfold.graph import Graph, Op
 from shardfold.operators import Access, Call, Operator
+from shardfold.operators.kernels import pointwise
 from shardfold.operators.operator import SHARED
 from shardfold.sharding import Subdims
 
@@ -159,9 +160,9 @@ def _accesses(key: _Same) -> tuple[Access, ...]:
         is_shared = shared is not None and shared in done
         done.add(shared)
         idle = operator.is_idle(op)
-        found.append(
-            Access(op.kind, op.attributes, idle, copies, strided, adds, is_shared, *backward[index])
-        )
+        is_last = bool(op.inputs) and orders.get(op.inputs[0]) == CHANNELS_LAST
+        access = (op.kind, op.attributes, idle, copies, strided, adds, is_shared)
+        found.append(Access(*access, *backward[index], is_channels_last=is_last))
     return tuple(found)
 
 
@@ -213,6 +214,9 @@ class _Gradients:
                 before = before if lies is None else lies
             elif operator.memory == "cut":
                 strided = any(not _is_plain(self.found[t]) for t in given)
+            elif operator.is_convolution:
+                copies = after != self.orders.get(given[0])
+                before = self.orders.get(tensor) or before
             elif operator.memory == "new":
                 copies = not _is_plain(after)
             self._add(tensor, before)
@@ -251,6 +255,10 @@ def _lay(graph: Graph, op: Op, operator: Operator, orders: dict[int, Order]) -> 
             strided = any(not _is_plain(orders.get(t)) for t in op.inputs)
         elif operator.memory in ("attention", "dropout"):
             found = first
+        elif operator.is_convolution:  # channels stay last
+            found = first if first == CHANNELS_LAST else plain
+        elif operator.kernels is not pointwise and operator.memory == "new":
+            found = plain
         elif op.kind.startswith("aten.") and shapes and len(shapes[0]) == len(shape):
             found, strided = _elementwise(op, shapes, orders, len(shape))
         orders[tensor] = found

@@ -1,3 +1,7 @@
+import torch
+from torch import nn
+
+from shardfold.capture import capture
 from shardfold.costs.memory_format import access_of
 from shardfold.graph import Graph, Op, Operand, Tensor, TensorType
 from shardfold.operators import Access, rules_of
@@ -58,3 +62,44 @@ def test_a_dropout_of_nothing_is_idle() -> None:
     kept = Op("a", "aten.dropout", (Operand("input", 0),), (1,), {"p": 0.0, "train": True})
     made = graph(kept, shapes={0: (4, 8), 1: (4, 8)})
     assert accesses(made)[0].is_idle
+
+
+def test_channels_stay_last_through_convolutions_and_sums():
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm, self.conv = nn.LayerNorm(8), nn.Conv2d(8, 8, 3, padding=1, groups=8)
+
+        def forward(self, x):
+            y = self.norm(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+            return (self.conv(self.conv(y)) + self.conv(x)).sum()
+
+    graph = capture(Block(), (torch.zeros(2, 8, 4, 4),))
+    subdims = find_subdims(graph, rules_of(graph))
+    found = [
+        access_of(graph, subdims, i).is_channels_last
+        for i, op in enumerate(graph.ops)
+        if op.kind == "aten.conv2d"
+    ]
+    assert found == [True, True, False]
+
+
+def test_a_gradient_that_was_cut_is_copied_where_its_tensor_was_reshaped():
+    def accesses(cuts):
+        class Heads(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.linear = nn.Linear(8, 8)
+
+            def forward(self, x):
+                y = self.linear(x).view(2, 4, 2, 4).transpose(1, 2)
+                y = torch.cat((y[..., 2:], y[..., :2]), -1) if cuts else y * 2
+                return y.transpose(1, 2).reshape(2, 4, 8).sum()
+
+        graph = capture(Heads(), (torch.zeros(2, 4, 8),))
+        subdims = find_subdims(graph, rules_of(graph))
+        return {op.kind: access_of(graph, subdims, i) for i, op in enumerate(graph.ops)}
+
+    assert accesses(cuts=True)["aten.view"].copies_gradient
+    assert accesses(cuts=True)["aten.cat"].is_strided
+    assert not accesses(cuts=False)["aten.view"].copies_gradient
