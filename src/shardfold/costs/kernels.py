@@ -52,6 +52,8 @@ WASTED = {"forward": 130.0, "backward": 330.0}
 # Features beside which exponentials weigh as much as products: a multiprocessor makes as many
 # exponentials in a cycle on every generation, but not as many products.
 DEPTH, DEPTH_FLOPS = 88.0, 3784.0
+HEAD_STEP = 64.0  # features that a tile is padded to
+WIDE_BACKWARD = 0.75  # of what 128 features reach: more do not fit beside their gradients
 BIAS_RATE, BIAS_WASTED = 0.185, 40.0  # a bias with a gradient takes another, slower kernel
 
 
@@ -252,7 +254,10 @@ class Datasheet:
         if phase == "backward":
             times, best = 2.5, self.device.attention_efficiency[1]
         deep = DEPTH * self._peak(dtype) / self._cycles / DEPTH_FLOPS
+        depth = np.ceil(depth / HEAD_STEP) * HEAD_STEP
         reached = np.minimum(depth * (128.0 + deep) / (128.0 * (depth + deep)), 1.05)
+        if phase == "backward":
+            reached = np.where(depth > 128.0, WIDE_BACKWARD, reached)
         rate = self._peak(dtype) * best * reached
         wasted = WASTED[phase] + (MASKED if share < 1 else 0.0)
         if kind == "bias":
@@ -261,8 +266,11 @@ class Datasheet:
         tiles = heads * np.ceil(length / QUERIES)
         full = np.maximum(self.device.units / tiles, 1.0)
         work = times * 4.0 * heads * length * keys * depth * full / rate
-        moved = times * 4.0 * heads * length * depth * ITEM_BYTES[dtype] / self._bandwidth(0.8)
-        return self._gap(1.0 if phase == "forward" else 3.0) + np.maximum(work, moved)
+        each = heads * length * depth * ITEM_BYTES[dtype]
+        moved = times * 4.0 * each / self._bandwidth(0.8)
+        # Gradients of keys that queries share are written for every query, and summed.
+        sums = 4.0 * each / self._bandwidth(0.8) if family == "attention.shared.backward" else 0.0
+        return self._gap(1.0 if phase == "forward" else 3.0) + np.maximum(work, moved) + sums
 
     def _pass(self, family: str, dtype: str, sizes: Sequence[Values]) -> Values:
         known, how = FAMILIES[family], PASSES[family]

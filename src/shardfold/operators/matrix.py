@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from shardfold.operators.kernels import Kernel, KernelMaker, LocalWork, Values
+from shardfold.operators.kernels import Kernel, KernelMaker, LocalWork, Values, memory_pass
 from shardfold.operators.notation import Call, Rule
 from shardfold.operators.operator import Operator
 
@@ -196,6 +196,14 @@ def _batched_kernels(work: LocalWork, phase: str) -> list[Kernel]:
     return [Kernel("bmm", work.dtype, ways[t]) for t in work.trained if t in ways]
 
 
+def _added_batches(work: LocalWork, phase: str) -> list[Kernel]:
+    """What is added is copied into the result first."""
+    found = _batched_kernels(work, phase)
+    if phase != "backward":
+        found.append(memory_pass(2.0 * work.result_bytes(0), work.dtype, "strided"))
+    return found
+
+
 def _described(kind: str) -> Operator:
     return Operator(_from_notation(kind))
 
@@ -238,7 +246,7 @@ TABLE: Mapping[str, Operator] = {
         makes_gradients=frozenset({"mat1", "mat2"}),
         features=FEATURES,
     ),
-    "aten.baddbmm": Operator(_addmm, "own form", kernels=_batched_kernels),
+    "aten.baddbmm": Operator(_addmm, "own form", kernels=_added_batches),
     "aten.matmul": replace(PRODUCT, rule=_matmul, kernels=_batched_kernels, features=FEATURES),
     "aten.einsum": Operator(_einsum),
 }
