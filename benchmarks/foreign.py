@@ -346,10 +346,11 @@ def _page(rows: list[dict[str, Any]], where: dict[str, Any]) -> str:
         "Plain eager steps (bfloat16, AdamW) of transformers models outside the zoo, on one H200, "
         "beside the estimate of one device's step: with `--cost kernels`, which knows the "
         "device's datasheet only, and with a profile of its kernels. The cases were chosen and "
-        "written down before the first was measured (`benchmarks/foreign.py`). Four classes were "
+        "written down before the first was measured (`benchmarks/foreign.py`). Some classes were "
         "mended after this set had been seen, and for them it is fresh no more: attention that "
-        "broadcasts the heads of its keys (Falcon), batch norm of few channels and depthwise "
-        "convolutions (MobileNetV2), and the pace of the host (models of many short operators, "
+        "broadcasts the heads of its keys (Falcon), batch norm of few channels (MobileNetV2), "
+        "depthwise convolutions and where channels lie (ConvNeXt V2), what a batched product is "
+        "added to (Bloom), and the pace of the host (models of many short operators, "
         "whose host was twice as fast in one run as in another).\n\n"
     )
     table = (
