@@ -22,7 +22,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from fuzzing.functions import Both, Reversed, Scaled, Straight
+from fuzzing.functions import Both, Scaled, Straight
+from unit.capture.meanings import Reversed
 
 SHAPE = (4, 6, 8)
 FLOAT = torch.float64

@@ -20,19 +20,6 @@ class Straight(torch.autograd.Function):
         return gradient
 
 
-class Reversed(torch.autograd.Function):
-    """The identity whose gradient is turned round, by a number."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, factor: float) -> Tensor:
-        ctx.factor = factor
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:  # type: ignore[override]
-        return -ctx.factor * gradient, None
-
-
 class Both(torch.autograd.Function):
     """Two operands, two results, and a gradient that is not that of the results."""
 

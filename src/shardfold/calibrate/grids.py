@@ -60,7 +60,7 @@ class Plan:
     def is_measured(self, grid: Grid, sizes: Sequence[int], item_bytes: int) -> bool:
         """Whether a call of these sizes is expected to be short and small enough."""
         family = FAMILIES[grid.family]
-        moved = family.items(*sizes) * (1 if family.sizes == ("bytes",) else item_bytes)
+        moved = family.moved_bytes(item_bytes, sizes)
         rate = self.rates[grid.dtype] if family.engine == "matrix" else self.bandwidth
         seconds = max(family.flops(*sizes) / rate, moved / self.bandwidth)
         return bool(seconds <= self.longest_seconds and moved <= self.largest_bytes)

@@ -80,9 +80,7 @@ class ByKernel:
     def device_seconds(self, step: Compute) -> Values:
         """Seconds of the device alone."""
         if step.phase == "update":
-            if step.items is None:
-                return self.unknown(step, "an update of unknown size")
-            return self.update_seconds(step, step.items)
+            return self.update_seconds(step)
         if step.turn == "later":  # gradients of passes are added up
             return self.kernel_seconds(Kernel("vector", step.dtype, (step.bytes,)))
         if step.work is None:
@@ -96,7 +94,7 @@ class ByKernel:
         """Seconds of one kernel."""
         return where_any(kernel, Datasheet(self.cluster.device).seconds(kernel))
 
-    def update_seconds(self, step: Compute, items: Values) -> Values:
+    def update_seconds(self, step: Compute) -> Values:
         """All parameters are updated together: one takes its share of the passes."""
         return Datasheet(self.cluster.device).update_seconds(step.optimizer, step.bytes)
 

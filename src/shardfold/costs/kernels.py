@@ -11,8 +11,8 @@ A kernel takes the longest of what its engines have to do, and the gap before it
   one (a broadcast, a transposed operand, a widening cast): then multiprocessors are the limit. What
   works row by row pays for every row.
 
-The shares were read off kernels that ran alone on an H200 (benchmarks/profiles/h200.json, 2,100
-products and 1,900 other kernels); multiprocessors, clock, peak rates and bandwidth are the device's
+The shares were read off kernels that ran alone on an H200 (benchmarks/profiles/h200.json, 9,690
+products and 13,947 others); multiprocessors, clock, peak rates and bandwidth are the device's
 own. `docs/explanation/costs.md` says how far off they are.
 """
 
@@ -24,15 +24,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from shardfold.cluster.hardware import Device
-from shardfold.costs.profile import FAMILIES
+from shardfold.costs.profile import FAMILIES, Rates, least_seconds
 from shardfold.costs.steps import Values
 from shardfold.graph.graph import ITEM_BYTES
 from shardfold.operators import Kernel
 from shardfold.operators.convolution import WINDOWS
 
 # Products: the sides of tiles, and what a tile of that shape loses against the best.
-TILES = ((128, 256, 1.0), (256, 128, 1.0), (192, 192, 1.0), (128, 128, 1.12))
-SMALL_TILES = ((64, 128, 1.3), (128, 64, 1.3), (64, 64, 1.6))
+TILES = (
+    *((128, 256, 1.0), (256, 128, 1.0), (192, 192, 1.0), (128, 128, 1.12)),
+    *((64, 128, 1.3), (128, 64, 1.3), (64, 64, 1.6)),
+)
 FILL = 200.0  # steps of a tile's reduction that filling its pipeline takes
 SPLITS = (1, 2, 4, 8)  # of a reduction
 LARGE = 8192.0  # the side of the product at which a device's efficiency is stated
@@ -138,15 +140,12 @@ class Datasheet:
 
     def _plain(self, family: str, dtype: str, sizes: Sequence[Values]) -> Values:
         """The longer of operations and traffic, whatever the shape."""
-        flops, moved, is_product = sizes[0], sizes[-1], True
-        if family != "product":
-            known = FAMILIES[family]
-            flops, moved = known.flops(*sizes), known.items(*sizes)
-            moved = moved * (1 if known.sizes == ("bytes",) else ITEM_BYTES[dtype])
-            is_product = known.engine == "matrix"
         rate = self._peak(dtype) * self.device.matmul_efficiency
-        seconds = moved / self._bandwidth(self.device.memory_efficiency)
-        return self._gap() + (np.maximum(flops / rate, seconds) if is_product else seconds)
+        bandwidth = self._bandwidth(self.device.memory_efficiency)
+        if family == "product":
+            flops, moved = sizes
+            return self._gap() + np.maximum(flops / rate, moved / bandwidth)
+        return self._gap() + least_seconds(family, dtype, sizes, Rates({dtype: rate}, bandwidth))
 
     def update_seconds(self, optimizer: str, moved: Values) -> Values:
         """Seconds of an update that passes over so many bytes, among many others."""
@@ -200,7 +199,7 @@ class Datasheet:
         """The best shape of tiles, and of splits of the reduction."""
         rate, units, moved = self._tile_rate(dtype), self.device.units, self._bandwidth(0.92)
         best = np.full(np.broadcast(m, many).shape, np.inf)
-        for high, wide, loss in (*TILES, *SMALL_TILES):
+        for high, wide, loss in TILES:
             tiles = many * np.ceil(m / high) * np.ceil(n / wide)
             for split in SPLITS:
                 waves = np.ceil(tiles * split / units)
@@ -274,8 +273,7 @@ class Datasheet:
 
     def _pass(self, family: str, dtype: str, sizes: Sequence[Values]) -> Values:
         known, how = FAMILIES[family], PASSES[family]
-        per_item = 1 if known.sizes == ("bytes",) else ITEM_BYTES[dtype]
-        moved = known.items(*sizes) * per_item
+        moved = known.moved_bytes(ITEM_BYTES[dtype], sizes)
         items = moved / (2 * ITEM_BYTES[dtype])  # that are written
         cycles = how.cycles
         if family == "cast" and ITEM_BYTES[dtype] < 4:  # a widening cast

@@ -139,20 +139,22 @@ class Measured(ByKernel):
         """Whether the host was measured at operators of a kind."""
         return any(entry.kind == kind for entry in self.profile.host)
 
-    def update_seconds(self, step: Compute, items: Values) -> Values:
+    def update_seconds(self, step: Compute) -> Values:
         """A GPU updates many parameters at once: one takes its share of a large update.
 
         A CPU updates one after the other: whether one stays in its cache matters.
         """
+        if step.items is None:
+            return self.unknown(step, "an update of unknown size")
         family = f"update.{step.optimizer or 'adamw'}"
-        kernel = Kernel(family, step.dtype, (UPDATED_TOGETHER * items,))
+        kernel = Kernel(family, step.dtype, (UPDATED_TOGETHER * step.items,))
         table = self._table(kernel)
         if table is None:
-            return super().update_seconds(step, items)
+            return super().update_seconds(step)
         if not self.runs_ahead:
             return self.kernel_seconds(kernel) / UPDATED_TOGETHER
         largest = np.asarray([table.table.grid[0][-1]])
-        return items * float(table.seconds((largest,))[0] / largest[0])
+        return step.items * float(table.seconds((largest,))[0] / largest[0])
 
     def unknown(self, step: Compute, what: str) -> Values:
         """Seconds of what is no kernel of the profile, and that is said."""

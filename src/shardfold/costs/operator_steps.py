@@ -74,7 +74,7 @@ def operator_steps(space: Space, tensors: Tensors, mesh: Mesh, again: bool = Fal
         steps.extend(recompute(Steps(len(space.configs), tuple(steps))).steps)
     if any(tensors.result_grads):
         steps.extend(_exchanges(space, tensors, local, mesh, "backward"))
-        times = rule.backward if rule.backward is not None else float(sum(tensors.input_grads))
+        times = rule.backward_passes(tensors.input_grads)
         if times:
             steps.append(_compute(work, "backward", times, flops, moved))
     return Steps(len(space.configs), tuple(steps))
@@ -132,9 +132,8 @@ class Work:
         if self.access.is_idle:
             return []
         rule = self.space.rule.rule
-        found = rule.operator.kernels(self, phase)
-        if rule.engine == "matrix" and rule.operator.kernels is pointwise:
-            found = [self._product(phase)]
+        is_described = rule.engine != "matrix" or rule.operator.kernels is not pointwise
+        found = rule.operator.kernels(self, phase) if is_described else [self._product(phase)]
         if phase == "backward":
             found += [
                 Kernel("vector", self.inputs[k].dtype, (3.0 * self.operand_bytes(k),), times)
@@ -148,9 +147,7 @@ class Work:
     def _product(self, phase: str) -> Kernel:
         """The matrix work of an operator whose kernels are not described: so many operations."""
         rule = self.space.rule.rule
-        times = 1.0
-        if phase == "backward":
-            times = float(len(self.trained)) if rule.backward is None else rule.backward
+        times = rule.backward_passes(self.tensors.input_grads) if phase == "backward" else 1.0
         flops = rule.flops * _points(self.space, local_factors(self.space, self.mesh), self.mesh)
         moved = self.read_bytes() + result_bytes(self.space, self.tensors, self.mesh)
         return Kernel("product", self.dtype, (times * flops, times * moved))

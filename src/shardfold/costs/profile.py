@@ -48,6 +48,10 @@ class Family:
     items: Callable[..., Any]
     engine: str = "vector"
 
+    def moved_bytes(self, item_bytes: int, sizes: Sequence[Any]) -> Any:
+        """The bytes that a kernel moves; of some families, that is its size."""
+        return self.items(*sizes) * (1 if self.sizes == ("bytes",) else item_bytes)
+
 
 def _product(m: Any, n: Any, k: Any) -> Any:
     return 2.0 * m * n * k
@@ -343,9 +347,9 @@ BEYOND = 2.0  # times the grid's last size: further out, it is said
 def least_seconds(family: str, dtype: str, sizes: Sequence[Any], rates: Rates) -> Values:
     """The longer of a family's arithmetic and traffic at the machine's best rates."""
     found = FAMILIES[family]
-    item = 1 if found.sizes == ("bytes",) else ITEM_BYTES[dtype]
     rate = rates.flops.get(dtype) or max(rates.flops.values())
-    seconds = np.asarray(found.items(*sizes) * item / rates.bandwidth, dtype=np.float64)
+    moved = found.moved_bytes(ITEM_BYTES[dtype], sizes)
+    seconds = np.asarray(moved / rates.bandwidth, dtype=np.float64)
     if found.engine == "matrix":
         seconds = np.maximum(seconds, found.flops(*sizes) / rate)
     return seconds

@@ -97,6 +97,10 @@ class Rule:
         if missing:
             raise ValueError(f"Factors without a size: {', '.join(sorted(missing))} in {self}.")
 
+    def backward_passes(self, gradients: Sequence[bool]) -> float:
+        """Backward work in forwards, given which operands have gradients."""
+        return float(sum(gradients)) if self.backward is None else self.backward
+
     @property
     def factors(self) -> tuple[str, ...]:
         """Every factor, in order of first appearance."""

@@ -344,7 +344,7 @@ class Scheduler:
         flows = self.graph.has_gradient(index)
         key = (id(rule), grads, flows)
         if key not in self.flops:
-            times = rule.rule.backward if rule.rule.backward is not None else float(sum(grads))
+            times = rule.rule.backward_passes(grads)
             work = rule.rule.flops * rule.rule.points if rule.rule.engine == "matrix" else 0.0
             self.flops[key] = work * (1.0 + (times if flows else 0.0))
         return self.flops[key]

@@ -10,7 +10,7 @@ buffers were settled by published peaks (docs/results/published.md).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from shardfold.errors import InputError, nearest
 
@@ -41,61 +41,47 @@ class Stack:
 
 MIB = 2.0**20
 OWN = Stack("shardfold")
-_FSDP1 = (
+FSDP1 = Stack(
+    "fsdp1",
     "PyTorch FullyShardedDataParallel with MixedPrecision: parts and optimizer state stay in "
     "float32, parameters are gathered in bf16. Composer's DEFAULT reduces gradients in float32, "
     "PURE in bf16 (composer/distributed/dist_strategy.py). Before torch 2.1, non-reentrant "
     "checkpointing runs the whole block again. attn_impl: triton is FlashAttention of the first "
-    "generation, half as fast as the second (Dao 2023, arXiv 2307.08691)."
+    "generation, half as fast as the second (Dao 2023, arXiv 2307.08691).",
+    float32_parts=True,
+    float32_gradients=True,
+    float32_reduction=True,
+    runs_whole_block_again=True,
+    attention_slowdown=2.0,
 )
-_MEGATRON = (
+MEGATRON = Stack(
+    "megatron",
     "Megatron-LM Float16OptimizerWithFloat16Params and DistributedOptimizer: float32 weights and "
     "moments; megatron/core/distributed/param_and_grad_buffer.py: one float32 buffer of gradients, "
     "reduced as it is; core/tensor_parallel/layers.py: with sequence parallel, inputs are kept in "
     "parts and gathered again beside backward; mpu/random.py CheckpointFunction runs the whole "
-    "layer again."
+    "layer again.",
+    master_weights=True,
+    float32_gradients=True,
+    float32_reduction=True,
+    keeps_gradients=True,
+    reduces_beside=False,
+    regathers_activations=True,
+    runs_whole_block_again=True,
 )
 STACKS: Mapping[str, Stack] = {
     stack.name: stack
     for stack in (
         OWN,
-        Stack(
-            "fsdp1",
-            _FSDP1,
-            float32_parts=True,
-            float32_gradients=True,
-            float32_reduction=True,
-            runs_whole_block_again=True,
-            attention_slowdown=2.0,
-        ),
-        Stack(
-            "fsdp1-pure",
-            _FSDP1,
-            float32_parts=True,
-            float32_gradients=True,
-            runs_whole_block_again=True,
-            attention_slowdown=2.0,
-        ),
-        Stack(
-            "megatron",
-            _MEGATRON,
-            master_weights=True,
-            float32_gradients=True,
-            float32_reduction=True,
-            keeps_gradients=True,
-            reduces_beside=False,
-            regathers_activations=True,
-            runs_whole_block_again=True,
-        ),
-        Stack(
-            "megatron-bridge",
-            f"As megatron, with --overlap-grad-reduce (Megatron-Bridge's default). {_MEGATRON}",
-            master_weights=True,
-            float32_gradients=True,
-            float32_reduction=True,
-            keeps_gradients=True,
-            regathers_activations=True,
-            runs_whole_block_again=True,
+        FSDP1,
+        replace(FSDP1, name="fsdp1-pure", float32_reduction=False),
+        MEGATRON,
+        replace(
+            MEGATRON,
+            name="megatron-bridge",
+            source="As megatron, with --overlap-grad-reduce (Megatron-Bridge's default). "
+            + MEGATRON.source,
+            reduces_beside=True,
         ),
         Stack(
             "megatron-fp16",
@@ -151,16 +137,11 @@ STACKS: Mapping[str, Stack] = {
             reduces_beside=False,
             runs_whole_block_again=True,
         ),
-        Stack(
-            "simumax",
-            "Megatron-LM 23e00ed0 with overlap off, as SimuMax's release ran it: as megatron.",
-            master_weights=True,
-            float32_gradients=True,
-            float32_reduction=True,
-            keeps_gradients=True,
-            reduces_beside=False,
-            regathers_activations=True,
-            runs_whole_block_again=True,
+        replace(
+            MEGATRON,
+            name="simumax",
+            source="Megatron-LM 23e00ed0 with overlap off, as SimuMax's release ran it: as "
+            "megatron.",
         ),
     )
 }
