@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from shardfold.cluster import Device, Level
+from shardfold.cluster.catalog import find_hardware, hardware_names
 from shardfold.errors import ClusterError
 
 DEVICE = Device(
@@ -71,3 +72,11 @@ def test_a_wrong_figure_is_named(change: dict[str, object], message: str) -> Non
 def test_a_wrong_figure_of_a_level_is_named(fields: tuple[object, ...], message: str) -> None:
     with pytest.raises(ClusterError, match=message):
         Level(*fields)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", [name for name in hardware_names() if name != "cpu"])
+def test_every_gpu_states_what_kernels_by_shape_need(name: str) -> None:
+    device = find_hardware(name).device
+    assert device.units > 0
+    assert device.clock_hz > 1e9
+    assert all(0 < share < 1 for share in device.attention_efficiency)
