@@ -1,8 +1,7 @@
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import json
-import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -21,11 +20,8 @@ def planned(model: str) -> dict:
 
 
 def example(name: str, monkeypatch) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, name, module)
-    spec.loader.exec_module(module)
-    return module
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    return importlib.import_module(name)
 
 
 def test_a_model_of_ones_own() -> None:
@@ -51,7 +47,6 @@ def test_without_the_rule_splits_are_found_by_experiment(monkeypatch) -> None:
 
 def test_the_demo_says_what_it_found_and_what_to_try(monkeypatch, capsys) -> None:
     pytest.importorskip("transformers")
-    monkeypatch.syspath_prepend(str(EXAMPLES))  # the processes that it starts import it
     demo = example("demo", monkeypatch)
     case = demo.Case("alexnet-tiny", "2x2x1080ti")
     monkeypatch.setattr(demo, "SHOWN", case)

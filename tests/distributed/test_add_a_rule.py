@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import re
 import shlex
 from pathlib import Path
@@ -35,12 +35,9 @@ def blocks(kind: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def example() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("own_rule", EXAMPLE)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(EXAMPLE.parent))
+        return importlib.import_module(EXAMPLE.stem)
 
 
 def test_the_page_shows_the_example() -> None:

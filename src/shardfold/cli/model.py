@@ -121,6 +121,8 @@ def _import_file(source: str) -> ModuleType:
     if not path.is_file():
         known = [str(file) for file in sorted(path.parent.glob("*.py"))]
         raise ModelError(f"There is no file {source}. {nearest(source, known) if known else ''}")
+    if (known_module := _already_run(path)) is not None:
+        return known_module
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:
         raise ModelError(f"{source} is no Python file: its name must end in .py.")
@@ -132,7 +134,30 @@ def _import_file(source: str) -> ModuleType:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         raise ModelError(f"{source} could not be imported: {_last_line(error)}") from error
+    _RUN[_state(path)] = module
     return module
+
+
+# A file is run once while it stays as it is: torch takes the first operator away where a second
+# file registers one of its name, and models that were built with the first would call freed memory.
+_RUN: dict[tuple[Path, int, int], ModuleType] = {}
+
+
+def _already_run(path: Path) -> ModuleType | None:
+    """Return the module of a file that was run before, here or by an import of its name."""
+    state = _state(path)
+    imported = sys.modules.get(path.stem)
+    if imported is not None and imported not in _RUN.values():
+        file = getattr(imported, "__file__", None)
+        if file is not None and Path(file).resolve() == path.resolve():
+            _RUN[state] = imported
+    return _RUN.get(state)
+
+
+def _state(path: Path) -> tuple[Path, int, int]:
+    """Which file, and which of its contents."""
+    stat = path.stat()
+    return path.resolve(), stat.st_mtime_ns, stat.st_size
 
 
 def _import_module(name: str) -> ModuleType:

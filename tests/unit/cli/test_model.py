@@ -40,6 +40,16 @@ def test_rules_come_with_the_file(model_file) -> None:
     assert list(load_model(f"{model_file}:make", NONE).rules) == ["mine.op"]
 
 
+def test_a_file_is_run_once_and_again_when_it_changes(model_file) -> None:
+    """Else torch would free an operator that the file registers, under models that call it."""
+    first, again = (load_model(f"{model_file}:make", NONE).module for _ in range(2))
+    assert type(first) is type(again)
+    model_file.write_text(model_file.read_text() + "\nRULES = {'mine.op': lambda call: None}\n")
+    changed = load_model(f"{model_file}:make", NONE)
+    assert type(changed.module) is not type(first)
+    assert list(changed.rules) == ["mine.op"]
+
+
 def test_a_file_may_import_its_neighbours(model_file) -> None:
     (model_file.parent / "neighbour.py").write_text("width = 16\n")
     model_file.write_text("import neighbour\n" + model_file.read_text())
