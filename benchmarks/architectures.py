@@ -26,7 +26,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from datetime import timedelta
 from functools import partial
 from importlib import import_module
 from importlib.metadata import version
@@ -37,7 +36,7 @@ import click
 
 from architecture_list import ARCHITECTURES, Architecture, Fields
 from environment import environment
-from forked import forked, limited
+from limited import limited
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # the choices and the recorder are those of the tests
@@ -47,7 +46,6 @@ RESULTS = ROOT / "benchmarks" / "results" / "architectures.json"
 CLUSTER, MESHES = "8xh100", ("2", "2x2")
 TINY_BATCH = 4
 TOLERANCE = 1e-6  # as of `shardfold check`: where forward insists on float32, they differ
-PATIENCE = timedelta(seconds=120)
 LIMIT_SECONDS = 900.0
 LIMIT_BYTES = 10 * 2**30
 # The worst first. A plan whose numbers are right, but not its collectives, is not right.
@@ -299,8 +297,9 @@ def tried(rank: int, runner: Runner, data: bytes, wanted: Numbers) -> tuple[floa
 
 def ran(make: Callable[[], Runner], random_plans: int, meshes: tuple[str, ...]) -> dict[str, Any]:
     """The tiny size under plans of every mesh."""
-    from shardfold.errors import ShardfoldError
+    from shardfold.errors import LostError, ShardfoldError
     from shardfold.plans.files import loads
+    from shardfold.runtime.ranks import launch
 
     started = time.perf_counter()
     rows: list[Row] = []
@@ -310,10 +309,12 @@ def ran(make: Callable[[], Runner], random_plans: int, meshes: tuple[str, ...]) 
             given = cases(runner.model, runner.args, runner.kwargs, mesh, random_plans)
             if mesh == meshes[0]:
                 runner.prepare(loads(given[0][2]))
-                wanted = forked(1, expected, runner)
+                wanted = launch(expected, 1, runner, is_fork=True)[0]
             processes = math.prod(map(int, mesh.split("x")))
-            rows += forked(processes, job, runner, given, wanted, patience=PATIENCE)
+            rows += launch(job, processes, runner, given, wanted, is_fork=True)[0]
         found = judged(rows)
+    except LostError as error:  # a rank raised what is no refusal
+        found = {"outcome": "raw", "told": _raw(error)}
     except ShardfoldError as error:
         found = {"outcome": "refused", "told": str(error)}
     except Exception as error:

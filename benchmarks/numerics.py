@@ -22,6 +22,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
+from datetime import timedelta
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,6 @@ from typing import Any
 import click
 
 from environment import environment
-from forked import forked
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # the choices and the recorder are those of the tests
@@ -58,6 +58,7 @@ STEPS, LR = 20, 1e-3
 # 2e-11 with 16, so 16 it has.
 LOWER_LR = {"inceptionv3-tiny": 1e-4, "resnet50-tiny": 1e-4, "densenet121-tiny": 1e-4}
 BATCHES = {"inceptionv3-tiny": 16}
+WAIT = timedelta(minutes=30)  # of ranks for each other
 STEP_TOLERANCE, TRAINING_TOLERANCE = 1e-9, 1e-7
 
 
@@ -257,9 +258,9 @@ def module_difference(rank: int, model: str) -> float:
     import shardfold as sf
     from shardfold import zoo
     from shardfold.runtime.check import SMALL, difference
-    from shardfold.zoo import transformer
+    from shardfold.zoo import language
 
-    transformer.DROPOUT = 0.0
+    language.DROPOUT = 0.0
     module, args, kwargs = zoo.build(model, device="cpu", dtype="fp64")
     for part in module.modules():
         for name, value in list(vars(part).items()):
@@ -417,6 +418,7 @@ def main(
         PAGE.write_text(page(json.loads(RESULTS.read_text())))
         return
     from shardfold.plans.files import loads
+    from shardfold.runtime.ranks import launch
 
     started = time.perf_counter()
     facts = {**environment(), "torch": version("torch"), "transformers": version("transformers")}
@@ -427,11 +429,11 @@ def main(
     for name in ("torch", "torch.distributed.tensor._redistribute", "transformers"):
         logging.getLogger(name).setLevel(logging.ERROR)
     for model in models or MODELS:
-        own[model] = forked(1, module_difference, model)
+        own[model] = launch(module_difference, 1, model, is_fork=True)[0]
         for size in processes:
             given = cases(model, size, plans, training)
             captured = Captured(model, loads(given[0][2]))
-            found = forked(size, job, captured, given, show)
+            found = launch(job, size, captured, given, show, is_fork=True, wait=WAIT)[0]
             rows += found
             (line,) = summary(map(asdict, found))
             click.echo(

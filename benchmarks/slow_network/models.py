@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from shardfold.zoo import convnets, rnnlm, transformer
+from shardfold.zoo import convnets, language
 from shardfold.zoo.catalog import ConvShape, StackShape
 
 SEED = 0
@@ -25,17 +25,17 @@ def _alexnet() -> tuple[Any, Any]:
 
 def _rnnlm() -> tuple[Any, Any]:
     batch, seq, words = 16, 16, 16_000
-    model = rnnlm.RNNLM(StackShape(layers=2, hidden=256, feedforward=256, vocabulary=words))
+    model = language.RNNLM(StackShape(layers=2, hidden=256, feedforward=256, vocabulary=words))
     return model, (torch.randint(words, (batch, seq)), torch.randint(words, (batch, seq)))
 
 
 def _transformer() -> tuple[Any, Any]:
     batch, seq, words = 8, 16, 8_000
-    transformer.DROPOUT = 0.0
+    language.DROPOUT = 0.0
     shape = StackShape(
         layers=2, hidden=256, feedforward=1024, vocabulary=words, heads=8, kv_heads=8
     )
-    model = transformer.Transformer(shape, seq)
+    model = language.Transformer(shape, seq)
     return model, tuple(torch.randint(words, (batch, seq)) for _ in range(3))
 
 

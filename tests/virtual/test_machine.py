@@ -18,7 +18,6 @@ from shardfold import zoo
 from shardfold.capture import capture
 from shardfold.graph import Graph
 from shardfold.search import solve
-from shardfold.zoo import transformer
 from virtual.choosing import Desk
 from virtual.drawing import graphs
 from virtual.interpreter import leaves
@@ -134,7 +133,7 @@ def test_random_plans_give_one_devices_step(name: str, mesh: str) -> None:
 def test_random_plans_of_the_zoos_structures(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if zoo.entry(name).source.startswith("Hugging Face"):
         pytest.importorskip("transformers")
-    monkeypatch.setattr(transformer, "DROPOUT", 0.0)
+    monkeypatch.setattr("shardfold.zoo.language.DROPOUT", 0.0)
     model, args, kwargs = zoo.build(name, batch=4, device="cpu", dtype=torch.float32)
     check_random_plans(*prepared(without_dropout(model), args, kwargs), "2x2", 2)
 

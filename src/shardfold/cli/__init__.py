@@ -13,7 +13,7 @@ from shardfold.errors import LostError, ShardfoldError
 # Where each command lives, and its line in the help: listing them imports none of them.
 COMMANDS = {
     "plan": ("shardfold.cli.plan", "Find the best way to train a model on a cluster."),
-    "estimate": ("shardfold.cli.estimate", "Price the strategy that you run, beside the plan."),
+    "estimate": ("shardfold.cli.plan", "Price the strategy that you run, beside the plan."),
     "show": ("shardfold.cli.inspect", "Print a saved plan, or check it against a model."),
     "report": ("shardfold.cli.inspect", "Draw a saved plan as one HTML page."),
     "explain": ("shardfold.cli.explain", "Say why operators are split as they are."),

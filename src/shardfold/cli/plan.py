@@ -1,7 +1,8 @@
-"""`shardfold plan`: from a model and a cluster to the best plan."""
+"""From a model and a cluster: `plan` finds the best plan, `estimate` prices a stated strategy."""
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,72 @@ def plan(
     if save is not None:
         found.save(save)
     emit(found, as_json=as_json, everything=everything, model=model, saved=save)
+
+
+@click.command()
+@click.argument("model")
+@click.option("--cluster", required=True, help="Such as 8xa100, 4x8xh100 or lab.toml.")
+@click.option(
+    "--strategy",
+    required=True,
+    metavar="WORDS",
+    help="Degrees and words, such as 'fsdp=32 tp=8 sp recompute=full micro-batches=4'.",
+)
+@click.option(
+    "--stack",
+    default="shardfold",
+    show_default=True,
+    metavar="NAME",
+    help="Who runs it: what is float32 and what overlaps is its habit, such as megatron's.",
+)
+@click.option("--plan/--no-plan", "beside_plan", default=True, help="Find the best plan, too.")
+@size_options
+@planning_options
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def estimate(
+    model: str,
+    cluster: str,
+    strategy: str,
+    stack: str,
+    beside_plan: bool,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    r"""Say how long a step of MODEL takes under a stated strategy, and whether it fits.
+
+    The strategy is a list of words. Degrees must multiply to the devices of the cluster; dp is
+    what the others leave. tp lies innermost, then fsdp, then dp.
+
+    \b
+    dp=N             replicas of the model (data parallel)
+    fsdp=N           devices over which parameters are sharded; with dp=M: HSDP
+    zero=0|1|2|3     sharded: nothing, optimizer state, gradients, parameters
+    tp=N             tensor parallel: heads, feed-forward features, vocabulary
+    sp               sequence parallel between the products of tp
+    recompute=full   activation checkpointing of every block; selective: of
+                     attention; or none
+    micro-batches=N  gradient accumulation
+
+    \b
+    shardfold estimate gpt2 --cluster 8xh100 --dtype bf16 --strategy dp=8
+    shardfold estimate gpt2 --cluster 4x8xh100 --strategy "fsdp=32 recompute=full"
+    shardfold estimate gpt2 --cluster 8xh100 --strategy "tp=8 sp" --stack megatron
+    """
+    from shardfold.cli.model import planner_for
+    from shardfold.report.summary_text import estimate_lines
+    from shardfold.strategies.stacks import stack_named
+    from shardfold.strategies.stated import parse_strategy
+
+    asked = taken(options)
+    target = checked(cluster, asked)
+    parse_strategy(strategy, target.size)
+    stack_named(stack)
+    with planner_for(model, options, cluster=target, **asked) as planner:
+        found = planner.estimate(strategy, stack=stack, beside_plan=beside_plan)
+    if as_json:
+        click.echo(json.dumps({"model": model, **found.as_plain()}, indent=2))
+    else:
+        click.echo("\n".join(estimate_lines(found, model)))
 
 
 def check_writable(target: Path) -> None:

@@ -1,4 +1,7 @@
-"""A plan in sentences: its step, its lower bound, the baselines, how it was made."""
+"""A plan in sentences: its step, its lower bound, the baselines, how it was made.
+
+An estimated strategy in sentences: its step, its memory, and the plan beside it.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 from shardfold.planner.batch_slices import items_in
+from shardfold.planner.estimate import Estimated
 from shardfold.plans.plan import FinalistEntry, MeshEntry, Plan
 from shardfold.report.units import number, seconds, size
 
 MOST_MESHES = 6
 MOST_KINDS = 4
+TIE = 5e-4  # of a step: so near, two are as fast
 
 Tone = Literal["plain", "alarm", "warning", "aside"]
 
@@ -280,3 +285,48 @@ def _effort(plan: Plan) -> str:
     return (
         f"Captured in {seconds(made.capture_seconds)}, searched in {seconds(made.search_seconds)}."
     )
+
+
+def estimate_lines(found: Estimated, model: str) -> Iterator[str]:
+    """The step, its rate, memory by class, communication by kind, and the plan beside it."""
+    yield f"{model} on {found.cluster}: {found.strategy}"
+    yield ""
+    each = f"{found.rate_per_device:,.0f} {found.unit}/s per device"
+    hfu = f", HFU {found.hfu:.1%} with what is recomputed" if found.hfu > found.mfu else ""
+    yield f"Step: {seconds(found.step_seconds)}, {each}, MFU {found.mfu:.1%}{hfu}."
+    yield from _estimated_memory(found)
+    yield _exposed(found)
+    if found.plan_seconds is not None:
+        yield _beside_plan(found)
+
+
+def _estimated_memory(found: Estimated) -> Iterator[str]:
+    fits = "it fits" if found.fits else "IT DOES NOT FIT"
+    yield f"Memory: a peak of {size(found.peak_bytes)} of {size(found.limit_bytes)}: {fits}."
+    parts = sorted(found.peak_by_class.items(), key=lambda item: -item[1])
+    yield "  " + ", ".join(f"{name} {size(value)}" for name, value in parts)
+
+
+def _exposed(found: Estimated) -> str:
+    listed = [
+        f"{each.kind.replace('_', '-')} {seconds(each.exposed_seconds)} of {seconds(each.seconds)}"
+        for each in found.communication
+    ]
+    if not listed:
+        return "Communication: none."
+    share = found.exposed_seconds / found.step_seconds
+    return f"Exposed communication ({share:.1%} of the step): {', '.join(listed)}."
+
+
+def _beside_plan(found: Estimated) -> str:
+    assert found.plan_seconds is not None
+    assert found.plan_bytes is not None
+    step = f"{seconds(found.plan_seconds)} with a peak of {size(found.plan_bytes)}"
+    ratio = found.step_seconds / found.plan_seconds
+    if not found.fits:
+        return f"The best plan that fits takes {step}."
+    if ratio > 1 + TIE:
+        return f"The best plan is {ratio:.2f} times as fast: {step}."
+    if ratio >= 1 - TIE:
+        return f"The best plan is as fast: {step}."
+    return f"The plan is slower ({step}): it is within its limits, pins or mesh."

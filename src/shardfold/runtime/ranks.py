@@ -45,17 +45,29 @@ def is_started() -> bool:
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
-def launch(function: Callable[..., Any], processes: int, *args: Any) -> list[Any]:
-    """Call `function(rank, *args)` on every process; what each returns, by rank."""
-    if processes == 1:
+def launch(
+    function: Callable[..., Any],
+    processes: int,
+    *args: Any,
+    is_fork: bool = False,
+    wait: timedelta = WAIT,
+) -> list[Any]:
+    """Call `function(rank, *args)` on every process; what each returns, by rank.
+
+    With `is_fork` each process is a copy of this one, has all that this one has captured, and is
+    another process even if it is the only one. This one must not have run a backward pass:
+    autograd's threads do not survive a fork. Ranks wait for each other for as long as `wait`.
+    """
+    if processes == 1 and not is_fork:
         return [function(0, *args)]
     # Each process takes an equal share of the cores, or they would fight for them.
-    threads = max(1, (os.cpu_count() or 1) // processes)
+    threads = 1 if is_fork else max(1, (os.cpu_count() or 1) // processes)
     logging.getLogger("torch.multiprocessing.spawn").setLevel(logging.ERROR)
     with tempfile.TemporaryDirectory(prefix="shardfold-") as folder:
-        given = (processes, threads, Path(folder), dict(os.environ), function, args)
+        given = (processes, threads, wait, Path(folder), dict(os.environ), function, args)
+        method = "fork" if is_fork else _start_method()
         try:
-            mp.start_processes(_process, given, processes, start_method=_start_method())
+            mp.start_processes(_process, given, processes, start_method=method)
         except (mp.ProcessRaisedException, mp.ProcessExitedException) as error:
             raise _failure(Path(folder), error) from None
         return [
@@ -141,6 +153,7 @@ def _process(
     rank: int,
     processes: int,
     threads: int,
+    wait: timedelta,
     folder: Path,
     environment: dict[str, str],
     function: Callable[..., Any],
@@ -150,10 +163,11 @@ def _process(
     os.environ.update(environment)
     torch.set_num_threads(threads)
     keep_freed_memory()
-    store = f"file://{folder / 'store'}"
-    dist.init_process_group(
-        "gloo", init_method=store, rank=rank, world_size=processes, timeout=WAIT
-    )
+    if processes > 1:
+        store = f"file://{folder / 'store'}"
+        dist.init_process_group(
+            "gloo", init_method=store, rank=rank, world_size=processes, timeout=wait
+        )
     try:
         found = function(rank, *args)
     except ShardfoldError as error:
@@ -162,8 +176,9 @@ def _process(
     (folder / f"{rank}.result").write_bytes(pickle.dumps(found))
     # Threads of the process group may outlive it: leave without waiting for their end, and not
     # before the others are done with this process.
-    dist.barrier()
-    dist.destroy_process_group()
+    if processes > 1:
+        dist.barrier()
+        dist.destroy_process_group()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from shardfold.errors import ModelError, nearest
-from shardfold.zoo import convnets, rnnlm, transformer
+from shardfold.zoo import convnets, language
 from shardfold.zoo.catalog import ConvShape, Entry, Shape, StackShape
 
 SEED = 0
@@ -166,12 +166,12 @@ def _classifier(
 
 def _rnnlm(shape: StackShape, batch: int, seq: int, draw: Draw) -> Built:
     tokens, labels = (draw.integers(shape.vocabulary, batch, seq) for _ in range(2))
-    return rnnlm.RNNLM(shape), (tokens,), {"labels": labels}
+    return language.RNNLM(shape), (tokens,), {"labels": labels}
 
 
 def _transformer(shape: StackShape, batch: int, seq: int, draw: Draw) -> Built:
     source, target, labels = (draw.integers(shape.vocabulary, batch, seq) for _ in range(3))
-    return transformer.Transformer(shape, seq), (source, target), {"labels": labels}
+    return language.Transformer(shape, seq), (source, target), {"labels": labels}
 
 
 def _from_transformers(
@@ -200,9 +200,9 @@ def _llama(full: StackShape, tiny_heads: int, tiny_kv_heads: int) -> Recipe:
 RECIPES = {
     "alexnet": _conv(convnets.AlexNet, convnets.ALEXNET, convnets.ALEXNET_TINY),
     "inceptionv3": _conv(convnets.Inception, convnets.INCEPTION_V3, convnets.INCEPTION_TINY),
-    "rnnlm": Recipe(_rnnlm, rnnlm.FULL, rnnlm.TINY),
-    "transformer": Recipe(_transformer, transformer.BASE, transformer.TINY),
-    "transformer-big": Recipe(_transformer, transformer.BIG, transformer.TINY_BIG),
+    "rnnlm": Recipe(_rnnlm, language.RNNLM_FULL, language.RNNLM_TINY),
+    "transformer": Recipe(_transformer, language.BASE, language.TINY),
+    "transformer-big": Recipe(_transformer, language.BIG, language.TINY_BIG),
     "resnet50": _conv(convnets.ResNet, convnets.RESNET50, convnets.RESNET_TINY),
     "resnet101": _conv(convnets.ResNet, convnets.RESNET101, convnets.RESNET_TINY_DEEP),
     "resnet50-wide": _conv(convnets.ResNet, convnets.RESNET50_WIDE, convnets.RESNET_TINY_WIDE),

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from shardfold import zoo
 from shardfold.capture import capture
-from shardfold.zoo import transformer
 from virtual.interpreter import loss_of
 from virtual.models import without_dropout
 
@@ -41,7 +40,7 @@ def check(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> N
 def test_a_tiny_model_of_the_zoo(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if zoo.entry(name).source.startswith("Hugging Face"):
         pytest.importorskip("transformers")
-    monkeypatch.setattr(transformer, "DROPOUT", 0.0)
+    monkeypatch.setattr("shardfold.zoo.language.DROPOUT", 0.0)
     module, args, kwargs = zoo.build(name, batch=2, device="cpu", dtype=torch.float32)
     check(without_dropout(module), args, kwargs)
 

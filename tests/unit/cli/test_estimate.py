@@ -7,7 +7,7 @@ import json
 import pytest
 
 from shardfold.planner.estimate import Communication, Estimated
-from shardfold.report.estimate_text import lines
+from shardfold.report.summary_text import estimate_lines
 
 SAMPLE = Estimated(
     strategy="fsdp=8",
@@ -33,7 +33,7 @@ SAMPLE = Estimated(
 
 
 def test_the_lines_say_it_all() -> None:
-    assert list(lines(SAMPLE, "gpt2")) == [
+    assert list(estimate_lines(SAMPLE, "gpt2")) == [
         "gpt2 on 8xa100: fsdp=8",
         "",
         "Step: 200 ms, 10,000 tokens/s per device, MFU 40.0%, HFU 50.0% with what is recomputed.",

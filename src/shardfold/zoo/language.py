@@ -1,5 +1,6 @@
-"""The encoder-decoder Transformer (Vaswani et al. 2017), with the layer norm before each block.
+"""The models of text in the PaSE paper: an encoder-decoder Transformer and an LSTM.
 
+The Transformer is that of Vaswani et al. (2017), with the layer norm before each block.
 One matrix serves both embeddings and the projection before the softmax, as in the paper's
 section 3.4. Norms come first, as in the authors' later code and in PaSE's graph.
 """
@@ -19,6 +20,10 @@ BIG = StackShape(layers=6, hidden=1024, feedforward=4096, vocabulary=32_000, hea
 TINY = StackShape(layers=2, hidden=32, feedforward=128, vocabulary=257, heads=4, kv_heads=4)
 TINY_BIG = StackShape(layers=2, hidden=64, feedforward=256, vocabulary=257, heads=4, kv_heads=4)
 DROPOUT = 0.1
+
+# Billion-Word has 793,471 words; PaSE rounds its vocabulary up to a multiple of 8.
+RNNLM_FULL = StackShape(layers=2, hidden=2048, feedforward=2048, vocabulary=793_472)
+RNNLM_TINY = StackShape(layers=2, hidden=32, feedforward=32, vocabulary=257)
 
 
 class Attention(nn.Module):
@@ -136,3 +141,22 @@ def sinusoids(seq: int, hidden: int) -> Tensor:
     rate = torch.exp(torch.arange(0, hidden, 2) * (-math.log(10_000.0) / hidden))
     angles = position * rate
     return torch.stack([angles.sin(), angles.cos()], -1).flatten(1)
+
+
+class RNNLM(nn.Module):
+    """The LSTM language model: tokens and their successors to cross-entropy.
+
+    Embedding and LSTM are equally wide.
+    """
+
+    def __init__(self, shape: StackShape) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(shape.vocabulary, shape.hidden)
+        self.lstm = nn.LSTM(shape.hidden, shape.hidden, shape.layers, batch_first=True)
+        self.projection = nn.Linear(shape.hidden, shape.vocabulary, bias=False)
+
+    def forward(self, tokens: Tensor, labels: Tensor) -> Tensor:
+        """The mean cross-entropy over all positions."""
+        hidden, _ = self.lstm(self.embedding(tokens))
+        logits = self.projection(hidden)
+        return F.cross_entropy(logits.flatten(0, 1), labels.flatten())
