@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-from shardfold import gc_pause
 from shardfold.cluster import Cluster, from_plain, mesh_from_text, parse
 from shardfold.cluster.cluster import resized
 from shardfold.costs import Pricing, Profile, measured_by, optimizer_named, pricing_named
@@ -35,7 +34,7 @@ from shardfold.plans import Plan, check
 from shardfold.plans.batch import example_for
 from shardfold.plans.build import describe
 from shardfold.plans.plan import MOST_AXES
-from shardfold.progress import Stage, Watch, ignore
+from shardfold.progress import Stage, Watch, ignore, without_gc
 from shardfold.search.problem import write_problem
 from shardfold.sharding import Subdims, find_subdims
 from shardfold.strategies.pins import parse_pins
@@ -85,7 +84,7 @@ class Planner:
         self._graphs: dict[object, Graph] = {}
         Request().changed(options)  # what is cheap to check is checked before the work begins
 
-    @gc_pause.paused()
+    @without_gc()
     def plan(
         self,
         *,
@@ -100,7 +99,7 @@ class Planner:
         asked = self._asked(Request(), cluster, {**self.options, **options})
         return self._plan(asked, save_problem)
 
-    @gc_pause.paused()
+    @without_gc()
     def compare(
         self,
         *,
@@ -151,7 +150,7 @@ class Planner:
                 plan.with_notes(f"Chosen by {name}.").save(folder / f"{name}.json")
         return found
 
-    @gc_pause.paused()
+    @without_gc()
     def estimate(
         self,
         strategy: str,
@@ -183,7 +182,7 @@ class Planner:
             return found
         return replace(found, plan_seconds=best.winner.seconds, plan_bytes=best.winner.peak_bytes)
 
-    @gc_pause.paused()
+    @without_gc()
     def explain(
         self,
         plan: Plan,
@@ -216,7 +215,7 @@ class Planner:
             case, setting, op, everything, self._progress("explain"), seconds, captured
         )
 
-    @gc_pause.paused()
+    @without_gc()
     def what_if(
         self, plan: Plan, *, cluster: str | Cluster | None = None, **changes: Unpack[Options]
     ) -> WhatIf:
@@ -239,7 +238,7 @@ class Planner:
         )
         return WhatIf(plan, after, kept)
 
-    @gc_pause.paused()
+    @without_gc()
     def replan(
         self,
         plan: Plan,

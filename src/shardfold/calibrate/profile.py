@@ -22,7 +22,6 @@ import msgspec
 import torch
 import torch.distributed as dist
 
-from shardfold import gc_pause
 from shardfold.calibrate.grids import Grid, cpu_plan, cuda_plan
 from shardfold.calibrate.host import added_entries, host_entries
 from shardfold.calibrate.kernels import Point, dtype_of, measure
@@ -42,11 +41,11 @@ from shardfold.costs.profile import (
 )
 from shardfold.errors import ProfileError
 from shardfold.plans.build import installed_versions
-from shardfold.progress import Stage, Watch
+from shardfold.progress import Stage, Watch, without_gc
 from shardfold.runtime.ranks import is_started, joined, launch
 
 
-@gc_pause.paused()
+@without_gc()
 def calibrate(
     device: str = "",
     *,
@@ -75,7 +74,7 @@ def calibrate(
     return assembled(machine, tables, probes, host, collectives)
 
 
-@gc_pause.paused()
+@without_gc()
 def extended(
     profile: Profile,
     *,
