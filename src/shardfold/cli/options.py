@@ -95,7 +95,11 @@ def size_in_bytes(text: str) -> float:
 
 
 _PLANNING = (
-    click.option("--dtype", type=click.Choice(DTYPES), help="Of weights and activations."),
+    click.option(
+        "--dtype",
+        type=click.Choice(DTYPES),
+        help="Of weights, activations, gradients and optimizer state: no float32 master weights.",
+    ),
     click.option("--optimizer", help="sgd, momentum, adam or adamw.  [default: adamw]"),
     click.option("--mesh", help="Such as 8x4. Every mesh is tried if left out."),
     click.option("--cost", help="roofline, kernels or paper.  [default: roofline]"),

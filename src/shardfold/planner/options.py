@@ -33,7 +33,8 @@ RENAMED = {"passes": "micro_batches", "limit": "memory_limit", "recomputation": 
 class Options(TypedDict, total=False):
     """The options of `plan`, `compare`, `what_if` and `Planner`, each with its default.
 
-    - `dtype` (the model's own): of weights and activations; `fp32`, `bf16`, `fp16` or `fp64`.
+    - `dtype` (the model's own): `fp32`, `bf16`, `fp16` or `fp64`; of weights, activations,
+      gradients and optimizer state alike. `estimate` prices float32 master weights, by its `stack`.
     - `optimizer` (`adamw`): `sgd`, `momentum`, `adam` or `adamw`.
     - `mesh` (every one is tried): such as `4x8`, outermost level first, or a `Mesh`.
     - `cost` (`roofline`): the cost model, `roofline`, `kernels` or `paper`.

@@ -6,7 +6,8 @@ way, so that none says more than another.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from shardfold.plans import Plan
@@ -28,6 +29,7 @@ LEGEND = (
     "fwd, bwd: forward, backward; sizes are of one operator on one device. "
     "share: of the additive cost."
 )
+UNNAMED = " dim1, v1, v1_0: dims, or pieces of dims, that no operator has a word for."
 LEFT_OUT = " Collectives of under 5% of their row are left out (shardfold show --all has them)."
 
 
@@ -67,15 +69,22 @@ class PlanView:
 def view(plan: Plan, *, model: str | None = None, everything: bool = False) -> PlanView:
     """What is shown of a plan; with `everything`, the small rows and collectives, too."""
     title, facts = summary_text.heading(plan, model)
+    rows = tuple(_rows(plan, everything))
     return PlanView(
         title=title,
         facts=facts,
-        rows=tuple(_rows(plan, everything)),
-        legend=LEGEND if everything else LEGEND + LEFT_OUT,
+        rows=rows,
+        legend=_legend(rows, everything),
         limit=summary_text.limit(plan),
         contenders=summary_text.contenders(plan),
         sentences=summary_text.sentences(plan),
     )
+
+
+def _legend(rows: Sequence[TableRow], everything: bool) -> str:
+    """What the words of a table mean that are not the reader's own."""
+    is_unnamed = any(re.search(r"\b(dim|v)\d", row.split) for row in rows)
+    return LEGEND + UNNAMED * is_unnamed + LEFT_OUT * (not everything)
 
 
 def _rows(plan: Plan, everything: bool) -> Iterator[TableRow]:

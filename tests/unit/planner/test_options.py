@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from shardfold.cli.options import PLANNING
+from shardfold.cli.plan import plan
 from shardfold.costs.profile import Profile, load
 from shardfold.errors import InputError, ProfileError
 from shardfold.planner.options import Options, Request, bytes_in
@@ -28,6 +29,12 @@ def test_every_option_is_documented_once() -> None:
     assert Options.__doc__ is not None
     for name in Options.__annotations__:
         assert Options.__doc__.count(f"- `{name}` (") == 1
+
+
+def test_the_help_says_what_a_dtype_is_of() -> None:
+    (dtype,) = (o for o in plan.params if o.name == "dtype")
+    assert "optimizer state: no float32 master weights" in str(dtype.to_info_dict()["help"])
+    assert "gradients and optimizer state alike" in str(Options.__doc__)
 
 
 @pytest.mark.parametrize(

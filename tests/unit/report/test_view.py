@@ -133,6 +133,13 @@ def test_everything_is_shown_on_demand() -> None:
     assert "bwd all-reduce node 1.0 KiB" in drawn(made(), everything=True)
 
 
+def test_a_word_for_a_dim_without_a_name_has_a_legend() -> None:
+    plan = full()
+    assert "v1_0" not in view(plan).legend
+    named = [msgspec.structs.replace(op, split={"v1_0": 4}) for op in plan.operators]
+    assert "v1_0: dims" in view(msgspec.structs.replace(plan, operators=tuple(named))).legend
+
+
 def test_a_plan_that_does_not_fit_says_so_first_and_what_to_try() -> None:
     first, *rest = sentences(made(fits=False))
     assert first.text.startswith("No plan fits in memory; the smallest plan needs 55.0 GiB. Try")
