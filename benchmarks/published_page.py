@@ -131,7 +131,7 @@ def _stacks() -> str:
         reduced += f", {stack.gradient_copies} copy" if stack.gradient_copies else ""
         again = "the whole block" if stack.runs_whole_block_again else "what backward needs"
         inputs = "kept in parts" if stack.regathers_activations else "kept"
-        slower = f"x {stack.attention_slowdown:g}" if stack.attention_slowdown > 1 else ""
+        slower = f"FlashAttention-{stack.flash_attention}" if stack.flash_attention else ""
         source = stack.source or "shardfold's runner"
         cells = [stack.name, ", ".join(kept), reduced, again, inputs, slower, source]
         lines.append("| " + " | ".join(cells) + " |")

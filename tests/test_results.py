@@ -8,7 +8,12 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+
+from shardfold.costs.accuracy import SPREADS
+from shardfold.costs.registry import DEFAULT
+from shardfold.costs.registry import MEASURED as MEASURED_COST
 
 ROOT = Path(__file__).resolve().parent.parent
 MEASURED = ROOT / "benchmarks" / "results"
@@ -78,3 +83,24 @@ def test_figures(program) -> None:
     assert program("search_figure").draw(search) == (PAGES / "search.svg").read_text()
     (readme,) = read(PAGES / "readme.json")
     assert program("readme").figure(readme["results"]) == (PAGES / "speedup.svg").read_text()
+
+
+def test_the_range_of_a_prediction_is_that_of_measured_steps() -> None:
+    foreign, published = read(MEASURED / "foreign-h200.json", MEASURED / "published.json")
+    gloo = [
+        case
+        for each in read(*(MEASURED / f"fidelity-gloo-{k}.json" for k in (2, 4)))
+        for case in each["cases"]
+    ]
+    one, rows = foreign["rows"], [row for row in published["rows"] if row.get("error") is not None]
+    assert published["cost"] == DEFAULT
+    measured = {
+        (DEFAULT, False): [row["step_seconds"] / row["default_seconds"] for row in one],
+        (DEFAULT, True): [1 / (1 + row["error"]) for row in rows],
+        (MEASURED_COST, False): [row["step_seconds"] / row["profile_seconds"] for row in one],
+        (MEASURED_COST, True): [c["measured_seconds"] / c["predicted_seconds"] for c in gloo],
+    }
+    for kind, ratios in measured.items():
+        low, high = np.quantile(ratios, [0.1, 0.9])
+        assert (SPREADS[kind].low, SPREADS[kind].high) == (round(low, 2), round(high, 2)), kind
+        assert SPREADS[kind].cases.startswith(f"{len(ratios)} ")

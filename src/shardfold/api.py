@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from shardfold.cluster import Cluster, from_plain, mesh_from_text, parse
 from shardfold.cluster.cluster import resized
-from shardfold.costs import Pricing, Profile, measured_by, optimizer_named, pricing_named
+from shardfold.costs import Pricing, Profile, assumed, measured_by, optimizer_named, pricing_named
 from shardfold.errors import ClusterError, InputError
 from shardfold.explanation.explain import case_of, price_elsewhere
 from shardfold.explanation.explain import explain as explain_case
@@ -276,7 +276,8 @@ class Planner:
 
     def _asked(self, base: Request, cluster: str | Cluster | None, changes: Options) -> _Asked:
         """Options as changes of others, checked, and everything found that they name."""
-        target, request, notes = self._target(cluster), base.changed(changes), set[str]()
+        target, request = self._target(cluster), base.changed(changes)
+        notes = set(assumed(request.cost, target))
         mesh = changes.get("mesh") or request.mesh
         fixed = mesh_from_text(mesh, target) if isinstance(mesh, str) else mesh
         if fixed is not None and len(fixed.axes) > MOST_AXES:

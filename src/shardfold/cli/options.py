@@ -102,7 +102,7 @@ _PLANNING = (
     ),
     click.option("--optimizer", help="sgd, momentum, adam or adamw.  [default: adamw]"),
     click.option("--mesh", help="Such as 8x4. Every mesh is tried if left out."),
-    click.option("--cost", help="roofline, kernels or paper.  [default: roofline]"),
+    click.option("--cost", help="kernels, roofline or paper.  [default: kernels]"),
     profile_option,
     click.option(
         "--memory-limit",

@@ -76,6 +76,8 @@ def emit(
 
 def summary(plan: Plan, model: str | None, saved: str | None = None) -> dict[str, Any]:
     """A plan's figures; the plan itself, with every operator, is what `--save` writes."""
+    from shardfold.report.summary_text import likely_range
+
     e, made = plan.estimate, plan.provenance
     return {
         "model": model or made.model or None,
@@ -83,6 +85,7 @@ def summary(plan: Plan, model: str | None, saved: str | None = None) -> dict[str
         "mesh": "x".join(str(axis.size) for axis in plan.mesh) or "1",
         "mesh_axes": [{"name": a.name, "size": a.size, "level": a.level} for a in plan.mesh],
         **msgspec.to_builtins(e),
+        "step_range_seconds": likely_range(plan),
         "simulated": plan.simulation is not None,
         "mfu": None if plan.simulation is None else plan.simulation.mfu,
         "fits": plan.fits,

@@ -35,7 +35,7 @@ class DeviceTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     memory_efficiency: float
     launch_seconds: float
     source: str = ""
-    units: int = 0
+    units: int | None = None
     clock_hz: float = 0.0
     attention_efficiency: tuple[float, float] = (0.0, 0.0)
 

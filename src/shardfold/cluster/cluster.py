@@ -49,6 +49,8 @@ class Cluster:
         plain = asdict(self)
         plain["device"]["peak_flops"] = dict(self.device.peak_flops)
         plain["device"]["attention_efficiency"] = list(self.device.attention_efficiency)
+        if self.device.units is None:
+            del plain["device"]["units"]
         plain["levels"] = [
             {field: value for field, value in level.items() if value is not None}
             for level in plain["levels"]

@@ -24,9 +24,9 @@ class Device:
     `memory_bandwidth` (bytes/s) that large, well-shaped work reaches. `launch_seconds` is what
     starting one kernel costs. `units` are multiprocessors at `clock_hz`, and
     `attention_efficiency` the fractions of the peak rate that attention reaches forward and
-    backward, with 128 features a head: without them, a kernel's shape does not matter. A dtype
-    without an entry is one that the device cannot be planned with: there is no figure to fall back
-    on.
+    backward, with 128 features a head: without them, a kernel's shape does not matter, and a plan
+    says so; a device that has no such thing states 0 `units`. A dtype without an entry is one that
+    the device cannot be planned with: there is no figure to fall back on.
     """
 
     name: str
@@ -37,13 +37,13 @@ class Device:
     memory_efficiency: float
     launch_seconds: float
     source: str
-    units: int = 0
+    units: int | None = None
     clock_hz: float = 0.0
     attention_efficiency: tuple[float, float] = (0.0, 0.0)
 
     def __post_init__(self) -> None:
         if self.units or self.clock_hz or any(self.attention_efficiency):
-            self._require_positive("units", self.units)
+            self._require_positive("units", self.units or 0)
             self._require_positive("clock_hz", self.clock_hz)
             for value in self.attention_efficiency:
                 self._require_positive("attention_efficiency", value)

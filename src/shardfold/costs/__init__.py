@@ -5,7 +5,14 @@ from shardfold.costs.measured import Measured
 from shardfold.costs.model import CostModel, Paper, Roofline, price
 from shardfold.costs.parameters import OPTIMIZERS, Optimizer, optimizer_named
 from shardfold.costs.profile import Profile
-from shardfold.costs.registry import PRICINGS, Pricing, measured_by, pricing_named, pricing_of
+from shardfold.costs.registry import (
+    PRICINGS,
+    Pricing,
+    assumed,
+    measured_by,
+    pricing_named,
+    pricing_of,
+)
 from shardfold.costs.tables import Tables, tabulate
 
 __all__ = [
@@ -21,6 +28,7 @@ __all__ = [
     "Roofline",
     "Tables",
     "Vertex",
+    "assumed",
     "measured_by",
     "optimizer_named",
     "price",

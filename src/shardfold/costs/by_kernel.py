@@ -1,9 +1,9 @@
 """Prices by kernel: what the device takes for each kernel, and the host to ask for it.
 
 An operator's kernels are priced one by one. On a GPU the host asks for kernels and the device runs
-them: an operator takes the longer of the two in a sum of operators; the simulator lets the host run
-ahead. Without measurements, kernels are priced by the device's datasheet (`costs.kernels`), and the
-host by what PyTorch took on the machine whose kernels those shares were read off.
+them: a sum of operators is the device's time, and the simulator lets the host run ahead. Without
+measurements, kernels are priced by the device's datasheet (`costs.kernels`), and the host by what
+PyTorch took on the machine whose kernels those shares were read off.
 """
 
 from __future__ import annotations
@@ -66,12 +66,12 @@ class ByKernel:
     @property
     def runs_ahead(self) -> bool:
         """Whether the host asks while the device works."""
-        return self.cluster.device.units > 0
+        return bool(self.cluster.device.units)
 
     def compute_seconds(self, step: Compute) -> Values:
-        """The longer of the device's time and the host's; where they are one, both."""
-        device, host = self.device_seconds(step), self.host_seconds(step)
-        return np.maximum(device, host) if self.runs_ahead else device + host
+        """The device's time: a host that runs ahead is simulated; where they are one, both."""
+        device = self.device_seconds(step)
+        return device if self.runs_ahead else device + self.host_seconds(step)
 
     def collective_seconds(self, step: Collective) -> Values:
         """By the cluster's links."""

@@ -38,7 +38,10 @@ TILES = (
 FILL = 200.0  # steps of a tile's reduction that filling its pipeline takes
 SPLITS = (1, 2, 4, 8)  # of a reduction
 LARGE = 8192.0  # the side of the product at which a device's efficiency is stated
-UNALIGNED = {".even": 0.37, ".odd": 0.17}  # of the rate, where rows are no multiple of 16 bytes
+# FLOP in a cycle of a multiprocessor whose rows are no multiple of 16 bytes: it loads them item by
+# item, and its matrix units wait, on every generation alike.
+UNALIGNED = {".even": 1170.0, ".odd": 537.0}
+VECTOR_UNITS = ("float32", "float64")  # multiply these: they read any row as fast
 
 GAP_SECONDS = 2e-6  # between a kernel and the one that waits for it
 # A convolution is a product at a part of the rate, and moves its channels together and apart again.
@@ -76,6 +79,7 @@ class Pass:
     calls: float = 1.0
 
 
+EFFICIENT = 0.89  # of its bandwidth: what copies reach on the H200
 ONE_BY_ONE = 0.69  # cycles of a multiprocessor for an element that is addressed by itself
 PASSES: Mapping[str, Pass] = {
     "vector": Pass(0.92),
@@ -122,7 +126,7 @@ class Datasheet:
         given = np.broadcast_arrays(*[np.asarray(s, dtype=np.float64) for s in kernel.sizes])
         sizes: list[Values] = [np.maximum(size, 1.0) for size in given]
         family, dtype = kernel.family, kernel.dtype
-        if family == "product" or not self.device.units:
+        if family == "product" or not self._units:
             return self._plain(family, dtype, sizes)
         if family.startswith("matmul"):
             m, n, k = sizes
@@ -149,7 +153,7 @@ class Datasheet:
 
     def update_seconds(self, optimizer: str, moved: Values) -> Values:
         """Seconds of an update that passes over so many bytes, among many others."""
-        share = PASSES[f"update.{optimizer or 'adamw'}"].share if self.device.units else 0.0
+        share = PASSES[f"update.{optimizer or 'adamw'}"].share if self._units else 0.0
         return moved / self._bandwidth(share or self.device.memory_efficiency)
 
     # Engines
@@ -158,12 +162,17 @@ class Datasheet:
         return calls * GAP_SECONDS
 
     def _bandwidth(self, share: float) -> float:
-        return self.device.memory_bandwidth * share
+        """Shares are of an H200's bandwidth: other devices reach less of theirs, or more."""
+        return self.device.memory_bandwidth * share * self.device.memory_efficiency / EFFICIENT
+
+    @property
+    def _units(self) -> int:
+        return self.device.units or 0
 
     @property
     def _cycles(self) -> float:
         """Cycles of all multiprocessors in a second."""
-        return self.device.units * self.device.clock_hz
+        return self._units * self.device.clock_hz
 
     def _peak(self, dtype: str) -> float:
         """The matrix rate of a dtype; of one that the device lacks, that of the slowest."""
@@ -172,7 +181,7 @@ class Datasheet:
 
     def _tile_rate(self, dtype: str) -> float:
         """FLOP/s inside tiles: what makes a large square product as efficient as stated."""
-        units, side = self.device.units, LARGE
+        units, side = self._units, LARGE
         tiles = side * side / (128 * 256)
         waves = np.ceil(tiles / units) * units / tiles
         return float(self._peak(dtype) * self.device.matmul_efficiency * waves * (1 + FILL / side))
@@ -189,7 +198,10 @@ class Datasheet:
         align: str = "",
     ) -> Values:
         """The tiles, or the traffic."""
-        work = self._tiles(dtype, m, n, k, many) / UNALIGNED.get(align, 1.0)
+        work = self._tiles(dtype, m, n, k, many)
+        if align in UNALIGNED and dtype not in VECTOR_UNITS:
+            fed = UNALIGNED[align] * self._cycles
+            work = work * max(1.0, self._tile_rate(dtype) / fed)
         items = many * (m * k + n * k + m * n)
         return self._gap() + np.maximum(work, items * ITEM_BYTES[dtype] / self._bandwidth(0.92))
 
@@ -197,7 +209,7 @@ class Datasheet:
         self, dtype: str, m: Values, n: Values, k: Values, many: Values | float = 1.0
     ) -> Values:
         """The best shape of tiles, and of splits of the reduction."""
-        rate, units, moved = self._tile_rate(dtype), self.device.units, self._bandwidth(0.92)
+        rate, units, moved = self._tile_rate(dtype), self._units, self._bandwidth(0.92)
         best = np.full(np.broadcast(m, many).shape, np.inf)
         for high, wide, loss in TILES:
             tiles = many * np.ceil(m / high) * np.ceil(n / wide)
@@ -263,7 +275,7 @@ class Datasheet:
             rate, wasted = rate * BIAS_RATE, BIAS_WASTED
         keys = share * length + wasted
         tiles = heads * np.ceil(length / QUERIES)
-        full = np.maximum(self.device.units / tiles, 1.0)
+        full = np.maximum(self._units / tiles, 1.0)
         work = times * 4.0 * heads * length * keys * depth * full / rate
         each = heads * length * depth * ITEM_BYTES[dtype]
         moved = times * 4.0 * each / self._bandwidth(0.8)

@@ -1,6 +1,6 @@
 """Cost models that need no measurements: the interface, the roofline, and PaSE's equation.
 
-The default is the roofline: a kernel takes the longer of its arithmetic and its memory traffic, at
+By the roofline a kernel takes the longer of its arithmetic and its memory traffic, at
 the fractions of peak that the device reaches, and the time to launch it. A collective takes the
 latency and bandwidth of the links it crosses, level by level.
 

@@ -40,9 +40,9 @@ def by_kernel(cluster: Cluster, mesh: Mesh) -> CostModel:
     return ByKernel(cluster, mesh) if cluster.device.units else Roofline(cluster, mesh)
 
 
-MEASURED = "measured"
+MEASURED, DEFAULT = "measured", "kernels"
 PRICINGS: Mapping[str, Pricing] = {
-    "kernels": Pricing(by_kernel),
+    DEFAULT: Pricing(by_kernel),
     "roofline": Pricing(Roofline),
     "paper": Pricing(Paper, PAPER_RULES, overlaps=False),
     MEASURED: Pricing(_without_profile),
@@ -62,6 +62,17 @@ def pricing_of(
     if profile is None:
         return name, pricing_named(name)
     return MEASURED, measured_by(profile, notes)
+
+
+def assumed(name: str, cluster: Cluster) -> list[str]:
+    """What a pricing has to assume of a cluster that does not say enough for it."""
+    if name != DEFAULT or cluster.device.units is not None:
+        return []
+    return [
+        f"{cluster.device.name} states no units, clock_hz and attention_efficiency: its kernels "
+        f"are priced by their arithmetic and traffic alone, whatever their shape, and steps may be "
+        f"much longer than predicted."
+    ]
 
 
 def pricing_named(name: str) -> Pricing:

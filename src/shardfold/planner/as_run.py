@@ -8,19 +8,20 @@ micro-batch, with ZeRO-2 in each.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
 import numpy as np
 
+from shardfold.cluster.hardware import Device
 from shardfold.costs import CostModel, Optimizer
 from shardfold.costs.steps import Collective, Compute, Kind, Phase, Values
-from shardfold.graph import Graph
+from shardfold.graph import Graph, TensorType
 from shardfold.simulate import Operator, Schedule, Task
 from shardfold.simulate.schedule import Turn
-from shardfold.strategies.stacks import Stack
+from shardfold.strategies.stacks import FLASH_ATTENTION, Stack
 from shardfold.strategies.stated import Placed, Stated
 
 FLOAT32 = 4
@@ -40,10 +41,10 @@ def float32_optimizer(optimizer: Optimizer, stack: Stack, item_bytes: int) -> Op
     )
 
 
-def parameter_bytes(graph: Graph) -> int:
-    """Of an item of most parameters."""
-    sizes = [t.type for t in graph.tensors if t.role == "parameter" and t.requires_grad]
-    return max(sizes, key=lambda kind: kind.bytes).item_bytes if sizes else FLOAT32
+def parameter_type(graph: Graph) -> TensorType:
+    """Of the largest parameter."""
+    kinds = [t.type for t in graph.tensors if t.role == "parameter" and t.requires_grad]
+    return max(kinds, key=lambda kind: kind.bytes, default=TensorType((), "float32"))
 
 
 @dataclass(frozen=True)
@@ -51,13 +52,13 @@ class StackPrices:
     """Prices with a stack's own kernels and types.
 
     Gradients that cross the axes of the batch are `wider` than parameters; attention in one kernel
-    is `slower` than the cost model's, and adding gradients up by `summed`.
+    is `slower` than the cost model's, by phase, and adding gradients up by `summed`.
     """
 
     model: CostModel
     data: tuple[int, ...]
     wider: float
-    slower: float
+    slower: Mapping[Phase, float]
     summed: float
 
     def __getattr__(self, name: str) -> Any:
@@ -75,10 +76,10 @@ class StackPrices:
     def _factor(self, step: Compute) -> float:
         if step.turn == "later":
             return self.summed
-        if step.work is None or self.slower == 1.0:
+        if step.work is None or step.phase not in self.slower:
             return 1.0
         words = step.work.space.rule.rule.operator.words.values()
-        return self.slower if "heads" in words else 1.0
+        return self.slower[step.phase] if "heads" in words else 1.0
 
     def collective_seconds(self, step: Collective) -> Values:
         """A sum of gradients in their own type."""
@@ -88,15 +89,29 @@ class StackPrices:
         return self.model.collective_seconds(step)
 
 
-def prices(model: CostModel, stack: Stack, placed: Placed, item_bytes: int) -> CostModel:
-    """The prices of a stack."""
+def prices(
+    model: CostModel, stack: Stack, placed: Placed, device: Device, kind: TensorType
+) -> CostModel:
+    """The prices of a stack on a device, for parameters of a kind."""
+    item_bytes = kind.item_bytes
     wider = FLOAT32 / item_bytes if stack.float32_reduction else 1.0
-    slower = stack.attention_slowdown
+    slower = _attention_slowdown(stack, device, kind.dtype)
     # A gradient and a sum are read, a sum is written: two of the three are sums.
     summed = (1 + 2 * FLOAT32 / item_bytes) / 3 if stack.float32_gradients else 1.0
-    if wider == slower == summed == 1.0:
+    if wider == summed == 1.0 and not slower:
         return model
     return StackPrices(model, placed.data, wider, slower, summed)
+
+
+def _attention_slowdown(stack: Stack, device: Device, dtype: str) -> dict[Phase, float]:
+    """How much longer a stack's attention takes than the device's best, forward and backward."""
+    if stack.flash_attention is None or not device.units:
+        return {}
+    reached = (device.peak(dtype) * share for share in device.attention_efficiency)
+    cycles = device.units * device.clock_hz
+    fed = (each * cycles for each in FLASH_ATTENTION[stack.flash_attention])
+    ratios = [max(1.0, most / its) for most, its in zip(reached, fed, strict=True)]
+    return {"forward": ratios[0], "recompute": ratios[0], "backward": ratios[1]}
 
 
 def as_run(

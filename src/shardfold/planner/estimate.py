@@ -14,7 +14,7 @@ from shardfold.costs.activations import KEEP_ALL, Regions, attention_regions, bl
 from shardfold.costs.tables import EdgePrices
 from shardfold.errors import InputError
 from shardfold.graph import Graph
-from shardfold.planner.as_run import as_run, float32_optimizer, parameter_bytes, prices
+from shardfold.planner.as_run import as_run, float32_optimizer, parameter_type, prices
 from shardfold.planner.batch_slices import items_in
 from shardfold.planner.case import Case, ResolvedRequest, make_case
 from shardfold.simulate import Schedule, Simulation
@@ -94,7 +94,8 @@ def estimate(
     if not request.pricing.overlaps:
         raise InputError("A step is estimated with overlap, which these costs do not know.")
     placed = place(stated, request.cluster)
-    item_bytes = parameter_bytes(graph)
+    kind = parameter_type(graph)
+    item_bytes = kind.item_bytes
     asked = replace(
         request,
         meshes=(placed.mesh,),
@@ -107,7 +108,8 @@ def estimate(
         request.cluster,
         regathers=stack.regathers_activations,
     )
-    model = prices(request.pricing.model(request.cluster, placed.mesh), stack, placed, item_bytes)
+    plain = request.pricing.model(request.cluster, placed.mesh)
+    model = prices(plain, stack, placed, request.cluster.device, kind)
     regions = _recomputed(scheduler, stated, stack)
     case = make_case(
         asked, scheduler, EdgePrices(placed.mesh, model, stated.micro_batches), regions

@@ -16,7 +16,7 @@ import msgspec
 from shardfold.cluster import Mesh
 from shardfold.costs import Profile, optimizer_named, pricing_named
 from shardfold.costs.profile import load as load_profile
-from shardfold.costs.registry import MEASURED
+from shardfold.costs.registry import DEFAULT, MEASURED
 from shardfold.errors import InputError, ProfileError, nearest
 from shardfold.strategies.pins import parse_pins
 
@@ -37,7 +37,7 @@ class Options(TypedDict, total=False):
       gradients and optimizer state alike. `estimate` prices float32 master weights, by its `stack`.
     - `optimizer` (`adamw`): `sgd`, `momentum`, `adam` or `adamw`.
     - `mesh` (every one is tried): such as `4x8`, outermost level first, or a `Mesh`.
-    - `cost` (`roofline`): the cost model, `roofline`, `kernels` or `paper`.
+    - `cost` (`kernels`): the cost model, `kernels`, `roofline` or `paper`.
     - `profile` (none): a file that `shardfold calibrate` wrote; prices are what was measured.
     - `memory_limit` (the device's memory less a tenth): per device, in bytes or as `60GiB`.
     - `recompute` (`auto`): activation checkpointing of repeated blocks: only if the memory limit
@@ -76,7 +76,7 @@ class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     dtype: str | None = None
     optimizer: str = "adamw"
     mesh: str | None = None
-    cost: str = "roofline"
+    cost: str = DEFAULT
     profile: ProfileUse | None = None
     memory_limit: Annotated[float, msgspec.Meta(gt=0)] | None = None
     recompute: Recompute = "auto"
@@ -100,7 +100,7 @@ class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             plain["mesh"] = str(plain["mesh"])
         if "profile" in plain:
             plain["profile"] = _use_of(plain["profile"])
-            plain.setdefault("cost", "roofline" if self.cost == MEASURED else self.cost)
+            plain.setdefault("cost", DEFAULT if self.cost == MEASURED else self.cost)
         found = msgspec.structs.replace(self, **plain)
         if found.profile is not None:
             found = msgspec.structs.replace(found, cost=MEASURED)

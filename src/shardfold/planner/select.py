@@ -33,9 +33,13 @@ class Ranking:
     limit_bytes: float
     candidates: list[Candidate] = field(default_factory=list)
 
-    def order(self, candidate: Candidate) -> tuple[bool, float]:
-        """What is better comes first: what fits in memory, then the shorter step."""
-        return (candidate.peak_bytes > self.limit_bytes, candidate.seconds)
+    def order(self, candidate: Candidate) -> tuple[bool, float, float]:
+        """What is better comes first: what fits, the shorter step, the least additive cost.
+
+        Where the host is slower than any plan, steps are equal, but not what devices do.
+        """
+        over = candidate.peak_bytes > self.limit_bytes
+        return (over, candidate.seconds, candidate.solution.cost)
 
     @property
     def winner(self) -> Candidate:

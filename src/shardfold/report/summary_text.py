@@ -5,11 +5,14 @@ An estimated strategy in sentences: its step, its memory, and the plan beside it
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from shardfold.cluster import from_plain
+from shardfold.costs.accuracy import Spread, spread_of
 from shardfold.planner.batch_slices import items_in
 from shardfold.planner.estimate import Estimated
 from shardfold.plans.plan import FinalistEntry, MeshEntry, Plan
@@ -57,6 +60,7 @@ def sentences(plan: Plan) -> tuple[Sentence, ...]:
         Sentence(meshes(plan)),
         Sentence(_unsplit(plan)),
         *map(Sentence, _by_experiment(plan)),
+        *(Sentence(str(each), "aside") for each in (spread(plan),) if each is not None),
         *(Sentence(note, "aside") for note in plan.provenance.notes),
         Sentence(_effort(plan), "aside"),
     )
@@ -65,6 +69,8 @@ def sentences(plan: Plan) -> tuple[Sentence, ...]:
 def _step(plan: Plan) -> Iterator[str]:
     """How long a step takes, and how well it uses the devices."""
     found, step = plan.simulation, seconds(plan.estimate.step_seconds)
+    if (likely := likely_range(plan)) is not None:
+        step += f" (likely {seconds(likely[0])} to {seconds(likely[1])})"
     rate = "".join(f", {each}" for each in throughput(plan))
     if found is None:
         cost = plan.provenance.request.cost
@@ -77,6 +83,20 @@ def _step(plan: Plan) -> Iterator[str]:
         f"Step: {step}, simulated with overlap{rate}, MFU {found.mfu:.1%}{share}; "
         f"the peak of {size(found.peak_bytes)} is reached at {found.peak_at}."
     )
+
+
+def spread(plan: Plan) -> Spread | None:
+    """How far predictions of this kind were off where they were measured."""
+    made, devices = plan.provenance, math.prod(axis.size for axis in plan.mesh)
+    if not made.cluster:
+        return None
+    return spread_of(made.request.cost, from_plain(made.cluster), devices)
+
+
+def likely_range(plan: Plan) -> tuple[float, float] | None:
+    """Seconds between which the step will be, as far as measured steps tell."""
+    found = spread(plan)
+    return None if found is None else found.of(plan.estimate.step_seconds)
 
 
 def throughput(plan: Plan) -> Iterator[str]:

@@ -35,11 +35,16 @@ class Stack:
     float32_part_gradients: bool = False  # of the part that a device updates, beside the others
     buffer_bytes: float = 0.0  # of fixed size, that stay
     runs_whole_block_again: bool = False  # recomputation runs a block's last product, too
-    attention_slowdown: float = 1.0  # of attention in one kernel, over FlashAttention-2's
+    flash_attention: int | None = None  # its generation; None: the best kernel of the device
     context_bytes: float = 0.0  # of CUDA, its kernels and NCCL: no allocator counts them
 
 
 MIB = 2.0**20
+# FLOP in a cycle of a multiprocessor, forward and backward: FlashAttention-2 reaches 225 and 190
+# TFLOP/s on an A100 (Dao 2023, arXiv 2307.08691). An H100 feeds its tensor cores in another way,
+# which that kernel does not use: 35% of the peak there (Shah et al. 2024, arXiv 2407.08608), which
+# is the same in a cycle. The first generation is half as fast.
+FLASH_ATTENTION = {1: (739.0, 624.0), 2: (1478.0, 1248.0)}
 OWN = Stack("shardfold")
 FSDP1 = Stack(
     "fsdp1",
@@ -52,7 +57,7 @@ FSDP1 = Stack(
     float32_gradients=True,
     float32_reduction=True,
     runs_whole_block_again=True,
-    attention_slowdown=2.0,
+    flash_attention=1,
 )
 MEGATRON = Stack(
     "megatron",
@@ -96,7 +101,9 @@ STACKS: Mapping[str, Stack] = {
             "nanotron src/nanotron/optim/gradient_accumulator.py: float32 weights, one float32 "
             "buffer of gradients; a hook of DistributedDataParallel (whose buckets hold another "
             "copy in bf16) reduces them in float32 beside the last backward, with ZeRO-1 by "
-            "reduce-scatter. Without tp_recompute_allgather, which pages of runs do not state.",
+            "reduce-scatter; nn/attention.py calls flash-attn, of the second generation. Without "
+            "tp_recompute_allgather, which pages of runs do not state.",
+            flash_attention=2,
             master_weights=True,
             float32_gradients=True,
             float32_reduction=True,
@@ -127,7 +134,7 @@ STACKS: Mapping[str, Stack] = {
             "(doc/en/install.md), half as fast as the second generation (arXiv 2307.08691).",
             master_weights=True,
             runs_whole_block_again=True,
-            attention_slowdown=2.0,
+            flash_attention=1,
         ),
         Stack(
             "alpa",

@@ -1,11 +1,14 @@
 """Kernels by the device's datasheet: against those measured on an H200, and by their shape."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from shardfold.cluster import Mesh, parse
+from shardfold.cluster import Mesh, from_plain, parse
+from shardfold.costs import assumed
+from shardfold.costs.accuracy import spread_of
 from shardfold.costs.by_kernel import ByKernel
 from shardfold.costs.kernels import Datasheet
 from shardfold.costs.model import Roofline, split_seconds
@@ -82,6 +85,36 @@ def test_unaligned_features_are_slow(sheet):
 
 
 PARITIES = ("", ".even", ".odd")
+SQUARE = (np.array([4096.0]),) * 3
+
+
+def test_what_feeds_matrix_units_limits_unaligned_features_alike_on_every_generation():
+    """A faster matrix unit waits longer; a unit that multiplies float32 loads any row as fast."""
+    slower = []
+    for name in ("v100", "a100", "h100"):
+        sheet = Datasheet(parse(f"8x{name}").device)
+        plain, odd = (
+            sheet.seconds(Kernel(f"matmul.nt{parity}", "float16", SQUARE))[0]
+            for parity in ("", ".odd")
+        )
+        slower.append(odd / plain)
+    assert 1 < slower[0] < slower[1] < slower[2]
+    a100 = Datasheet(parse("8xa100").device)
+    times = [a100.seconds(Kernel(f"matmul.nt{p}", "float32", SQUARE)) for p in PARITIES]
+    assert np.allclose(times, times[0])
+
+
+def test_a_device_that_does_not_say_enough_is_noted():
+    gpu, cpu = parse("8xa100"), parse("8xcpu")
+    silent = replace(
+        gpu, device=replace(gpu.device, units=None, clock_hz=0, attention_efficiency=(0, 0))
+    )
+    assert from_plain(silent.as_plain()) == silent
+    assert assumed("kernels", gpu) == assumed("kernels", cpu) == assumed("roofline", silent) == []
+    assert "states no units" in assumed("kernels", silent)[0]
+    assert spread_of("kernels", silent, 8) is None is spread_of("kernels", cpu, 8)
+    low, high = spread_of("kernels", gpu, 8).of(1.0)
+    assert low < 1 < high
 
 
 def test_a_device_without_multiprocessors_is_priced_by_the_plain_roofline():

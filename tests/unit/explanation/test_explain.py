@@ -186,7 +186,7 @@ def edited(plan: sf.Plan, module: str, config: tuple[str, ...]) -> sf.Plan:
 
 def test_a_plan_edited_by_hand_is_priced_as_it_stands() -> None:
     module, args, kwargs = zoo.build("rnnlm-tiny", device="meta")
-    plan = sf.plan(module, args, kwargs, cluster=CLUSTER)
+    plan = sf.plan(module, args, kwargs, cluster=CLUSTER, cost="roofline")
     other = edited(plan, "projection", ("i0", "-"))
     found = sf.explain(module, args, kwargs, plan=other, op="projection")
     (reason,) = found.reasons

@@ -87,7 +87,7 @@ def test_a_profile_is_kept_by_its_file_and_digest(measured: Profile, tmp_path: P
     assert request.profile is not None
     assert (request.profile.file, request.profile.digest) == (str(file), measured.digest)
     assert request.profile_for(None) == measured
-    assert request.changed({"profile": None}).cost == "roofline"
+    assert request.changed({"profile": None}).cost == "kernels"
     file.unlink()
     with pytest.raises(ProfileError, match=r"machine\.json .*not there.*--profile"):
         request.profile_for(None)

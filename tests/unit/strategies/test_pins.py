@@ -24,6 +24,7 @@ def pinned(pins: object, **options: object) -> sf.Plan:
         (tokens(),),
         {"labels": tokens()},
         cluster="4xa100",
+        cost="roofline",  # by kernels, the host of so small a model would decide
         pins=pins,  # type: ignore[arg-type]
         **options,  # type: ignore[arg-type]
     )

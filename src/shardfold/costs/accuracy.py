@@ -1,0 +1,47 @@
+"""How far predicted steps have been from measured ones: the range that every prediction has.
+
+The figures are those of `benchmarks/results`; a test holds them against the rows there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from shardfold.cluster import Cluster
+from shardfold.costs.registry import DEFAULT, MEASURED
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """What measured steps were, in times of their prediction, in eight of ten `cases`."""
+
+    low: float
+    high: float
+    cases: str
+
+    def of(self, step: float) -> tuple[float, float]:
+        """The range of a predicted step."""
+        return self.low * step, self.high * step
+
+    def __str__(self) -> str:
+        return (
+            f"Of {self.cases}, eight in ten took {self.low:.2f} to {self.high:.2f} times the step "
+            f"that was predicted."
+        )
+
+
+# By cost model, and by whether there are several devices.
+SPREADS: Mapping[tuple[str, bool], Spread] = {
+    (DEFAULT, False): Spread(0.87, 1.13, "34 models on one H200"),
+    (DEFAULT, True): Spread(0.90, 1.28, "261 published runs of other stacks"),
+    (MEASURED, False): Spread(0.73, 1.14, "34 models on one H200"),
+    (MEASURED, True): Spread(0.95, 1.52, "64 plans on 2 and 4 processes"),
+}
+
+
+def spread_of(cost: str, cluster: Cluster, devices: int) -> Spread | None:
+    """How far such predictions were off, where some have been measured."""
+    if cost == DEFAULT and not cluster.device.units:
+        return None
+    return SPREADS.get((cost, devices > 1))
