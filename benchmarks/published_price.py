@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from published_models import Dims, captured
@@ -13,7 +13,8 @@ from published_setups import Setup, cluster_of, family_of, setup_of, stack_of
 from shardfold.costs import optimizer_named, pricing_named
 from shardfold.errors import ShardfoldError
 from shardfold.planner.case import ResolvedRequest
-from shardfold.planner.estimate import Estimated, estimate
+from shardfold.planner.estimate import estimate
+from shardfold.planner.estimated import Estimated
 from shardfold.planner.options import Request
 from shardfold.strategies.stacks import stack_named
 from shardfold.strategies.stated import Stated
@@ -24,7 +25,6 @@ DEFAULT_COST = Request().cost
 DTYPES = {"bf16": "bf16", "amp_bf16": "bf16", "fp16": "fp16", "fp32": "fp32"}
 # Degrees that cannot be stated yet; a row with one of them is left out, and this says why.
 NOT_YET = {
-    "pp": "pipeline stages",
     "cp": "context parallelism",
     "ep": "expert parallelism",
 }
@@ -85,13 +85,13 @@ def _dims(row: Row, setup: Setup) -> Dims:
 
 
 def _strategy(row: Row, setup: Setup) -> tuple[Stated, int]:
-    gpus, tensor = row.count("gpus") or 1, row.count("tp")
+    gpus, tensor, stages = row.count("gpus") or 1, row.count("tp"), row.count("pp", 1) or 1
     if tensor is None:
         raise LeftOutError("degrees not published")
-    if gpus % tensor:
+    if gpus % (tensor * stages):
         raise LeftOutError("degrees do not multiply to the devices")
-    data = row.count("dp") or gpus // tensor
-    if data * tensor != gpus:
+    data = row.count("dp") or gpus // (tensor * stages)
+    if data * tensor * stages != gpus:
         raise LeftOutError("degrees do not multiply to the devices")
     micro_batch, batch = row.count("micro_batch"), row.count("global_batch")
     if micro_batch is None:
@@ -108,7 +108,14 @@ def _strategy(row: Row, setup: Setup) -> tuple[Stated, int]:
     replicas, shards = (data // group, group) if stage else (data, 1)
     stage = stage if shards > 1 else 0
     stated = Stated(replicas, shards, tensor, stage, sequence, recompute, micro_batches)
-    return stated, micro_batch
+    return replace(stated, **_pipeline(row, stages)), micro_batch
+
+
+def _pipeline(row: Row, stages: int) -> dict[str, Any]:
+    """The stages and their schedule: with several chunks on a device interleaved, else 1F1B."""
+    chunks = row.count("vp", 1) or 1
+    schedule = "interleaved" if chunks > 1 else "1f1b"
+    return {"stages": stages, "schedule": schedule, "chunks": chunks} if stages > 1 else {}
 
 
 def _zero(row: Row, data: int) -> tuple[int, int]:
@@ -162,6 +169,7 @@ def _figures(row: Row, found: Estimated, context: float) -> dict[str, Any]:
         "fits": found.fits,
         "exposed_seconds": found.exposed_seconds,
         "compute_seconds": found.compute_seconds,
+        "bubble": None if found.pipeline is None else found.pipeline.bubble,
         "peak_by_class_gib": {k: v / GIB for k, v in found.peak_by_class.items()},
     }
     try:

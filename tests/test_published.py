@@ -123,7 +123,7 @@ def test_rows_are_chosen_by_number_and_source(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"pp": "2", "dp": "4"}, "pipeline stages"),
+        ({"pp": "3", "dp": "4"}, "degrees do not multiply to the devices"),
         ({"cp": "2", "dp": "4"}, "context parallelism"),
         ({"ep": "8"}, "expert parallelism"),
         ({"dtype": "mxfp8"}, "precision: fp8 or fp4"),
@@ -151,8 +151,10 @@ def test_what_cannot_be_stated_is_left_out_with_its_reason(
         {"source": "MooreThreads/SimuMax", "zero": "1", "tp": "4", "dp": "2", "gpu": "B200-SXM"},
         {"source": "vinjn/nanotron-ultrascale-playbook", "zero": "1", "gpu": "H100-80GB"},
         {"source": "somebody/else", "zero": "0", "ffn": "176", "kv_heads": "2"},
+        {"source": "NVIDIA/Megatron-LM", "zero": "0", "pp": "2", "vp": "2", "dp": "4"},
+        {"source": "vinjn/nanotron-ultrascale-playbook", "zero": "1", "pp": "2", "dp": "4"},
     ],
-    ids=lambda change: change.get("source", "fsdp1"),
+    ids=lambda change: change.get("source", "fsdp1") + change.get("pp", ""),
 )
 def test_a_row_of_every_stack_is_priced(tmp_path: Path, change: dict[str, str]) -> None:
     if change.get("gpu", "").startswith("V100"):

@@ -21,11 +21,12 @@ from shardfold.explanation.explain import explain as explain_case
 from shardfold.explanation.explanation import Explanation, Kept, WhatIf
 from shardfold.graph import Graph
 from shardfold.operators import Rules, rules_of
+from shardfold.pipeline.cut import leaves_out_layers
 from shardfold.planner.batch_slices import scaled
 from shardfold.planner.case import ResolvedRequest
 from shardfold.planner.compare_methods import METHODS, Comparison, Effort, Methods, check_methods
-from shardfold.planner.estimate import Estimated
 from shardfold.planner.estimate import estimate as estimate_stated
+from shardfold.planner.estimated import Estimated
 from shardfold.planner.micro_batches import Captures, check_number
 from shardfold.planner.options import Options, Request
 from shardfold.planner.planner import select_plan
@@ -173,8 +174,11 @@ class Planner:
         captures = self._captured(asked, short=asked.request.fold)
         if stated.micro_batches > 1:
             check_number(stated.micro_batches, captures.samples)
+        graph = captures.graph(stated.micro_batches)
+        if stated.stages > 1 and leaves_out_layers(graph):
+            graph = self._captured(asked, short=False).graph(stated.micro_batches)
         self._progress("estimating")(0, 1)
-        found = estimate_stated(captures.graph(stated.micro_batches), asked.search, stated, runs)
+        found = estimate_stated(graph, asked.search, stated, runs)
         if not beside_plan:
             return found
         best = self._select(asked, captures)[0]

@@ -103,6 +103,9 @@ def estimate(
     recompute=full   activation checkpointing of every block; selective: of
                      attention; or none
     micro-batches=N  gradient accumulation
+    pp=N             pipeline stages of equal layers
+    schedule=1f1b    of the stages; or gpipe, interleaved, zbv
+    virtual=N        chunks on each device, of schedule=interleaved
 
     \b
     shardfold estimate gpt2 --cluster 8xh100 --dtype bf16 --strategy dp=8

@@ -240,6 +240,22 @@ def _waiting(op: Operator) -> Operator:
     )
 
 
+def reduced_after(schedule: Schedule) -> Schedule:
+    """What the last micro-batch's backward would wait for comes after it, before the update.
+
+    In a pipeline that makes a difference: the stages before wait for backward, and not for that.
+    """
+    return _each_operator(schedule, _reduced_after)
+
+
+def _reduced_after(op: Operator) -> Operator:
+    late = tuple(task for task in op.backward if task.mode == "wait" and task.turn == "last")
+    if not late:
+        return op
+    backward = tuple(task for task in op.backward if task not in late)
+    return msgspec.structs.replace(op, backward=backward, update=(*late, *op.update))
+
+
 def _scaled_gradients(schedule: Schedule, wider: float) -> Schedule:
     """Gradients that stay, in a wider type."""
     found = _each_operator(schedule, lambda op: _each_task(op, lambda t: _parted(t, 1 / wider)))

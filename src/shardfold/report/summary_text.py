@@ -14,7 +14,7 @@ from typing import Literal
 from shardfold.cluster import from_plain
 from shardfold.costs.accuracy import Spread, spread_of
 from shardfold.planner.batch_slices import items_in
-from shardfold.planner.estimate import Estimated
+from shardfold.planner.estimated import Estimated, Pipelined
 from shardfold.plans.plan import FinalistEntry, MeshEntry, Plan
 from shardfold.report.units import number, seconds, size
 
@@ -314,15 +314,30 @@ def estimate_lines(found: Estimated, model: str) -> Iterator[str]:
     each = f"{found.rate_per_device:,.0f} {found.unit}/s per device"
     hfu = f", HFU {found.hfu:.1%} with what is recomputed" if found.hfu > found.mfu else ""
     yield f"Step: {seconds(found.step_seconds)}, {each}, MFU {found.mfu:.1%}{hfu}."
+    if found.pipeline is not None:
+        yield from _pipelined(found.pipeline)
     yield from _estimated_memory(found)
     yield _exposed(found)
     if found.plan_seconds is not None:
         yield _beside_plan(found)
 
 
+def _pipelined(found: Pipelined) -> Iterator[str]:
+    """Where the model is cut, and what each stage does."""
+    yield f"Pipeline: {len(found.stages)} stages, {found.schedule}, bubble {found.bubble:.1%}."
+    for place, stage in enumerate(found.stages, 1):
+        each = (
+            f"forward {seconds(stage.forward_seconds)}, backward {seconds(stage.backward_seconds)}"
+        )
+        peak = f"{stage.in_flight} in flight, peak {size(stage.peak_bytes)}"
+        yield f"  {place}: {stage.layers}: {each}, {peak}"
+
+
 def _estimated_memory(found: Estimated) -> Iterator[str]:
     fits = "it fits" if found.fits else "IT DOES NOT FIT"
-    yield f"Memory: a peak of {size(found.peak_bytes)} of {size(found.limit_bytes)}: {fits}."
+    fullest = " on the fullest stage" if found.pipeline is not None else ""
+    peak = f"{size(found.peak_bytes)} of {size(found.limit_bytes)}{fullest}"
+    yield f"Memory: a peak of {peak}: {fits}."
     parts = sorted(found.peak_by_class.items(), key=lambda item: -item[1])
     yield "  " + ", ".join(f"{name} {size(value)}" for name, value in parts)
 

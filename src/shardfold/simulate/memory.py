@@ -14,7 +14,7 @@ all layers that a graph leaves out.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -27,6 +27,7 @@ from shardfold.operators import Extra
 from shardfold.sharding import Subdims
 from shardfold.sharding.layouts import Layouts, local_items
 from shardfold.simulate.decoded import DecodedChoice
+from shardfold.simulate.parts import Part
 
 Row = tuple[int, ...]
 
@@ -84,6 +85,17 @@ class LocalLayouts:
         if edge is None:
             return any(state >= 0 for state in row)
         return any(step.phase == "forward" for step in self.decoded.moved(edge))
+
+    def crossing_bytes(self, tensor: int) -> float:
+        """Bytes of a tensor as it goes from one part of the model to another."""
+        edge = self.wiring.shared_edge.get(tensor)
+        if edge is None:
+            op = self.facts.writer[tensor]
+            row = self.result_row(op, self.graph.ops[op].results.index(tensor))
+        else:
+            at = self.decoded.tables.edges[edge]
+            row = row_of(at.needed, self.decoded.choice[at.target])
+        return self.facts.local_bytes(tensor, row, self.shape)
 
     def stored_bytes(self, vertex: int) -> float:
         """Bytes of the part of a parameter that a device keeps."""
@@ -157,18 +169,24 @@ class Gradients:
         at: LocalLayouts,
         phases: list[PhaseMemory],
         gathered: list[list[GatheredParameter | None]],
+        part: Part,
     ) -> None:
-        self.at, self.phases, self.gathered = at, phases, gathered
+        self.at, self.phases, self.gathered, self.part = at, phases, gathered, part
         self.of: dict[int, _Gradient] = {}  # of each tensor, as far as it is summed up
         self.stored: set[int] = set()  # parameters that have a gradient
 
     def run(self) -> None:
-        """Walk over the operators in backward order."""
-        graph = self.at.graph
+        """Walk over the operators in backward order; gradients come in, and go out."""
+        graph, ops = self.at.graph, self.part.ops
         self.of[graph.loss] = _Gradient(0.0, 1)
-        for op in reversed(range(len(graph.ops))):
+        for tensor in self.part.sent(graph):
+            if graph.tensors[tensor].requires_grad:
+                self.of[tensor] = self._new(self.phases[ops[-1]], self.at.crossing_bytes(tensor))
+        for op in reversed(ops):
             if graph.has_gradient(op):
                 self._operator(op)
+        for gradient in self.of.values():
+            self._release(gradient, self.phases[ops[0]])
 
     def _operator(self, op: int) -> None:
         at, graph = self.at, self.at.graph
@@ -262,9 +280,10 @@ class _Memory:
 
 
 class Footprint:
-    """The memory of every operator of a graph under one choice."""
+    """The memory of every operator of a part of a graph under one choice."""
 
-    def __init__(self, decoded: DecodedChoice, facts: MemoryFacts) -> None:
+    def __init__(self, decoded: DecodedChoice, facts: MemoryFacts, part: Part) -> None:
+        self.part = part
         self.layouts = LocalLayouts(decoded, facts)
         self.graph, self.regions = decoded.graph, decoded.tables.regions
         count = len(self.graph.ops)
@@ -300,16 +319,17 @@ class Footprint:
     # The walk
 
     def _run(self) -> None:
-        count = len(self.graph.ops)
-        outside = _Walk(self.layouts, self.forward, range(count), {}, recomputing=False)
+        ops = [*self.part.makes_again(self.graph), *self.part.ops]
+        outside = _Walk(self.layouts, self.forward, ops, {}, recomputing=False)
+        outside.receive(self.part.received(self.graph), self.part.ops[0])
         outside.run()
         self.kept_bytes = sum(m.bytes for m in outside.memories if m.keepers)
         self._give_kept(outside)
-        for region in self.regions.ranges:
+        for region in (each for each in self.regions.ranges if each[0] in self.part.ops):
             inside = _Walk(self.layouts, self.again, region, outside.place, recomputing=True)
             inside.run()
             self._give_kept(inside)
-        Gradients(self.layouts, self.backward, self.gathered).run()
+        Gradients(self.layouts, self.backward, self.gathered, self.part).run()
         self._give_gathered()
 
     def _give_kept(self, walk: _Walk) -> None:
@@ -340,13 +360,13 @@ class Footprint:
 
 
 class _Walk:
-    """A walk over operators in forward order, of the whole graph or of a block run again."""
+    """A walk over operators in forward order, of a part of the graph or of a block run again."""
 
     def __init__(
         self,
         at: LocalLayouts,
         phases: list[PhaseMemory],
-        ops: range,
+        ops: Sequence[int],
         place: Mapping[int, _Memory],
         *,
         recomputing: bool,
@@ -355,6 +375,11 @@ class _Walk:
         self.place: dict[int, _Memory] = dict(place)  # where each tensor lies
         self.memories: list[_Memory] = []
         self.regathered: dict[int, float] = {}  # bytes that an operator's backward gathers again
+
+    def receive(self, tensors: Sequence[int], op: int) -> None:
+        """Take memory for what comes from another part, before the operator `op`."""
+        for tensor in tensors:
+            self.place[tensor] = self._new(op, self.at.crossing_bytes(tensor), "activations")
 
     def run(self) -> None:
         for op in self.ops:

@@ -35,17 +35,45 @@ SAME = 1e-9  # of a block's time: standing that close is standing alike
 
 def simulate(schedule: Schedule) -> Simulation:
     """The figures of a step."""
-    found = [(_Simulator(each, detailed=False).run()[0], n) for each, n in parted(schedule)]
-    return found[0][0] if schedule.passes == 1 else combined(found)
+    return whole_step(passes(schedule))
+
+
+def whole_step(found: Sequence[Pass]) -> Simulation:
+    """The figures of a step, from its passes."""
+    if len(found) == found[0].count == 1:
+        return found[0].simulation
+    return combined([(each.simulation, each.count) for each in found])
 
 
 def timeline(schedule: Schedule) -> tuple[Simulation, Timeline]:
     """The figures of a step, and every task of every block in time."""
-    found = [(_Simulator(each, detailed=True).run(), n) for each, n in parted(schedule)]
+    found = [_Simulator(each, detailed=True).run(n) for each, n in parted(schedule)]
     if schedule.passes == 1:
-        return found[0][0]
-    lines = [(line, one.step_seconds, n) for (one, line), n in found]
-    return combined([(one, n) for (one, _), n in found]), in_a_row(lines)
+        return found[0][0].simulation, found[0][1]
+    lines = [(line, one.simulation.step_seconds, one.count) for one, line in found]
+    return whole_step([one for one, _ in found]), in_a_row(lines)
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """One forward and backward of a stage, in phases, and how often a step has it.
+
+    `reduce_seconds` is the wait for reductions after backward. `kept` are the bytes by class that
+    forward leaves for backward.
+    """
+
+    simulation: Simulation
+    count: int
+    forward_seconds: float
+    backward_seconds: float
+    reduce_seconds: float
+    update_seconds: float
+    kept: dict[str, float]
+
+
+def passes(schedule: Schedule) -> list[Pass]:
+    """The kinds of pass of a step, in order, each in its phases."""
+    return [_Simulator(each, detailed=False).run(n)[0] for each, n in parted(schedule)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,14 +144,22 @@ class _Simulator:
         self.streams = Streams(len(self.schedule.levels))
         self.record = Record(self.schedule.levels, self.detailed)
 
-    def run(self) -> tuple[Simulation, Timeline]:
-        """All passes, and what they come to."""
+    def run(self, count: int) -> tuple[Pass, Timeline]:
+        """Forward, backward and update, with the clock read after each phase."""
         self._pass(_forward(self.schedule))
+        kept: dict[str, float] = {}
+        for (_, kind), size in self.record.net.items():
+            kept[kind] = kept.get(kind, 0.0) + size
+        forward = self.streams.clock
         self._pass(_backward(self.schedule))
+        backward = self.streams.clock
         while self.under_way:
             self._reduced()
+        reduced = self.streams.clock
         self._pass(_update(self.schedule))
-        return self._results()
+        found, line = self._results()
+        spans = (forward, backward - forward, reduced - backward, found.step_seconds - reduced)
+        return Pass(found, count, *spans, kept), line
 
     # One pass over all blocks
 

@@ -22,28 +22,34 @@ from shardfold.costs.model import is_beside
 from shardfold.costs.steps import Collective, Compute, Step, is_deferred
 from shardfold.costs.unroll import UnrolledProblem
 from shardfold.graph import Graph
+from shardfold.graph.repeats import MODEL
 from shardfold.sharding import Subdims
 from shardfold.simulate import Again, Operator, Schedule, Segment, Task
 from shardfold.simulate.decoded import DecodedChoice, UnrolledChoice
 from shardfold.simulate.memory import Bytes, Footprint, MemoryFacts, PhaseMemory, scratch
+from shardfold.simulate.parts import Part
 from shardfold.simulate.schedule import Mode
 
 
 class OperatorTasks:
-    """The tasks of every operator of a graph under one choice, made as they are asked for."""
+    """The tasks of every operator of a part under one choice, made as they are asked for."""
 
     def __init__(
-        self, decoded: DecodedChoice, facts: MemoryFacts, useful_flops: Callable[[int], float]
+        self,
+        decoded: DecodedChoice,
+        facts: MemoryFacts,
+        useful_flops: Callable[[int], float],
+        part: Part,
     ) -> None:
         self.decoded, self.useful_flops = decoded, useful_flops
         self.graph, self.mesh = decoded.graph, decoded.tables.mesh
         self.wiring = decoded.tables.wiring
-        self.footprint = Footprint(decoded, facts)
+        self.footprint = Footprint(decoded, facts, part)
         self.regions = decoded.tables.regions
         self.ends = {region[-1]: region for region in self.regions.ranges}
         self.first: dict[int, int] = {}  # parameter: the operator that answers for it
-        for index, op in enumerate(self.graph.ops):
-            for tensor in op.inputs:
+        for index in part.ops:
+            for tensor in self.graph.ops[index].inputs:
                 self.first.setdefault(tensor, index)
         self.leaving: dict[int, list[int]] = defaultdict(list)  # edges from each vertex
         if decoded.micro_batches > 1:
@@ -323,7 +329,11 @@ class Scheduler:
 
     def schedule(self, whole: UnrolledChoice) -> Schedule:
         """The schedule of a whole model under a choice."""
-        return _Builder(self, whole).run()
+        return _Builder(self, whole, Part.whole(self.graph)).run()
+
+    def schedule_part(self, whole: UnrolledChoice, part: Part) -> Schedule:
+        """The schedule of a part, under a choice in which all periods of a run choose alike."""
+        return _Builder(self, whole, part).run_part()
 
     def alone(self, decoded: DecodedChoice) -> Schedule:
         """The schedule of a graph that holds every period."""
@@ -351,13 +361,13 @@ class Scheduler:
 
 
 class _Builder:
-    def __init__(self, scheduler: Scheduler, whole: UnrolledChoice) -> None:
-        self.scheduler, self.whole = scheduler, whole
+    def __init__(self, scheduler: Scheduler, whole: UnrolledChoice, part: Part) -> None:
+        self.scheduler, self.whole, self.part = scheduler, whole, part
         self.tasks: dict[tuple[int, ...], OperatorTasks] = {}
         self.resident: Bytes = {"parameters": 0.0, "optimizer": 0.0}
 
     def run(self) -> Schedule:
-        graph, cluster = self.scheduler.graph, self.scheduler.cluster
+        graph = self.scheduler.graph
         own = self._of(self.whole.decoded)
         segments: list[Segment] = []
         at = 0
@@ -375,6 +385,29 @@ class _Builder:
                 order += count
             at = run.repeat.end
         segments += self._plain(own, range(at, len(graph.ops)))
+        return self._finished(segments)
+
+    def run_part(self) -> Schedule:
+        """As `run`, of some operators: of a run's periods, the middle one stands for the others."""
+        graph, part = self.scheduler.graph, self.part
+        own = self._of(self.whole.decoded)
+        segments = self._plain(own, part.makes_again(graph))
+        at = part.ops.start
+        for repeat, count in zip(graph.repeats, part.periods, strict=True):
+            starts = [k for k in range(repeat.traced) if repeat.ops(k)[0] in part.ops]
+            if not count:
+                continue
+            segments += self._plain(own, range(at, repeat.ops(starts[0]).start))
+            for k in starts:
+                more = count - len(starts) if k == MODEL else 0
+                names = tuple(_block(p) for p in repeat.paths[k : k + more + 1])
+                segments.append(self._segment(own, repeat.ops(k), 1 + more, names))
+            at = repeat.ops(starts[-1]).stop
+        segments += self._plain(own, range(at, part.ops.stop))
+        return self._finished(segments)
+
+    def _finished(self, segments: Sequence[Segment]) -> Schedule:
+        cluster = self.scheduler.cluster
         self._unread()
         return Schedule(
             levels=tuple(level.name for level in cluster.levels),
@@ -390,12 +423,13 @@ class _Builder:
                 decoded,
                 self.scheduler.facts,
                 self.scheduler.useful_flops,
+                self.part,
             )
         return self.tasks[decoded.choice]
 
-    def _plain(self, who: OperatorTasks, ops: range) -> list[Segment]:
+    def _plain(self, who: OperatorTasks, ops: Sequence[int]) -> list[Segment]:
         """Operators outside a run, by the block that they are in."""
-        blocks = groupby(ops, lambda i: _block_of(self.scheduler.graph.ops[i].origin.module))
+        blocks = groupby(ops, lambda i: block_of(self.scheduler.graph.ops[i].origin.module))
         return [self._segment(who, list(each), 1, (name,)) for name, each in blocks]
 
     def _segment(
@@ -409,10 +443,16 @@ class _Builder:
         return Segment(first, operators, count, names if count > 1 else ())
 
     def _unread(self) -> None:
-        """Inputs and buffers are whole everywhere; so are parameters that no operator reads."""
-        graph = self.scheduler.graph
+        """Inputs and buffers are whole everywhere; so are parameters that no operator reads.
+
+        A part has those that it reads, and what nothing reads goes with the first.
+        """
+        graph, part = self.scheduler.graph, self.part
         read = {t for op in graph.ops for t in op.inputs}
+        here = {t for op in [*part.makes_again(graph), *part.ops] for t in graph.ops[op].inputs}
         for index, tensor in enumerate(graph.tensors):
+            if index in read - here or (index not in read and part.ops.start):
+                continue
             if tensor.role in ("input", "buffer"):
                 times = self.whole.decoded.micro_batches if tensor.role == "input" else 1
                 size = times * tensor.type.bytes
@@ -439,7 +479,7 @@ def _block(paths: Sequence[str]) -> str:
     return paths[0] if paths else ""
 
 
-def _block_of(module: str) -> str:
+def block_of(module: str) -> str:
     """The outermost numbered module on a path, or its first name."""
     parts = module.split(".")
     for at, part in enumerate(parts):

@@ -36,6 +36,8 @@ class Stack:
     buffer_bytes: float = 0.0  # of fixed size, that stay
     runs_whole_block_again: bool = False  # recomputation runs a block's last product, too
     flash_attention: int | None = None  # its generation; None: the best kernel of the device
+    balances_stages: bool = False  # pp: by the work of products, not by the number of layers
+    waits_for_sends: bool = False  # pp: of a schedule with one chunk, sends stop the sender's work
     context_bytes: float = 0.0  # of CUDA, its kernels and NCCL: no allocator counts them
 
 
@@ -65,7 +67,8 @@ MEGATRON = Stack(
     "moments; megatron/core/distributed/param_and_grad_buffer.py: one float32 buffer of gradients, "
     "reduced as it is; core/tensor_parallel/layers.py: with sequence parallel, inputs are kept in "
     "parts and gathered again beside backward; mpu/random.py CheckpointFunction runs the whole "
-    "layer again.",
+    "layer again; core/pipeline_parallel/schedules.py: without interleaving, send_forward and its "
+    "like are waited for.",
     master_weights=True,
     float32_gradients=True,
     float32_reduction=True,
@@ -73,6 +76,7 @@ MEGATRON = Stack(
     reduces_beside=False,
     regathers_activations=True,
     runs_whole_block_again=True,
+    waits_for_sends=True,
 )
 STACKS: Mapping[str, Stack] = {
     stack.name: stack
@@ -95,6 +99,7 @@ STACKS: Mapping[str, Stack] = {
             master_weights=True,
             reduces_beside=False,
             runs_whole_block_again=True,
+            waits_for_sends=True,
         ),
         Stack(
             "nanotron",
@@ -102,7 +107,9 @@ STACKS: Mapping[str, Stack] = {
             "buffer of gradients; a hook of DistributedDataParallel (whose buckets hold another "
             "copy in bf16) reduces them in float32 beside the last backward, with ZeRO-1 by "
             "reduce-scatter; nn/attention.py calls flash-attn, of the second generation. Without "
-            "tp_recompute_allgather, which pages of runs do not state.",
+            "tp_recompute_allgather, which pages of runs do not state. Stages by models/base.py "
+            "build_model: each ends with the block that takes it past its share of the products "
+            "with weights.",
             flash_attention=2,
             master_weights=True,
             float32_gradients=True,
@@ -110,6 +117,7 @@ STACKS: Mapping[str, Stack] = {
             keeps_gradients=True,
             gradient_copies=1,
             runs_whole_block_again=True,
+            balances_stages=True,
         ),
         Stack(
             "megatron-deepspeed",
@@ -117,7 +125,8 @@ STACKS: Mapping[str, Stack] = {
             "gradients, summed in fp16, flattened and reduced after the last backward, and a "
             "float32 copy of the updated part; buckets of 5e8 items to reduce and to gather (the "
             "defaults of reduce_bucket_size and allgather_bucket_size); Megatron's checkpointing "
-            "runs the whole layer again. Context: the 1,113 MiB that "
+            "runs the whole layer again; runtime/pipe/engine.py sends in the stream of the work. "
+            "Context: the 1,113 MiB that "
             "bigscience/experiments/tr3m-1B3.md measured.",
             master_weights=True,
             reduces_beside=False,
@@ -125,6 +134,7 @@ STACKS: Mapping[str, Stack] = {
             float32_part_gradients=True,
             buffer_bytes=2 * 5e8 * 2,
             runs_whole_block_again=True,
+            waits_for_sends=True,
             context_bytes=1113 * MIB,
         ),
         Stack(

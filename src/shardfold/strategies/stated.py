@@ -7,15 +7,19 @@
     sp               sequence parallel between the products (with tp)
     recompute=full   activation checkpointing of every block; selective: of attention; or none
     micro-batches=N  gradient accumulation
+    pp=N             pipeline stages of equal layers
+    schedule=1f1b    of the stages: gpipe, 1f1b, interleaved or zbv
+    virtual=N        chunks of the model on each device, of schedule=interleaved
 
-Degrees lie on the cluster as in torchtitan and Megatron-LM: tp innermost, then fsdp, then dp.
+Degrees lie on the cluster as in torchtitan and Megatron-LM: tp innermost, then fsdp, dp, pp.
 `zero=N` without `fsdp` shards over all replicas, as `dp=8 zero=1` says elsewhere.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,14 +28,15 @@ from shardfold.cluster import Cluster, Mesh
 from shardfold.cluster.mesh import mesh_of
 from shardfold.costs import Vertex
 from shardfold.errors import ClusterError, InputError, nearest
+from shardfold.pipeline import SCHEDULES, Pipeline
 from shardfold.strategies.baselines import Axes, Choice, Setting, complete, is_split
 from shardfold.strategies.split_preferences import Way, choose_ways, parts_over, told_by_scores
 
-NUMBERS = ("dp", "fsdp", "tp", "zero", "micro-batches")
-RECOMPUTE = ("none", "selective", "full")
-WORDS = (*NUMBERS, "sp", "recompute")
+DEGREES = ("pp", "dp", "fsdp", "tp")
+NUMBERS = (*DEGREES, "zero", "micro-batches", "virtual")
+CHOICES = {"recompute": ("none", "selective", "full"), "schedule": tuple(SCHEDULES)}
+WORDS = (*NUMBERS, "sp", *CHOICES)
 OTHERS = {
-    "pp": "Pipeline stages cannot be estimated yet.",
     "cp": "Context parallelism cannot be estimated yet.",
     "ep": "Expert parallelism cannot be estimated yet; `shardfold compare` has expert-parallel.",
 }
@@ -49,22 +54,28 @@ class Stated:
     sequence: bool = False
     recompute: str = "none"
     micro_batches: int = 1
+    stages: int = 1  # parts of the cluster, in a row
+    schedule: str = "1f1b"
+    chunks: int = 1  # of the model on each part
 
     def __str__(self) -> str:
         is_zero = self.zero in (1, 2)
         names = {"fsdp": "dp"} if is_zero and self.replicas == 1 else {}
         words = [
+            *([f"pp={self.stages}"] if self.stages > 1 else ()),
             *(f"{names.get(name, name)}={n}" for name, n in self.degrees if n > 1),
             *([f"zero={self.zero}"] if is_zero else ()),
             *(["sp"] if self.sequence else ()),
             *([f"recompute={self.recompute}"] if self.recompute != "none" else ()),
             *([f"micro-batches={self.micro_batches}"] if self.micro_batches > 1 else ()),
+            *([f"schedule={self.schedule}"] if self.stages > 1 else ()),
+            *([f"virtual={self.chunks}"] if self.chunks > 1 and self.schedule != "zbv" else ()),
         ]
         return " ".join(words) or "one device"
 
     @property
     def degrees(self) -> tuple[tuple[str, int], ...]:
-        """By the words that state them, outermost first."""
+        """Of each stage, by the words that state them, outermost first."""
         return (("dp", self.replicas), ("fsdp", self.shards), ("tp", self.tensor))
 
     @property
@@ -77,30 +88,47 @@ def parse_strategy(text: str, devices: int) -> Stated:
     """The strategy that a text states for so many devices.
 
     >>> parse_strategy("fsdp=4 tp=8 sp", 64)
-    Stated(replicas=2, shards=4, tensor=8, zero=3, sequence=True, recompute='none', micro_batches=1)
+    Stated(replicas=2, shards=4, tensor=8, zero=3, sequence=True, recompute='none', \
+micro_batches=1, stages=1, schedule='1f1b', chunks=1)
     """
-    numbers, recompute, sequence = dict[str, int](), "none", False
+    numbers, chosen, sequence = dict[str, int](), dict[str, str](), False
     for word in text.replace(",", " ").split():
         name, _, value = word.partition("=")
-        if name in numbers or (name == "sp" and sequence):
+        if name in numbers or name in chosen or (name == "sp" and sequence):
             raise InputError(f"The strategy states {name} twice: {text!r}.")
         if name in NUMBERS:
             numbers[name] = _number(name, value)
         elif name == "sp":
             sequence = _switch(word, value)
-        elif name == "recompute":
-            if value not in RECOMPUTE:
-                raise InputError(f"Unknown recompute={value}. {nearest(value, RECOMPUTE)}")
-            recompute = value
+        elif name in CHOICES:
+            if value not in CHOICES[name]:
+                raise InputError(f"Unknown {word}. {nearest(value, CHOICES[name])}")
+            chosen[name] = value
         else:
             why = OTHERS.get(name) or nearest(name, WORDS)
             raise InputError(f"Unknown word {name!r} in the strategy {text!r}. {why}")
-    return _filled(numbers, recompute, sequence, devices)
+    recompute = chosen.get("recompute", "none")
+    return replace(
+        _filled(numbers, recompute, sequence, devices), **_pipeline(numbers, chosen.get("schedule"))
+    )
+
+
+def _pipeline(numbers: dict[str, int], schedule: str | None) -> dict[str, Any]:
+    """The stages, their schedule and chunks; checked, as far as no model is needed for it."""
+    stages, chunks = numbers.get("pp", 1), numbers.get("virtual", 2 if schedule == "zbv" else 1)
+    if stages == 1:
+        for name, given in (("schedule", schedule), ("virtual", numbers.get("virtual"))):
+            if given is not None:
+                raise InputError(f"{name}={given} goes with pp=2 or more stages.")
+        return {}
+    name = schedule or ("interleaved" if chunks > 1 else "1f1b")
+    Pipeline(name, stages, numbers.get("micro-batches", 1), chunks)
+    return {"stages": stages, "schedule": name, "chunks": chunks}
 
 
 def _filled(numbers: dict[str, int], recompute: str, sequence: bool, devices: int) -> Stated:
     tensor, zero = numbers.get("tp", 1), numbers.get("zero")
-    given = {name: numbers[name] for name in ("dp", "fsdp", "tp") if name in numbers}
+    given = {name: numbers[name] for name in DEGREES if name in numbers}
     product = math.prod(given.values())
     left = devices // product if devices % product == 0 else 0
     if left == 0 or (left > 1 and "dp" in given):
@@ -151,7 +179,7 @@ class Placed:
 
 
 def place(stated: Stated, cluster: Cluster) -> Placed:
-    """Lay the degrees on the cluster's levels: tp innermost, then fsdp, then dp."""
+    """Lay the degrees of a stage on its cluster's levels: tp innermost, then fsdp, then dp."""
     owners: list[list[tuple[str, int]]] = [[] for _ in cluster.levels]  # innermost first
     level, free = len(cluster.levels) - 1, [each.size for each in cluster.levels]
     for name, degree in reversed(stated.degrees):

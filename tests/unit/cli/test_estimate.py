@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
-from shardfold.planner.estimate import Communication, Estimated
+from shardfold.planner.estimated import Communication, Estimated, EstimatedStage, Pipelined
 from shardfold.report.summary_text import estimate_lines
 
 SAMPLE = Estimated(
@@ -42,6 +43,18 @@ def test_the_lines_say_it_all() -> None:
         "Exposed communication (10.0% of the step): all-gather 10.0 ms of 50.0 ms, "
         "reduce-scatter 10.0 ms of 30.0 ms.",
         "The best plan is 2.00 times as fast: 100 ms with a peak of 1.0 GiB.",
+    ]
+
+
+def test_the_stages_of_a_pipeline_are_listed() -> None:
+    stage = EstimatedStage("all before, h.0 to 5", 0.01, 0.02, 0.15, 2, 3 * 2**30)
+    pipeline = Pipelined("1f1b", 0.25, (stage, replace(stage, layers="h.6 to 11, all after")))
+    found = list(estimate_lines(replace(SAMPLE, pipeline=pipeline), "gpt2"))
+    assert found[3:7] == [
+        "Pipeline: 2 stages, 1f1b, bubble 25.0%.",
+        "  1: all before, h.0 to 5: forward 10.0 ms, backward 20.0 ms, 2 in flight, peak 3.0 GiB",
+        "  2: h.6 to 11, all after: forward 10.0 ms, backward 20.0 ms, 2 in flight, peak 3.0 GiB",
+        "Memory: a peak of 3.0 GiB of 4.0 GiB on the fullest stage: it fits.",
     ]
 
 

@@ -9,7 +9,7 @@ import pytest
 from shardfold import zoo
 from shardfold.api import Planner
 from shardfold.errors import InputError
-from shardfold.planner.estimate import Estimated
+from shardfold.planner.estimated import Estimated
 
 CLUSTER = "2x4xa100"
 

@@ -1,0 +1,352 @@
+"""A stated pipeline: its stages priced one by one, and all of them simulated.
+
+All stages have equal parts of the cluster, so the model is priced once, on the mesh of one. A
+stage's passes are those of its part of the schedule, simulated as any other; the pipeline's
+simulator puts them together. A device holds what its parts keep for every micro-batch in flight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from shardfold.cluster import Mesh
+from shardfold.cluster.mesh import Axis
+from shardfold.costs.steps import Collective, Kind
+from shardfold.graph import Graph
+from shardfold.pipeline import Pipeline, PipelineSimulation, StageTimes
+from shardfold.pipeline import simulate as run_pipeline
+from shardfold.pipeline.cut import (
+    Layers,
+    Untied,
+    balanced,
+    check_layers,
+    equal,
+    in_words,
+    untie,
+)
+from shardfold.pipeline.links import StageLinks, cut_cluster
+from shardfold.pipeline.simulator import held
+from shardfold.planner.as_run import FLOAT32, reduced_after
+from shardfold.planner.case import ResolvedRequest
+from shardfold.planner.estimated import EstimatedStage, Pipelined
+from shardfold.planner.stated_run import StatedRun, run_stated
+from shardfold.simulate import Exposed, Schedule
+from shardfold.simulate.memory import LocalLayouts
+from shardfold.simulate.parts import Part
+from shardfold.simulate.simulate import Pass, passes, whole_step
+from shardfold.strategies.stacks import Stack
+from shardfold.strategies.stated import Stated
+
+Bytes = Mapping[str, float]  # by class
+
+
+@dataclass(frozen=True)
+class StagePasses:
+    """What one part of the model does on its devices."""
+
+    schedule: Schedule
+    passes: Sequence[Pass]
+    weight_seconds: float  # of backward, for the gradients of weights
+    sent_bytes: float  # to the next part, of a micro-batch
+    returned_bytes: float  # to the part before: gradients
+
+    @property
+    def usual(self) -> Pass:
+        """Neither the first nor the last micro-batch, where there are others."""
+        return self.passes[1] if len(self.passes) == 3 else self.passes[0]
+
+
+def stage(graph: Graph, request: ResolvedRequest, stated: Stated, stack: Stack) -> Staged:
+    """Cut the model and the cluster, and price every part."""
+    links = cut_cluster(request.cluster, stated.stages)
+    layers = Layers.of(graph)
+    check_layers(layers, stated.stages, stated.chunks)
+    pipeline = Pipeline(stated.schedule, stated.stages, stated.micro_batches, stated.chunks)
+    count = pipeline.stages
+    if stack.balances_stages:
+        counts = balanced(_products(layers, request), count)
+    else:
+        counts = equal(len(layers), count)
+    parts = layers.parts(counts)
+    untied = untie(graph, parts)
+    run = run_stated(untied.graph, replace(request, cluster=links.stage), stated, stack)
+    return Staged(run, request, pipeline, links, layers, counts, parts, untied)
+
+
+def _products(layers: Layers, request: ResolvedRequest) -> list[float]:
+    """The work of the products with weights in every layer, and after the last."""
+    graph = layers.graph
+    subdims = request.subdims_of(graph)
+    work = [
+        rule.rule.flops * rule.rule.points
+        if rule.rule.engine == "matrix" and _is_weighted(graph, op)
+        else 0.0
+        for op, rule in enumerate(subdims.rules)
+    ]
+    stops = [*layers.starts[1:], layers.end]
+    lengths = {r.ops(k).start: r.length for r in graph.repeats for k in range(r.traced)}
+    each = [
+        sum(work[start : start + lengths[start] if start in lengths else stop])
+        for start, stop in zip(layers.starts, stops, strict=True)
+    ]
+    return [*each, sum(work[layers.end :])]
+
+
+def _is_weighted(graph: Graph, op: int) -> bool:
+    return any(graph.tensors[t].role == "parameter" for t in graph.ops[op].inputs)
+
+
+@dataclass(frozen=True, eq=False)
+class Staged:
+    """A pipeline with all its parts priced."""
+
+    run: StatedRun
+    request: ResolvedRequest
+    pipeline: Pipeline
+    links: StageLinks
+    layers: Layers
+    counts: Sequence[int]  # of layers in each stage
+    parts: Sequence[Part]
+    untied: Untied
+
+    @cached_property
+    def stages(self) -> list[StagePasses]:
+        """Every part; those that are alike are simulated once."""
+        known: dict[tuple[Part, bool], StagePasses] = {}
+        found = []
+        for number, part in enumerate(self.parts):
+            key = (part, number < self.pipeline.devices)
+            if key not in known:
+                known[key] = self._passes(part, is_first=key[1])
+            found.append(known[key])
+        return found
+
+    def _passes(self, part: Part, *, is_first: bool) -> StagePasses:
+        schedule = reduced_after(self.run.schedule_part(part, is_first=is_first))
+        graph = self.run.graph
+        layouts = LocalLayouts(self.run.whole.decoded, self.run.case.scheduler.facts)
+        sizes = {t: layouts.crossing_bytes(t) for t in {*part.received(graph), *part.sent(graph)}}
+        back = [t for t in part.received(graph) if graph.tensors[t].requires_grad]
+        return StagePasses(
+            schedule,
+            passes(schedule),
+            self._weight_seconds(schedule),
+            sum(sizes[t] for t in part.sent(graph)),
+            sum(sizes[t] for t in back),
+        )
+
+    def _weight_seconds(self, schedule: Schedule) -> float:
+        """Of a usual micro-batch's backward work, what serves the gradients of weights."""
+        shares = {op.name: self._weight_share(index) for index, op in enumerate(self.run.graph.ops)}
+        return sum(
+            task.seconds * (1.0 if task.turn == "later" else shares[op.name]) * segment.count
+            for segment in schedule.segments
+            for op in segment.operators
+            for task in op.backward
+            if task.mode == "work" and task.turn != "last"
+        )
+
+    def _weight_share(self, index: int) -> float:
+        """Of an operator's backward, by how many operands have gradients."""
+        graph, rule = self.run.graph, self.run.case.subdims.rules[index].rule
+        read = [graph.tensors[t] for t in graph.ops[index].inputs]
+        every = rule.backward_passes([t.requires_grad for t in read])
+        weights = [t for t in read if t.role == "parameter" and t.requires_grad]
+        if not every or not weights:
+            return 0.0
+        others = [t for t in read if t.role != "parameter" and t.requires_grad]
+        return len(weights) / (len(weights) + len(others))
+
+    # Time
+
+    @cached_property
+    def times(self) -> list[StageTimes]:
+        """Seconds of every stage, for the pipeline's simulator."""
+        return [self._times(number, each) for number, each in enumerate(self.stages)]
+
+    def _times(self, number: int, found: StagePasses) -> StageTimes:
+        usual, first, last = found.usual, found.passes[0], found.passes[-1]
+        forth = self._send_seconds(number, number + 1, found.sent_bytes)
+        back = self._send_seconds(number, number - 1, found.returned_bytes)
+        waits = self.run.stack.waits_for_sends and self.pipeline.chunks == 1
+        return StageTimes(
+            forward=usual.forward_seconds + (forth if waits else 0.0),
+            backward=usual.backward_seconds + (back if waits else 0.0),
+            weight=found.weight_seconds,
+            send_forward=0.0 if waits else forth,
+            send_backward=0.0 if waits else back,
+            first=first.backward_seconds - usual.backward_seconds,
+            last=last.backward_seconds - usual.backward_seconds if len(found.passes) > 1 else 0.0,
+            reduce=last.reduce_seconds,
+            update=last.update_seconds,
+        )
+
+    def _send_seconds(self, source: int, target: int, size: float) -> float:
+        """A message from one stage to the next or the one before."""
+        if not 0 <= target < self.pipeline.stages or not size:
+            return 0.0
+        ends = self.pipeline.device_of(source), self.pipeline.device_of(target)
+        if ends[0] == ends[1]:
+            return 0.0
+        return self._price("halo", self.links.between, self.links.hop(*ends), size)
+
+    def _price(self, kind: Kind, mesh: Mesh, axis: int, size: float) -> float:
+        model = self.request.pricing.model(self.request.cluster, mesh)
+        row = np.zeros(1, dtype=np.intp)
+        step = Collective("backward", kind, (axis,), row, np.array([size]))
+        return float(model.collective_seconds(step)[0])
+
+    @cached_property
+    def tied(self) -> list[tuple[tuple[int, ...], float]]:
+        """Devices that share a parameter, and what it takes to sum its gradient over them."""
+        found = []
+        for copies, stages in zip(self.untied.tied, self.untied.stages, strict=True):
+            devices = tuple(sorted({self.pipeline.device_of(s) for s in stages}))
+            if len(devices) > 1 and self.run.graph.tensors[copies[0]].requires_grad:
+                found.append((devices, self._tied_seconds(copies[0], devices)))
+        return found
+
+    def _tied_seconds(self, tensor: int, devices: Sequence[int]) -> float:
+        """An all-reduce of the gradient over the devices, on the outermost links between them."""
+        wiring = self.run.whole.decoded.tables.wiring
+        layouts = LocalLayouts(self.run.whole.decoded, self.run.case.scheduler.facts)
+        size = layouts.stored_bytes(wiring.storage_vertex[tensor])
+        if self.run.stack.float32_reduction:
+            size *= FLOAT32 / self.run.graph.tensors[tensor].type.item_bytes
+        level = self.links.between.axes[self.links.hop(devices[0], devices[-1])].level
+        return self._price("all_reduce", Mesh((Axis("tied", len(devices), level),)), 0, size)
+
+    @cached_property
+    def simulation(self) -> PipelineSimulation:
+        """All stages."""
+        return run_pipeline(self.pipeline, self.times, self.tied)
+
+    @property
+    def step_seconds(self) -> float:
+        """Of the pipeline."""
+        return self.simulation.step_seconds
+
+    @property
+    def send_seconds(self) -> float:
+        """Of the messages of the mean device."""
+        return (
+            self._mean(
+                self._send_seconds(k, k + 1, each.sent_bytes)
+                + self._send_seconds(k, k - 1, each.returned_bytes)
+                for k, each in enumerate(self.stages)
+            )
+            * self.pipeline.micro_batches
+        )
+
+    @property
+    def exposed_send_seconds(self) -> float:
+        """By how much the step is shorter if messages take no time."""
+        free = [
+            replace(
+                each,
+                forward=stage.usual.forward_seconds,
+                backward=stage.usual.backward_seconds,
+                send_forward=0.0,
+                send_backward=0.0,
+            )
+            for each, stage in zip(self.times, self.stages, strict=True)
+        ]
+        return self.step_seconds - run_pipeline(self.pipeline, free, self.tied).step_seconds
+
+    @property
+    def compute_seconds(self) -> float:
+        """Local work of the mean device."""
+        return self._mean(whole_step(each.passes).compute_seconds for each in self.stages)
+
+    @property
+    def collectives(self) -> list[tuple[Exposed, float]]:
+        """Those inside stages, with the share of the devices that run them."""
+        return [
+            (each, 1 / self.pipeline.devices)
+            for stage in self.stages
+            for each in whole_step(stage.passes).collectives
+        ]
+
+    def _mean(self, values: Iterator[float]) -> float:
+        return sum(values) / self.pipeline.devices
+
+    # Work
+
+    @property
+    def peak_flops(self) -> float:
+        """Of a device."""
+        return self.stages[0].schedule.peak_flops
+
+    @property
+    def flops(self) -> float:
+        """The useful ones of a step, of the mean device."""
+        each = self._mean(each.schedule.flops for each in self.stages)
+        return each * self.pipeline.micro_batches
+
+    @property
+    def flops_again(self) -> float:
+        """Those of products that are computed again."""
+        each = self._mean(self.run.recomputed_flops(each.schedule) for each in self.stages)
+        return each * self.pipeline.micro_batches
+
+    # Memory
+
+    @cached_property
+    def peaks(self) -> list[Bytes]:
+        """The most that each device holds, by class."""
+        return [self._peak(device) for device in range(self.pipeline.devices)]
+
+    def _peak(self, device: int) -> Bytes:
+        own = self.pipeline.stages_on(device)
+        resident = _summed([(self.stages[s].schedule.resident, 1.0) for s in own])
+        passing = {s: self._passing(s) for s in own}
+        kept = {s: self.stages[s].usual.kept for s in own}
+        sizes = {s: (sum(passing[s].values()), sum(kept[s].values())) for s in own}
+        best: tuple[float, int, dict[int, int]] = (-1.0, own[0], {})
+        for at, count in held(self.pipeline, device):
+            total = sizes[at][0] - sizes[at][1] + sum(n * sizes[s][1] for s, n in count.items())
+            if total > best[0]:
+                best = (total, at, dict(count))
+        _, at, count = best
+        count[at] -= 1
+        beside = [(kept[s], float(n)) for s, n in count.items()]
+        return _summed([(resident, 1.0), (passing[at], 1.0), *beside])
+
+    def _passing(self, number: int) -> Bytes:
+        """What a usual pass takes at its peak, beyond what is always there."""
+        found = self.stages[number]
+        peak = found.usual.simulation.peak_by_class
+        always = found.schedule.resident
+        return {kind: size - always.get(kind, 0.0) for kind, size in peak.items()}
+
+    @property
+    def pipelined(self) -> Pipelined:
+        """The figures of every stage."""
+        found, listed = self.simulation, []
+        for device in range(self.pipeline.devices):
+            own = self.pipeline.stages_on(device)
+            most = max(sum(count.values()) for _, count in held(self.pipeline, device))
+            listed.append(
+                EstimatedStage(
+                    layers=in_words(self.layers, self.counts, own),
+                    forward_seconds=sum(self.times[s].forward for s in own),
+                    backward_seconds=sum(self.times[s].backward for s in own),
+                    busy_seconds=found.busy_seconds[device],
+                    in_flight=most,
+                    peak_bytes=sum(self.peaks[device].values()),
+                )
+            )
+        return Pipelined(self.pipeline.schedule, found.bubble, tuple(listed))
+
+
+def _summed(each: Sequence[tuple[Bytes, float]]) -> dict[str, float]:
+    """Bytes of each class, each so many times."""
+    total: dict[str, float] = {}
+    for sizes, times in each:
+        for kind, size in sizes.items():
+            total[kind] = total.get(kind, 0.0) + times * size
+    return {kind: size for kind, size in total.items() if size}

@@ -1,0 +1,130 @@
+"""A stated strategy on one mesh, as a stack runs it: the schedules of a model and of its parts.
+
+The splits are priced as the planner's own; what ZeRO and the stack that runs it change is in
+`as_run.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from shardfold.cluster import Mesh
+from shardfold.costs import CostModel
+from shardfold.costs.activations import KEEP_ALL, Regions, attention_regions, block_regions
+from shardfold.costs.tables import EdgePrices
+from shardfold.errors import InputError
+from shardfold.graph import Graph
+from shardfold.planner.as_run import as_run, float32_optimizer, parameter_type, prices
+from shardfold.planner.case import Case, ResolvedRequest, make_case
+from shardfold.simulate import Schedule
+from shardfold.simulate.decoded import UnrolledChoice
+from shardfold.simulate.parts import Part
+from shardfold.simulate.tasks import Scheduler
+from shardfold.strategies.baselines import Setting
+from shardfold.strategies.stacks import Stack
+from shardfold.strategies.stated import Placed, Stated, choose_stated, place
+
+
+@dataclass(frozen=True)
+class StatedRun:
+    """A model under a stated strategy; of a pipeline, all stages on the mesh that each has."""
+
+    stated: Stated
+    stack: Stack
+    placed: Placed
+    case: Case
+    whole: UnrolledChoice
+
+    @property
+    def graph(self) -> Graph:
+        """Of one micro-batch."""
+        return self.case.graph
+
+    @property
+    def mesh(self) -> Mesh:
+        """That of a stage."""
+        return self.placed.mesh
+
+    @property
+    def model(self) -> CostModel:
+        """The prices of the stack."""
+        return self.case.cost_model
+
+    @property
+    def item_bytes(self) -> int:
+        """Of an item of most parameters."""
+        return parameter_type(self.graph).item_bytes
+
+    def schedule(self) -> Schedule:
+        """The whole model."""
+        return self._as_run(self.case.scheduler.schedule(self.whole), self.stack)
+
+    def schedule_part(self, part: Part, *, is_first: bool = True) -> Schedule:
+        """A part of it; buffers of a fixed size are with the first of a device."""
+        stack = self.stack if is_first else replace(self.stack, buffer_bytes=0.0)
+        return self._as_run(self.case.scheduler.schedule_part(self.whole, part), stack)
+
+    def _as_run(self, schedule: Schedule, stack: Stack) -> Schedule:
+        return as_run(schedule, self.stated, self.placed, stack, self.model, self.item_bytes)
+
+    def recomputed_flops(self, schedule: Schedule) -> float:
+        """FLOP of the products that backward computes again, on one device."""
+        rules = {
+            op.name: rule.rule
+            for op, rule in zip(self.graph.ops, self.case.subdims.rules, strict=True)
+        }
+        names = [
+            (again.name, segment.count)
+            for segment in schedule.segments
+            for op in segment.operators
+            for again in op.again
+        ]
+        total = sum(
+            rules[name].flops * rules[name].points * count
+            for name, count in names
+            if rules[name].engine == "matrix"
+        )
+        return total / self.mesh.size
+
+
+def run_stated(graph: Graph, request: ResolvedRequest, stated: Stated, stack: Stack) -> StatedRun:
+    """Choose what a strategy states; `graph` is of one of its micro-batches."""
+    placed = place(stated, request.cluster)
+    kind = parameter_type(graph)
+    asked = replace(
+        request,
+        meshes=(placed.mesh,),
+        micro_batches=stated.micro_batches,
+        optimizer=float32_optimizer(request.optimizer, stack, kind.item_bytes),
+    )
+    scheduler = Scheduler(
+        graph,
+        request.subdims_of(graph),
+        request.cluster,
+        regathers=stack.regathers_activations,
+    )
+    plain = request.pricing.model(request.cluster, placed.mesh)
+    model = prices(plain, stack, placed, request.cluster.device, kind)
+    regions = _recomputed(scheduler, stated, stack)
+    case = make_case(
+        asked, scheduler, EdgePrices(placed.mesh, model, stated.micro_batches), regions
+    )
+    setting = Setting(graph, scheduler.subdims, case.tables, request.limit, case.unrolled)
+    choice = choose_stated(setting, stated, placed)
+    whole = case.decode(case.unrolled.extended(choice).tolist())
+    return StatedRun(stated, stack, placed, case, whole)
+
+
+def _recomputed(scheduler: Scheduler, stated: Stated, stack: Stack) -> Regions:
+    """What backward computes again."""
+    if stated.recompute == "none":
+        return KEEP_ALL
+    if stated.recompute == "selective":
+        cores = attention_regions(scheduler.graph, scheduler.subdims)
+        if not cores:
+            raise InputError("recompute=selective: no block of the model has attention.")
+        return cores
+    blocks = block_regions(scheduler.graph, scheduler.subdims)
+    if not blocks:
+        raise InputError("recompute=full: the model has no repeated blocks to recompute.")
+    return Regions(blocks.ranges) if stack.runs_whole_block_again else blocks
