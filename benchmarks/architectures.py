@@ -26,7 +26,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
@@ -48,6 +48,21 @@ TINY_BATCH = 4
 TOLERANCE = 1e-6  # as of `shardfold check`: where forward insists on float32, they differ
 LIMIT_SECONDS = 900.0
 LIMIT_BYTES = 10 * 2**30
+SHARED = (  # modules that each process would import, which takes longer than most tiny models do
+    "torch._dynamo",
+    "torch._functorch.aot_autograd",
+    "torch.distributed.checkpoint",
+    "torch.export._trace",
+    "transformers.models.auto.modeling_auto",
+    "transformers.generation.utils",
+    "transformers.modeling_layers",
+    "transformers.modeling_utils",
+    "shardfold.planner.planner",
+    "shardfold.runtime.parallelize",
+    "shardfold.zoo",
+    "tests.distributed.choices",
+    "tests.distributed.recorder",
+)
 # The worst first. A plan whose numbers are right, but not its collectives, is not right.
 OUTCOMES = ("raw", "out of memory", "out of time", "wrong", "other collectives", "refused")
 
@@ -96,7 +111,7 @@ def plain(known: Architecture, ours: Any) -> Any:
 
 
 def planned(known: Architecture) -> dict[str, Any]:
-    """The real size on eight H100s: the plan in numbers, or what was said instead."""
+    """The real size on eight H100s: the plan in numbers, or what was said instead, as "real"."""
     import shardfold as sf
 
     started = time.perf_counter()
@@ -116,7 +131,7 @@ def planned(known: Architecture) -> dict[str, Any]:
         found |= {"outcome": "out of memory", "told": told}
     except Exception as error:
         found |= {"outcome": "raw", "told": _raw(error)}
-    return {**found, "seconds": time.perf_counter() - started}
+    return {"real": {**found, "seconds": time.perf_counter() - started}}
 
 
 def _raw(error: BaseException) -> str:
@@ -146,6 +161,8 @@ def cases(model: Any, args: Any, kwargs: Any, mesh: str, random_plans: int) -> l
 class Runner:
     """A tiny model with its program, beside the plain module; made before the processes."""
 
+    wanted: Numbers | None = None  # what plans are held to, once prepared
+
     def __init__(self, known: Architecture) -> None:
         self.known = known
         self.model, self.args, self.kwargs = built(known, tiny=True)
@@ -155,10 +172,11 @@ class Runner:
         return plain(self.known, self.model)
 
     def prepare(self, plan: Any) -> None:
-        """Capture the program that all plans of this model share."""
+        """Capture the program that all plans of this model share, and what they are held to."""
         from shardfold.runtime.parallelize import prepared
 
         self.captured = prepared(self.model, plan, self.args, self.kwargs, None, None)
+        self.wanted = launch(expected, 1, self, is_fork=True)[0]
 
     def module(self, plan: Any | None) -> Any:
         """The module under a plan, or on one device."""
@@ -245,14 +263,14 @@ def apart(found: Numbers, wanted: Numbers) -> tuple[float, str]:
     return worst
 
 
-def job(rank: int, runner: Runner, given: list[Case], wanted: Numbers) -> list[Row]:
+def job(rank: int, runner: Runner, given: list[Case]) -> list[Row]:
     """Every plan of a model, one after the other; on each process."""
     from shardfold.errors import LostError, ShardfoldError
 
     rows = []
     for label, mesh, data in given:
         try:
-            rows.append(Row(label, mesh, *tried(rank, runner, data, wanted)))
+            rows.append(Row(label, mesh, *tried(rank, runner, data)))
         except LostError as error:  # a rank waited in vain
             rows.append(Row(label, mesh, math.inf, "raw", _raw(error)))
             break
@@ -264,7 +282,7 @@ def job(rank: int, runner: Runner, given: list[Case], wanted: Numbers) -> list[R
     return rows
 
 
-def tried(rank: int, runner: Runner, data: bytes, wanted: Numbers) -> tuple[float, str, str]:
+def tried(rank: int, runner: Runner, data: bytes) -> tuple[float, str, str]:
     """How far a plan is from the plain module, its outcome, and what differs."""
     from tests.distributed import recorder
 
@@ -285,7 +303,8 @@ def tried(rank: int, runner: Runner, data: bytes, wanted: Numbers) -> tuple[floa
     found = trained(module, runner.batches(), recording)
     if rank:
         return 0.0, "right", ""
-    amount, what = apart(found, wanted)
+    assert runner.wanted is not None
+    amount, what = apart(found, runner.wanted)
     if not amount <= TOLERANCE:
         return amount, "wrong", what
     listed = recorder.planned(plan)
@@ -307,11 +326,10 @@ def ran(make: Callable[[], Runner], random_plans: int, meshes: tuple[str, ...]) 
         runner = make()
         for mesh in meshes:
             given = cases(runner.model, runner.args, runner.kwargs, mesh, random_plans)
-            if mesh == meshes[0]:
+            if runner.wanted is None:
                 runner.prepare(loads(given[0][2]))
-                wanted = launch(expected, 1, runner, is_fork=True)[0]
             processes = math.prod(map(int, mesh.split("x")))
-            rows += launch(job, processes, runner, given, wanted, is_fork=True)[0]
+            rows += launch(job, processes, runner, given, is_fork=True)[0]
         found = judged(rows)
     except LostError as error:  # a rank raised what is no refusal
         found = {"outcome": "raw", "told": _raw(error)}
@@ -331,6 +349,14 @@ def ran(make: Callable[[], Runner], random_plans: int, meshes: tuple[str, ...]) 
     }
 
 
+def ran_on_each(
+    make: Callable[[], Runner], random_plans: int, meshes: tuple[str, ...]
+) -> dict[str, Any]:
+    """The same by mesh; the model is made and captured once."""
+    once = cache(make)
+    return {mesh: ran(once, random_plans, (mesh,)) for mesh in meshes}
+
+
 def judged(rows: list[Row]) -> dict[str, str]:
     """The worst outcome of a model's plans, and what was said of the first that had it."""
     there = {row.outcome for row in rows}
@@ -339,8 +365,8 @@ def judged(rows: list[Row]) -> dict[str, str]:
     return {"outcome": worst, "told": "" if worst == "right" else told}
 
 
-def within(seconds: float, function: Any, *args: Any) -> dict[str, Any]:
-    """What `planned` or `ran` finds in a process of its own, or that it had no time for it."""
+def within(seconds: float, parts: tuple[str, ...], function: Any, *args: Any) -> dict[str, Any]:
+    """What a function finds of each part in a process of its own, or that it had no time for it."""
     try:
         found: dict[str, Any] = limited(seconds, LIMIT_BYTES, function, *args)
         return found
@@ -349,7 +375,7 @@ def within(seconds: float, function: Any, *args: Any) -> dict[str, Any]:
     except RuntimeError as error:
         lost = {"outcome": "raw", "told": str(error)}
     nothing = {"plans": 0, "outcomes": {}, "meshes": (), "random": 0, "apart": 0.0}
-    return {**lost, **nothing, "seconds": seconds}
+    return {part: {**lost, **nothing, "seconds": seconds} for part in parts}
 
 
 def line(name: str, result: Mapping[str, Any]) -> str:
@@ -496,7 +522,7 @@ def main(
     warnings.simplefilter("ignore")
     for name in ("torch", "torch.distributed.tensor._redistribute", "transformers"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
-    for name in ("torch", "transformers", "shardfold"):
+    for name in SHARED:
         import_module(name)  # before any process is forked
     facts = {**environment(), "torch": version("torch"), "transformers": version("transformers")}
     click.echo(", ".join(f"{key} {value}" for key, value in facts.items()))
@@ -507,12 +533,12 @@ def main(
         if names and known.name not in names:
             continue
         result = stored.setdefault(known.name, {})
-        tiny = () if only == "real" else meshes
-        for part in tiny if only == "tiny" else ("real", *tiny):
-            if part in result and not again:
+        for parts in (() if only == "tiny" else ("real",), () if only == "real" else meshes):
+            left = tuple(part for part in parts if again or part not in result)
+            if not left:
                 continue
-            work = (ran, partial(Runner, known), random_plans, (part,))
-            result[part] = within(limit, *((planned, known) if part == "real" else work))
+            work = (ran_on_each, partial(Runner, known), random_plans, left)
+            result |= within(limit, left, *((planned, known) if left == ("real",) else work))
             if out:  # after each, so that a long run that is cut short leaves what it has
                 write_json(Path(out), {"environment": facts, "architectures": stored})
         click.echo(line(known.name, result))

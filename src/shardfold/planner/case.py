@@ -8,10 +8,12 @@ Candidate         a choice for a case: who proposed it, its additive cost, its s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
+from math import inf
+from time import perf_counter
 
 import numpy as np
 
@@ -33,6 +35,8 @@ from shardfold.simulate.decoded import DecodedChoice, UnrolledChoice
 from shardfold.simulate.tasks import Scheduler
 from shardfold.strategies.pins import Pin
 
+PATIENCE_SECONDS = 60.0  # for the searches of one graph that are long
+SHORT_SECONDS = 10.0  # that each search has, whatever others took
 RESERVE = 0.1  # of a device's memory: fragments, workspaces, the framework itself
 
 
@@ -61,6 +65,25 @@ class ResolvedRequest:
         return find_subdims(graph, rules_of(graph, {**self.pricing.rules, **self.rules}))
 
 
+@dataclass(slots=True, eq=False)
+class Patience:
+    """Time that the long searches of a plan share: what one takes, the others no longer have.
+
+    A search that is out of time states how far from the best its answer may be. Without this a
+    model of which every search is hard would wait as long for each mesh, limit and discount.
+    """
+
+    seconds: float = PATIENCE_SECONDS
+
+    def spend(self, search: Callable[[float], Solution]) -> Solution:
+        """What a search finds in the seconds that it is given."""
+        begin = perf_counter()
+        try:
+            return search(max(self.seconds, SHORT_SECONDS))
+        finally:
+            self.seconds -= max(perf_counter() - begin - SHORT_SECONDS, 0.0)
+
+
 @dataclass(eq=False)
 class Findings:
     """What is found of a case and holds within any limit: found once."""
@@ -82,6 +105,7 @@ class Case:
     allowed: Subproblem  # the choices that pins leave: all, without any
     known: list[Ints] = field(default_factory=list)  # good choices, as they are met
     findings: Findings = field(default_factory=Findings)
+    patience: Patience = field(default_factory=Patience)
 
     @property
     def graph(self) -> Graph:
@@ -127,14 +151,36 @@ class Case:
     def solve(self) -> Solution:
         """The least additive cost, whatever it holds."""
         if self.findings.fastest is None:
-            self.findings.fastest = self.allowed.solve()
+            self.findings.fastest = self.patience.spend(
+                lambda seconds: self.allowed.solve(seconds=seconds)
+            )
         return self.findings.fastest
 
     def solve_smallest(self) -> Solution:
         """The fewest bytes, whatever they cost."""
         if self.findings.smallest is None:
-            self.findings.smallest = self.allowed.solve_smallest()
+            self.findings.smallest = self.patience.spend(self.allowed.solve_smallest)
         return self.findings.smallest
+
+    def solve_within(
+        self,
+        limit: float,
+        *,
+        fastest: Solution | None = None,
+        cutoff: float = inf,
+        rounds: int | None = None,
+    ) -> Solution:
+        """The least additive cost within a limit (see `Subproblem.solve`)."""
+        return self.patience.spend(
+            lambda seconds: self.allowed.solve(
+                limit,
+                fastest=fastest,
+                cutoff=cutoff,
+                known=self.known,
+                rounds=rounds,
+                seconds=seconds,
+            )
+        )
 
     def decode(self, choice: Sequence[int]) -> UnrolledChoice:
         """What a choice means for every operator of the model."""
@@ -143,7 +189,11 @@ class Case:
 
 
 def make_case(
-    request: ResolvedRequest, scheduler: Scheduler, prices: EdgePrices, regions: Regions
+    request: ResolvedRequest,
+    scheduler: Scheduler,
+    prices: EdgePrices,
+    regions: Regions,
+    patience: Patience | None = None,
 ) -> Case:
     """Price all choices for a graph on a mesh, with `regions` of it recomputed."""
     tables = tabulate(
@@ -158,7 +208,9 @@ def make_case(
     )
     unrolled = unroll(tables, scheduler.graph)
     every = Subproblem(unrolled.problem, {})
-    return Case(request, scheduler, prices, tables, unrolled, every)
+    return Case(
+        request, scheduler, prices, tables, unrolled, every, patience=patience or Patience()
+    )
 
 
 class Cases:
@@ -171,6 +223,7 @@ class Cases:
             EdgePrices(mesh, model, request.micro_batches)
             for mesh, model in zip(request.meshes, models, strict=True)
         ]
+        self.patience = Patience()
         self._made: dict[tuple[int, Regions], Case] = {}
 
     @cached_property
@@ -182,7 +235,8 @@ class Cases:
         """The graph on the mesh of this number; no good choice is known yet."""
         key = (mesh, regions)
         if key not in self._made:
-            self._made[key] = make_case(request, self.scheduler, self.prices[mesh], regions)
+            prices = self.prices[mesh]
+            self._made[key] = make_case(request, self.scheduler, prices, regions, self.patience)
         return replace(self._made[key], request=request, known=[])
 
 

@@ -116,7 +116,7 @@ def _solve_within(free: Candidate, limit: float, cutoff: float) -> Candidate:
     """The candidate's case within the limit; as it was, where nothing is."""
     case, fastest = free.case, free.solution
     try:
-        found = case.allowed.solve(limit, fastest=fastest, cutoff=cutoff, known=case.known)
+        found = case.solve_within(limit, fastest=fastest, cutoff=cutoff)
     except InfeasibleError as error:
         return replace(free, least_bytes=error.needed_bytes)
     return replace(free, solution=found)

@@ -177,7 +177,7 @@ def _keep_all(whole: Candidate, groups: Sequence[Group]) -> Case:
     for searched in (c.case for group in groups for c in group):
         if searched.mesh == case.mesh and not searched.recomputed:
             return searched
-    return make_case(case.request, case.scheduler, case.prices, KEEP_ALL)
+    return make_case(case.request, case.scheduler, case.prices, KEEP_ALL, case.patience)
 
 
 def _kept_bytes(whole: Candidate, keeping: Case) -> float:
@@ -220,7 +220,7 @@ def _recompute_first(whole: Candidate, count: int, limit: float) -> Iterator[Can
     graph, border = divide_at(old.graph, old.subdims, count)
     scheduler = Scheduler(graph, old.request.subdims_of(graph), old.request.cluster)
     regions = leading_regions(graph, scheduler.subdims, border)
-    case = make_case(old.request, scheduler, old.prices, regions)
+    case = make_case(old.request, scheduler, old.prices, regions, old.patience)
     # The search bounds a sum of bytes, the limit is on the peak: as far apart as they were before.
     room = limit - (whole.peak_bytes - (whole.solution.bytes or 0.0))
     for weight in WEIGHTS:

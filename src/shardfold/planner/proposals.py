@@ -179,13 +179,15 @@ def solve_discounted(
     candidate: Candidate, weight: float, limit: float, rounds: int | None = None
 ) -> Iterator[Candidate]:
     """The best choice within the limit if so much of the parameters' communication counts."""
-    case = candidate.case
+    case, spend = candidate.case, candidate.case.patience.spend
     problem = discount(case.tables, case.unrolled.problem, weight)
     left = restrict(problem, case.allowed.kept) if case.is_pinned else Subproblem(problem, {})
     try:
         # Where the plain sum is far from the limit, so is this one as a rule, and need not look.
-        fastest = None if _binds(candidate, limit) else left.solve()
-        found = left.solve(limit, fastest=fastest, known=case.known, rounds=rounds)
+        fastest = None if _binds(candidate, limit) else spend(lambda s: left.solve(seconds=s))
+        found = spend(
+            lambda s: left.solve(limit, fastest=fastest, known=case.known, rounds=rounds, seconds=s)
+        )
     except InfeasibleError:
         return
     yield candidate.choosing(found.choice, Source.OVERLAP, f"search, {1 - weight:.0%} overlap")
@@ -195,7 +197,7 @@ def _solve_within(candidate: Candidate, limit: float, rounds: int | None) -> Ite
     """The least additive cost of a case within another limit."""
     case = candidate.case
     try:
-        found = case.allowed.solve(limit, known=case.known, rounds=rounds)
+        found = case.solve_within(limit, rounds=rounds)
     except InfeasibleError:
         return
     yield candidate.choosing(found.choice, Source.SEARCH, "search")

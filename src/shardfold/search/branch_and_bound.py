@@ -7,7 +7,8 @@
 
 The lowest bound among the open parts is a lower bound on the whole at any time, so when time or
 patience runs out the answer still states its gap. Memory: the problem's own tables, and for every
-open part one vector per end of an edge, and the tables of which it has struck choices out.
+part that was split one vector per end of an edge, and the tables of which it has struck choices
+out; an open part is made when it is looked at.
 
 The dual bound comes from messages (TRW): how cheap the best choice can be at most, with no large
 table. A message m moves cost from a pair to a vertex: t'(x, y) = t(x, y) - m_u(x) - m_v(y), and the
@@ -29,8 +30,9 @@ from __future__ import annotations
 import heapq
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
@@ -168,6 +170,14 @@ class _Part:
     kept: list[Ints]
     dual: Dual
 
+    def held_at(self, vertex: int, x: int) -> _Part:
+        """The part with `vertex` at its choice x."""
+        masks = [np.ones(len(k), dtype=bool) for k in self.kept]
+        masks[vertex] = np.arange(len(self.kept[vertex])) == x
+        kept = list(self.kept)
+        kept[vertex] = self.kept[vertex][x : x + 1]
+        return _Part(kept, self.dual.restricted(masks))
+
 
 @dataclass(slots=True, eq=False)
 class _Search:
@@ -198,14 +208,14 @@ def bounded(
     whole = Pairwise.of(factors)
     search = _Search(table_bytes, time.perf_counter() + seconds, watch)
     root = _Part([np.arange(len(vector)) for vector in whole.unary], Dual(whole))
-    heap: list[tuple[float, int, _Part]] = [(-math.inf, 0, root)]
+    heap: list[tuple[float, int, Callable[[], _Part]]] = [(-math.inf, 0, lambda: root)]
     count = done = 0
-    while heap and not search.is_late():
-        bound, _, part = heapq.heappop(heap)
+    while heap and not (done and search.is_late()):
+        bound, _, make = heapq.heappop(heap)
         if reaches(search.cost, bound):
             continue
         done += 1
-        tightened = _tighten(part, bound, search)
+        tightened = _tighten(make(), bound, search)
         watch(Progress("bounded", done, done + len(heap), 0, search.cost))
         if tightened is None:
             continue
@@ -224,7 +234,9 @@ def _tighten(part: _Part, bound: float, search: _Search) -> tuple[float, _Part, 
     factors = part.dual.problem.factors()
     plan = forecast(factors, "auto")
     for step in range(_STEPS):
-        for _ in range(1 + step):
+        for sweep in range(1 + step):
+            if sweep and search.is_late():
+                break
             part.dual.sweep()
         search.offer(part, part.dual.rounded())
         raised, rises = part.dual.bound()
@@ -245,7 +257,7 @@ def _tighten(part: _Part, bound: float, search: _Search) -> tuple[float, _Part, 
             search.largest = max(search.largest, plan.largest)
             search.stored = max(search.stored, plan.stored)
             return None
-        if is_last and step:
+        if (is_last and step) or search.is_late():
             break
     return bound, part, _widest(factors, plan)
 
@@ -293,16 +305,12 @@ def _widest(factors: Factors, plan: Forecast) -> int:
     return max(many, key=lambda u: (degree[u], -u))
 
 
-def _split(part: _Part, bound: float, vertex: int, cost: float) -> Iterator[tuple[float, _Part]]:
+def _split(
+    part: _Part, bound: float, vertex: int, cost: float
+) -> Iterator[tuple[float, Callable[[], _Part]]]:
     """One part for each choice of `vertex` that may beat `cost`, and the bound it starts from."""
     raised, rises = part.dual.bound()
-    size = len(part.kept[vertex])
-    for x in range(size):
-        least = max(bound, raised + float(rises[vertex][x]))
-        if reaches(cost, least):
-            continue
-        masks = [np.ones(len(k), dtype=bool) for k in part.kept]
-        masks[vertex] = np.arange(size) == x
-        kept = list(part.kept)
-        kept[vertex] = part.kept[vertex][x : x + 1]
-        yield least, _Part(kept, part.dual.restricted(masks))
+    for x, rise in enumerate(rises[vertex].tolist()):
+        least = max(bound, raised + rise)
+        if not reaches(cost, least):
+            yield least, partial(part.held_at, vertex, x)

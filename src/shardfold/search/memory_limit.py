@@ -171,6 +171,11 @@ class _Limited:
         if cost < self.cost:
             self.best, self.cost = choice, cost
 
+    def solve(self, problem: Problem) -> Answer:
+        """An exact search on the way, in a part of the time that is left."""
+        left = self.deadline - time.perf_counter()
+        return exact(problem, table_bytes=self.table_bytes, seconds=max(left / 4, 1.0))
+
     def is_closed(self) -> bool:
         return reaches(self.cost, self.bound)
 
@@ -272,7 +277,7 @@ def _pooled(state: _Limited, good: list[Ints], rounds: int, watch: Watch) -> tup
         if step == rounds or (step and (left <= 0 or _is_near(state, inner))):
             break
         blend = state.problem.blended(1.0, inner.weight)
-        answer = exact(blend, table_bytes=state.table_bytes, seconds=max(left / 4, 1.0))
+        answer = state.solve(blend)
         value = blend.total(answer.choice)
         bound = value if answer.lower_bound is None else answer.lower_bound
         if bound - inner.weight * state.limit > state.bound:
@@ -293,7 +298,7 @@ def _is_near(state: _Limited, inner: _Limited) -> bool:
 
 def _narrow(state: _Limited, problem: Problem) -> _Limited:
     """The state of a search among few choices."""
-    smallest = exact(problem.blended(0.0, 1.0), table_bytes=state.table_bytes).choice
+    smallest = state.solve(problem.blended(0.0, 1.0)).choice
     cost = problem.total(smallest)
     return _Limited(
         problem, state.limit, state.table_bytes, state.deadline, math.inf, math.inf, smallest, cost
@@ -302,7 +307,7 @@ def _narrow(state: _Limited, problem: Problem) -> _Limited:
 
 def _walked(state: _Limited) -> tuple[Ints, Ints]:
     """The ends of the hull where it crosses the limit; the fastest choice twice if that fits."""
-    answer = exact(state.problem, table_bytes=state.table_bytes)
+    answer = state.solve(state.problem)
     fastest, smallest = answer.choice, state.best
     state.offer(fastest)
     state.bound = state.problem.total(fastest)
@@ -330,7 +335,7 @@ def _hull(state: _Limited, over: Ints, under: Ints, watch: Watch) -> tuple[Ints,
         if step and not state.is_small and most <= _NO_MATTER * abs(costs[0]):
             break
         blend = problem.blended(1.0, weight)
-        answer = exact(blend, table_bytes=state.table_bytes, seconds=max(left / 4, 1.0))
+        answer = state.solve(blend)
         value = blend.total(answer.choice)
         bound = value if answer.lower_bound is None else answer.lower_bound
         if bound - weight * state.limit > state.bound:

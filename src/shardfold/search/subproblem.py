@@ -56,9 +56,9 @@ class Subproblem:
         )
         return self._in_whole(found)
 
-    def solve_smallest(self) -> Solution:
+    def solve_smallest(self, seconds: float = SECONDS) -> Solution:
         """The choice with the fewest bytes, numbered as in the whole problem."""
-        return self._in_whole(solve(self.problem.blended(0.0, 1.0)))
+        return self._in_whole(solve(self.problem.blended(0.0, 1.0), seconds=seconds))
 
     def _in_whole(self, found: Solution) -> Solution:
         choice = list(found.choice)
