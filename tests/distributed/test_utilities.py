@@ -206,6 +206,36 @@ def test_a_gradient_scaler(on_ranks: Launch) -> None:
         assert told == []
 
 
+def differentiated(rank: int, cases: list[Any]) -> list[str]:
+    """`torch.autograd.grad` and `backward(inputs=...)` beside an ordinary backward."""
+    told = []
+    for name, label, data in cases:
+        model, args = built(name)
+        found = []
+        for module in (parallelize(model, loads(data), args), copy.deepcopy(model)):
+            first, *others = module.parameters()
+            loss = module(*args)
+            twice = [torch.autograd.grad(loss, [first], retain_graph=True)[0] for _ in range(2)]
+            (loss * 3).backward(inputs=[first], retain_graph=True)
+            assert all(p.grad is None for p in others)
+            twice += [first.grad.clone(), *torch.autograd.grad(loss * 2, [*others, first])]
+            module(*args).backward()
+            found.append([whole(v) for v in (*twice, *(p.grad for p in (first, *others)))])
+            again = torch.zeros_like(first)
+            first.register_hook(again.copy_)
+            module.zero_grad()
+            module(*args).backward()
+            found[-1].append(whole(again))
+        told += compared(*found, f"{name} {label}")
+    return told
+
+
+def test_gradients_that_are_asked_for(on_ranks: Launch) -> None:
+    cases = [case for name in MODULES for case in plans(name, "2xcpu", "2", 1)[1:]]
+    for told in on_ranks(differentiated, 2, cases):
+        assert told == []
+
+
 def refusals(rank: int, case: Any) -> list[str]:
     name, _, data = case
     model, args = built(name)
@@ -219,6 +249,9 @@ def refusals(rank: int, case: Any) -> list[str]:
         lambda: module(*args, *args),
         lambda: module(args[0], y=args[1], more=3),
         lambda: pickle.dumps(module),
+        lambda: torch.autograd.grad(
+            module.train()(*args), list(module.parameters()), create_graph=True
+        ),
     ):
         with pytest.raises(RunError) as error:
             call()
@@ -239,6 +272,7 @@ def test_what_is_not_right_is_refused(on_ranks: Launch) -> None:
             assert "Call the module with all of them, labels included" in message
             assert "TreeSpec" not in message
         assert "cannot be pickled: save it with sf.save" in said[5]
+        assert "a penalty on gradients must be part of the model" in said[6]
 
 
 SUBDIMS = {  # of parameters: sizes, and the dim of each

@@ -24,7 +24,7 @@ from shardfold.runtime.codegen import Step, Style, kept, write
 from shardfold.runtime.inputs_outputs import Outputs
 from shardfold.runtime.lower import Instruction, Lowered
 from shardfold.runtime.ops import Context
-from shardfold.runtime.parameter_uses import Uses, uses_of
+from shardfold.runtime.parameter_uses import Uses, differentiable, uses_of
 from shardfold.runtime.parameters import Keeping
 from shardfold.runtime.ranks import fingerprint, is_same_everywhere
 from shardfold.runtime.reshard import perform
@@ -335,16 +335,16 @@ class Run:
         observe: Observer | None,
     ) -> Tensor:
         """The loss, step by step."""
-        parameters = self._parameters(module)
+        parameters = wholes = self._parameters(module)
         leaves: list[Tensor] = []
         if self.uses is not None:
-            leaves = self.uses.bind(parameters)
-            parameters = {t: p._local_tensor for t, p in parameters.items()}
+            leaves = self.uses.bind(wholes)
+            parameters = {t: p._local_tensor for t, p in wholes.items()}
         given = self.given(module, parameters, args, kwargs)
         context = self.context.now()
         loss = self._eager(observe is not None, False)(context, given, leaves, observe)
         self._leave(context.writes)
-        return loss
+        return loss if self.uses is None else differentiable(loss, wholes.values())
 
     @torch.no_grad()
     def _leave(self, writes: Mapping[int, Tensor]) -> None:

@@ -12,7 +12,7 @@ comes is added up here, and the sum goes on as the gradient of the use that back
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -83,6 +83,56 @@ def uses_of(lowered: Lowered, parameters: Mapping[int, Any]) -> list[Use]:
                 new = site.rule.rule.operator.makes_gradients
                 is_new = site.op.operands[operand].name in new
                 found.append(Use(len(found), index, operand, feed, is_new, stretch))
+    return found
+
+
+class Differentiable(torch.autograd.Function):
+    """The loss with the parameters as inputs, as `torch.autograd.grad` needs it.
+
+    That (and `backward(inputs=...)`) walks only what leads to the tensors it is given. The leaves
+    of the uses are none of them, so it would find nothing; then the whole of backward runs from
+    here, and what it leaves in `grad` is handed over instead.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, loss: Tensor, *parameters: Tensor) -> Tensor:
+        """The loss as it is."""
+        ctx.loss, ctx.parameters = loss, parameters
+        return loss.view_as(loss)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        """On to the loss; or the gradients of the parameters, where nothing else is asked for."""
+        if torch._C._will_engine_execute_node(ctx.loss.grad_fn):
+            return gradient, *[None] * len(ctx.parameters)
+        if torch.is_grad_enabled():
+            raise RunError(
+                "create_graph=True asks for gradients of gradients, which a plan does not have: "
+                "a penalty on gradients must be part of the model that is planned."
+            )
+        before = [parameter.grad for parameter in ctx.parameters]
+        try:
+            for parameter in ctx.parameters:
+                parameter.grad = None
+            keeps = torch._C._autograd._get_current_graph_task_keep_graph()
+            torch.autograd.backward(ctx.loss, gradient, retain_graph=keeps)
+            return None, *[parameter.grad for parameter in ctx.parameters]
+        finally:
+            for parameter, grad in zip(ctx.parameters, before, strict=True):
+                parameter.grad = grad
+
+
+def differentiable(loss: Tensor, parameters: Iterable[Any]) -> Tensor:
+    """The loss, for `torch.autograd.grad` with respect to the parameters, too.
+
+    Where hooks wait for a gradient it stays as it is: autograd would call them once more.
+    """
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
+    if loss.grad_fn is None or any(
+        parameter._backward_hooks or parameter._post_accumulate_grad_hooks for parameter in trained
+    ):
+        return loss
+    found: Tensor = Differentiable.apply(loss, *trained)
     return found
 
 
