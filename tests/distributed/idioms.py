@@ -450,6 +450,23 @@ def bags() -> Built:
     return _tokens(_bagged, t=(12, 4), w=(4, 6))
 
 
+def _bagged_raggedly(m: Any, x: Tensor, y: Tensor) -> Tensor:
+    starts = m.starts[:-1]  # a tensor that is no buffer; the second bag is empty
+    bags = functional.embedding_bag(x.flatten(), m.t, starts, mode="sum")
+    shares = m.s.exp()[x.flatten()]
+    more = functional.embedding_bag(x.flatten(), m.t, starts, mode="sum", per_sample_weights=shares)
+    means = functional.embedding_bag(
+        x.flatten(), m.t, m.starts, mode="mean", include_last_offset=True
+    )
+    return ((bags + more + means) @ m.w - y).square().mean()
+
+
+def ragged_bags() -> Built:
+    module, batch = _tokens(_bagged_raggedly, t=(12, 4), s=(12,), w=(4, 6))
+    module.starts = torch.tensor([0, 7, 7, 12, 24])
+    return module, batch
+
+
 def _rearranged(m: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     h = torch.einsum("bsd,dhk->bhsk", m.t[x], m.heads) @ m.mix
     votes = torch.einsum("bhsk,hske->bhe", h, m.votes)
@@ -500,6 +517,7 @@ IDIOMS: dict[str, Callable[[], Built]] = {
         cell_in_a_loop,
         complex_rotary,
         bags,
+        ragged_bags,
         weights_in_another_order,
     )
 }

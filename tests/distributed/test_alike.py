@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -23,9 +24,11 @@ class Counting(nn.Module):
         self.up = nn.Linear(6, 8)
         self.register_buffer("scale", torch.arange(1.0, 9.0))
         self.register_buffer("mask", torch.arange(8) % 3 == 0, persistent=False)
+        self.plain = torch.arange(8.0)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return (self.up(x) * self.scale).masked_fill(self.mask, 0).square().mean()
+        h = self.up(x) * self.scale + self.plain
+        return h.masked_fill(self.mask, 0).square().mean()
 
 
 def made() -> tuple[nn.Module, tuple[Any, ...]]:
@@ -48,9 +51,9 @@ def told(rank: int, plans: list[bytes]) -> dict[str, str]:
     tried("plan", plans[rank % 2], *made())
     tried("seed", plans[0], *made(), seed=rank)
     tried("dtype", plans[0], *made(), float64=rank == 1)
-    for name in ("up.weight", "scale", "mask"):
+    for name in ("up.weight", "scale", "mask", "plain"):
         model, args = made()
-        tensor = model.state_dict().get(name, model.mask)
+        tensor = attrgetter(name)(model).detach()
         if rank == 1:  # another order has the same sum
             tensor.copy_(tensor.flip(0))
         tried(name, plans[0], model, args)
@@ -71,9 +74,10 @@ def test_ranks_that_differ_are_told_what_differs(on_ranks: Launch) -> None:
             "up.weight": "Seed all ranks alike",
             "scale": "scale: ",
             "mask": "mask: ",
+            "plain": "the constant ",
         }.items():
             message = said[what]  # and not that of a rank which waited in vain
             assert message.startswith("The ranks were not started alike. ")
             assert words in message
-            assert f"{what}: " in message or what == "dtype"
+            assert f"{what}: " in message or what in ("dtype", "plain")
     assert both[0] == both[1]

@@ -4,6 +4,7 @@ A trace keeps values, not all meaning. This is the one list of what it would los
 
     a custom backward (autograd.Function)     becomes one operator, run as it is
     a constant made in forward                becomes a constant of the program
+    a tensor that is no buffer (an attribute) becomes a constant of the program
     torch.inference_mode                      is traced as torch.no_grad
     torch.utils.checkpoint                    is traced through, with a note: the plan decides
     a coin toss whose outcome is certain      is decided (LayerDrop at probability 0)
@@ -15,6 +16,8 @@ A trace keeps values, not all meaning. This is the one list of what it would los
     torch.autocast("cuda") without CUDA       refused, as what casts is; a decorator, too
     hooks on gradients                        refused
     a gradient that forward asks for          refused
+    a write into a tensor that is no buffer   refused
+    packed sequences, flex_attention          refused
     requires_grad switched otherwise          refused
     `module.to(...)` that changes its dtype   refused
     `.data = ...`                             refused
@@ -38,6 +41,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+import torch.nn.attention.flex_attention as flex
 import torch.nn.functional as F  # noqa: N812
 import torch.utils.checkpoint as checkpointing
 from torch import Tensor, nn
@@ -62,6 +66,7 @@ HOOKS = {
     "_backward_hooks": "a backward hook",
     "_backward_pre_hooks": "a backward pre-hook",
 }
+OWN = ("_parameters", "_buffers", "_modules")  # of a module: what is traced as such
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 HALVES = (torch.float16, torch.bfloat16)
 AUTOCAST_ADVICE = (
@@ -114,6 +119,7 @@ class Watch(TorchFunctionMode):
         self.before, self.after = State.of(model), State()
         self.is_inside = False  # forward
         self.known = KnownValues()
+        self.outside: dict[int, tuple[Tensor, Tensor]] = {}  # tensors that are no buffers, traced
         self.places = {  # of buffers and parameters, before the trace puts others in their place
             id(tensor): (table, name)
             for _, table, held in self.held()
@@ -124,24 +130,67 @@ class Watch(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call a function of torch, unless its meaning would be lost."""
         kwargs = kwargs or {}
-        if self.is_inside:
-            args, kwargs = self._traced(args, kwargs)
-        # Around forward, torch handles tensors for its own ends.
-        handler = HANDLERS.get(func) if self.is_inside else None
+        if not self.is_inside:  # around forward, torch handles tensors for its own ends
+            return self.known.call(func, args, kwargs)
+        args, kwargs = self._traced(args, kwargs)
+        handler = HANDLERS.get(func)
         if handler is not None:
-            return handler(self, func, args, kwargs)
-        return self.known.call(func, args, kwargs)
+            found = handler(self, func, args, kwargs)
+        else:
+            found = self.known.call(func, args, kwargs)
+        if any(traced._version for _, traced in self.outside.values()):
+            raise self.refuse(
+                "writes into a tensor that is neither an input nor a buffer, nor made by forward: "
+                "a captured program would begin every step with the value of its trace",
+                "Make it a buffer (register_buffer)",
+            )
+        return found
 
     def _traced(self, args: Any, kwargs: Any) -> Any:
-        """Parameters and buffers under other names (in a list, a plain attribute) as traced."""
-        if all(id(leaf) not in self.places for leaf in pytree.tree_leaves((args, kwargs))):
+        """Tensors that forward is not given as the trace has them.
+
+        Parameters and buffers under other names (in a list, a plain attribute) are those that are
+        traced; others from outside of forward are constants.
+        """
+        leaves = pytree.tree_leaves((args, kwargs))
+        if not any(id(leaf) in self.places or _is_untraced(leaf) for leaf in leaves):
             return args, kwargs
 
         def found(tensor: Tensor) -> Tensor:
-            table, name = self.places.get(id(tensor), ({}, ""))
-            return table.get(name, tensor)
+            if id(tensor) in self.places:
+                table, name = self.places[id(tensor)]
+                return table.get(name, tensor)
+            return self._from_outside(tensor) if _is_untraced(tensor) else tensor
 
         return pytree.tree_map_only(Tensor, found, (args, kwargs))
+
+    def attributes(self) -> dict[tuple[str, str], list[int]]:
+        """The tensors that are plain attributes of modules, or in lists and dictionaries there."""
+        return {
+            (path, name): [id(leaf) for leaf in pytree.tree_leaves(value) if _is_untraced(leaf)]
+            for path, module in self.model.named_modules()
+            for name, value in attributes_of(module).items()
+            if isinstance(value, Tensor | list | tuple | dict) and name not in OWN
+        }
+
+    def check_attributes(self, before: dict[tuple[str, str], list[int]]) -> None:
+        """Refuse a forward that reads such a tensor and leaves another in its place."""
+        after = self.attributes()
+        for (path, name), tensors in before.items():
+            left = after.get((path, name), [])
+            if any(tensor in self.outside and tensor not in left for tensor in tensors):
+                self.refusal = ModelError(
+                    f"Forward reads {name!r} of {f'module {path!r}' if path else 'the model'}, a "
+                    "tensor that is no buffer, and leaves another there: a captured program would "
+                    "read the value of its trace in every step. Make it a buffer "
+                    "(register_buffer)."
+                )
+                raise self.refusal
+
+    def _from_outside(self, tensor: Tensor) -> Tensor:
+        if id(tensor) not in self.outside:
+            self.outside[id(tensor)] = tensor, self.known.kept(tensor)
+        return self.outside[id(tensor)][1]
 
     # -- what is refused
 
@@ -286,6 +335,14 @@ class Watch(TorchFunctionMode):
             "on one device, or leave it out",
         )
 
+    def packed(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """A padded batch without its padding."""
+        raise self.refuse(
+            "packs sequences (torch.nn.utils.rnn), whose shape depends on the values of lengths",
+            "Give the recurrent module the padded batch, and mask what it gives or gather it at "
+            "the last valid step; a bidirectional one also needs its input reversed by lengths",
+        )
+
     def switched(self, func: Any, args: Any, kwargs: Any) -> Any:
         """requires_grad set in forward: a word only where it changes something."""
         wanted = kwargs.get("requires_grad", args[1] if len(args) > 1 else True)
@@ -312,6 +369,14 @@ class Watch(TorchFunctionMode):
         )
 
 
+def _is_untraced(leaf: Any) -> bool:
+    """Whether it is a tensor with numbers, which no operator of a trace has made."""
+    if type(leaf) is not Tensor:
+        return False
+    with torch._C.DisableTorchFunction():
+        return not leaf.is_meta and not leaf.requires_grad
+
+
 Handler = Callable[[Watch, Any, Any, Any], Any]
 
 
@@ -325,6 +390,7 @@ HANDLERS: dict[Any, Handler] = {
     Tensor.backward: Watch.differentiated,
     torch.autograd.backward: Watch.differentiated,
     torch.autograd.grad: Watch.differentiated,
+    torch._VF._pack_padded_sequence: Watch.packed,  # type: ignore[attr-defined]
     Tensor.requires_grad_: Watch.switched,
     Tensor.requires_grad.__set__: Watch.switched,
     Tensor.data.__get__: Watch.data,
@@ -423,10 +489,11 @@ def _patches(watch: Watch) -> Iterator[tuple[Any, str, Any]]:
         if id(attributes_of(module)) != root or watch.is_inside:
             return call(module, *args, **kwargs)
         watch.is_inside = True
-        held = watch.held()
+        held, attributes = watch.held(), watch.attributes()
         try:
             found = call(module, *args, **kwargs)
             watch.settle(held)
+            watch.check_attributes(attributes)
             return found
         finally:
             watch.is_inside, watch.after = False, State.of(watch.model)
@@ -453,6 +520,18 @@ def _patches(watch: Watch) -> Iterator[tuple[Any, str, Any]]:
     def left(self: Any, *error: Any) -> None:
         self._shardfold_mode.__exit__(*error)
 
+    check_device = flex._validate_device
+
+    def attended(*args: Any) -> None:
+        if watch.is_inside:
+            raise watch.refuse(
+                "calls flex_attention, which computes by a Python function of single scores",
+                "Use scaled_dot_product_attention, with what the function adds or hides as its "
+                "attn_mask",
+            )
+        check_device(*args)
+
+    yield flex, "_validate_device", attended
     yield checkpointing, "_checkpoint_without_reentrant_generator", generated
     yield nn.Module, "_call_impl", called
     yield nn.Module, "_apply", converted_module

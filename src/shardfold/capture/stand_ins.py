@@ -154,6 +154,12 @@ class KnownValues:
             )
         return self._constant(real)
 
+    def kept(self, tensor: Tensor) -> Tensor:
+        """A tensor that was there before forward keeps its numbers, too."""
+        with _disable_current_modes(), torch._C.DisableTorchFunction():
+            real = tensor.detach().to_dense().cpu().clone()
+        return self._constant(real)
+
     def _constant(self, real: Tensor) -> Tensor:
         with _disable_current_modes(), torch._C.DisableTorchFunction():
             digest = _digest(real)

@@ -273,6 +273,9 @@ def _tree(model: nn.Module, run: Run, dtype: torch.dtype | None) -> dict[str, Te
         elif value is tensor:
             value = value.clone()
         found |= dict.fromkeys(names[first], value)
+    for source in run.program.sources.values() if run.mesh is not None else ():
+        if source.role == "constant" and source.value is not None and not source.value.is_meta:
+            prints[f"the constant {source.name}"] = fingerprint(source.value)
     check_tensors_alike(prints)
     return {name: found[name] for name in _order(model)}
 

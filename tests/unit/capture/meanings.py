@@ -14,6 +14,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention.flex_attention import flex_attention
 from torch.utils.checkpoint import checkpoint
 
 WIDTH, BATCH = 6, 4
@@ -564,6 +565,59 @@ class PythonsRandom(Case):
 
 
 # -- what forward returns, and regions
+
+
+class PlainTensors(Case):
+    """Tensors that are no buffers: an attribute, in a list, in a dictionary, in a block."""
+
+    def prepare(self) -> None:
+        self.scale = torch.arange(1.0, 7.0)
+        self.more = [torch.tensor(0.5), {"shift": torch.linspace(-1, 1, WIDTH)}]
+        self.parts = nn.ModuleList(Scaling(float(k)) for k in range(4))
+
+    def between(self, h: Tensor) -> Tensor:
+        for part in self.parts:
+            h = part(h)
+        self.last = h.detach()  # read by nobody
+        return h * self.scale[:1] + self.scale * self.more[0] + self.more[1]["shift"]
+
+
+class Scaling(nn.Module):
+    """A part with a number of its own."""
+
+    def __init__(self, by: float) -> None:
+        super().__init__()
+        self.linear, self.by = nn.Linear(WIDTH, WIDTH), torch.full((WIDTH,), by)
+
+    def forward(self, h: Tensor) -> Tensor:
+        return h + (self.linear(h) * self.by).tanh()
+
+
+class PlainTensorWritten(PlainTensors):
+    def between(self, h: Tensor) -> Tensor:
+        self.scale[1:].mul_(0.9)
+        return h * self.scale
+
+
+class PlainTensorReplaced(PlainTensors):
+    def between(self, h: Tensor) -> Tensor:
+        self.more[0] = 0.9 * self.more[0]
+        return h * self.more[0]
+
+
+class PackedSequence(Case):
+    def prepare(self) -> None:
+        self.rnn = nn.GRU(1, 1, batch_first=True)
+
+    def between(self, h: Tensor) -> Tensor:
+        packed = nn.utils.rnn.pack_padded_sequence(h[..., None], [6, 4, 3, 2], batch_first=True)
+        return nn.utils.rnn.pad_packed_sequence(self.rnn(packed)[0], batch_first=True)[0][..., 0]
+
+
+class FlexAttention(Case):
+    def between(self, h: Tensor) -> Tensor:
+        heads = h[None, None]
+        return flex_attention(heads, heads, heads, lambda score, b, h, i, j: score + (i - j))[0, 0]
 
 
 class ListOfLosses(Case):
