@@ -390,7 +390,7 @@ HANDLERS: dict[Any, Handler] = {
     Tensor.backward: Watch.differentiated,
     torch.autograd.backward: Watch.differentiated,
     torch.autograd.grad: Watch.differentiated,
-    torch._VF._pack_padded_sequence: Watch.packed,  # type: ignore[attr-defined]
+    torch._VF._pack_padded_sequence: Watch.packed,
     Tensor.requires_grad_: Watch.switched,
     Tensor.requires_grad.__set__: Watch.switched,
     Tensor.data.__get__: Watch.data,
