@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from shardfold.cluster import Cluster, parse
 from shardfold.costs import OPTIMIZERS, pricing_named
 from shardfold.errors import InfeasibleError
 from shardfold.graph import Graph
-from shardfold.planner.case import RESERVE, Cases, ResolvedRequest
+from shardfold.planner import case
+from shardfold.planner.case import RESERVE, Cases, Patience, ResolvedRequest
 from shardfold.planner.mesh_search import search_meshes
 from shardfold.planner.select import Selection
-from shardfold.search import solve
+from shardfold.search import Solution, solve
 from virtual.choosing import Desk
 from virtual.sketch import Sketch
 
@@ -35,6 +38,26 @@ def search(limit_bytes: float | None = None) -> Selection:
 
 def problems() -> dict[str, object]:
     return {m: Desk.of(mlp(), "8xa100", m, "adamw").tables.problem for m in MESHES}
+
+
+def test_long_searches_share_their_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    given: list[float] = []
+    patience, found = Patience(), search().winner.solution
+    monkeypatch.setattr(case, "perf_counter", lambda: now)
+
+    def lasting(taken: float) -> Callable[[float], Solution]:
+        def run(seconds: float) -> Solution:
+            nonlocal now
+            given.append(seconds)
+            now += taken
+            return found
+
+        return run
+
+    for taken in (40.0, 9.0, 9.0, 55.0, 12.0):
+        assert patience.spend(lasting(taken)) is found
+    assert given == [60.0, 30.0, 30.0, 30.0, 10.0]
 
 
 def test_the_winner_is_the_cheapest_mesh() -> None:

@@ -50,6 +50,15 @@ def test_running_out_of_time_states_the_gap() -> None:
     assert 0 < answer.lower_bound < problem.total(answer.choice)
 
 
+def test_without_time_there_is_still_a_choice_and_a_bound() -> None:
+    problem = clique(60, 30, seed=0)
+    begin = time.process_time()
+    answer = bounded(factors_of(problem), table_bytes=1e6, seconds=0.0)
+    assert time.process_time() - begin < 2  # one sweep, and no part is made for each choice
+    assert answer.lower_bound is not None
+    assert 0 < answer.lower_bound < problem.total(answer.choice)
+
+
 def test_the_dual_bound_never_exceeds_the_optimum_and_strikes_no_optimal_choice() -> None:
     for seed in range(20):
         problem = clique(6, 4, seed)
