@@ -55,7 +55,7 @@ def predicted(case: Case, profile: Profile, pace: Times | None) -> dict[str, Any
     return {
         "step_seconds": queued_seconds(asked(decoded, then)),
         "profile_seconds": queued_seconds(asked(decoded, model)),
-        "peak_bytes": simulate(plan.schedule).peak_bytes + profile.machine.workspace_bytes,
+        "peak_bytes": simulate(plan.schedule).peak_bytes,
         "choices": choices_of(plan),
     }
 

@@ -25,7 +25,8 @@ class Device:
     starting one kernel costs. `units` are multiprocessors at `clock_hz`, and
     `attention_efficiency` the fractions of the peak rate that attention reaches forward and
     backward, with 128 features a head: without them, a kernel's shape does not matter, and a plan
-    says so; a device that has no such thing states 0 `units`. A dtype without an entry is one that
+    says so; a device that has no such thing states 0 `units`. `workspace_bytes` is what PyTorch keeps
+    on the device for matrix products, as long as it runs. A dtype without an entry is one that
     the device cannot be planned with: there is no figure to fall back on.
     """
 
@@ -40,6 +41,7 @@ class Device:
     units: int | None = None
     clock_hz: float = 0.0
     attention_efficiency: tuple[float, float] = (0.0, 0.0)
+    workspace_bytes: int = 0
 
     def __post_init__(self) -> None:
         if self.units or self.clock_hz or any(self.attention_efficiency):
@@ -47,6 +49,8 @@ class Device:
             self._require_positive("clock_hz", self.clock_hz)
             for value in self.attention_efficiency:
                 self._require_positive("attention_efficiency", value)
+        if self.workspace_bytes < 0:
+            raise ClusterError(f"Device {self.name}: workspace_bytes must not be negative.")
         for field in ("memory_bytes", "memory_bandwidth"):
             self._require_positive(field, getattr(self, field))
         for field in ("matmul_efficiency", "memory_efficiency"):

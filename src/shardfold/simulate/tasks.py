@@ -445,9 +445,13 @@ class _Builder:
     def _unread(self) -> None:
         """Inputs and buffers are whole everywhere; so are parameters that no operator reads.
 
-        A part has those that it reads, and what nothing reads goes with the first.
+        A part has those that it reads, and what nothing reads goes with the first. The workspace of
+        products is everywhere.
         """
         graph, part = self.scheduler.graph, self.part
+        if any(rule.rule.engine == "matrix" for rule in self.scheduler.subdims.rules):
+            kept = self.scheduler.cluster.device.workspace_bytes
+            self.resident["buffers"] = self.resident.get("buffers", 0.0) + kept
         read = {t for op in graph.ops for t in op.inputs}
         here = {t for op in [*part.makes_again(graph), *part.ops] for t in graph.ops[op].inputs}
         for index, tensor in enumerate(graph.tensors):

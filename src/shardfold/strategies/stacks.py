@@ -154,6 +154,18 @@ STACKS: Mapping[str, Stack] = {
             reduces_beside=False,
             runs_whole_block_again=True,
         ),
+        Stack(
+            "torchtitan",
+            "torchtitan models/llama3/infra/parallelize.py: FSDP2 (fully_shard) with "
+            "MixedPrecisionPolicy(param_dtype=bfloat16, reduce_dtype=float32): parts, their "
+            "gradients and the optimizer's state stay in float32, parameters are gathered in bf16, "
+            "gradients reduced in float32. Attention is PyTorch's, whose flash backend is "
+            "FlashAttention-2.",
+            float32_parts=True,
+            float32_gradients=True,
+            float32_reduction=True,
+            flash_attention=2,
+        ),
         replace(
             MEGATRON,
             name="simumax",
