@@ -263,7 +263,10 @@ class Watch(TorchFunctionMode):
         self.notes[told] = None
 
     def ctc(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """`ctc_loss` as one operator; lengths that are numbers are constants."""
+        """`ctc_loss` as one operator, with the mask that selects its targets, if one does.
+
+        Lengths that are numbers are constants.
+        """
         given = signature(func).bind(*args, **kwargs)
         given.apply_defaults()
         log_probs, targets, *lengths, blank, reduction, zero_infinity = given.args
@@ -273,9 +276,10 @@ class Watch(TorchFunctionMode):
             else self.known.constant(torch.tensor, (each,), {"dtype": torch.long})
             for each in lengths
         ]
+        targets, mask = self.known.selection(targets)
         many = log_probs.shape[1:2] if reduction == "none" and log_probs.dim() == 3 else ()
         how = ("none", "mean", "sum").index(reduction)
-        passed = (log_probs, targets, *tensors, blank, how, zero_infinity)
+        passed = (log_probs, targets, mask, *tensors, blank, how, zero_infinity)
         return stand_in(CtcLoss, passed, log_probs.new_empty(many))
 
     def gaussian(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -407,6 +411,7 @@ HANDLERS: dict[Any, Handler] = {
     ),
     Tensor.new_tensor: _of_known(KnownValues.new_constant),
     **dict.fromkeys((Tensor.__getitem__, Tensor.__setitem__), _of_known(KnownValues.indexed)),
+    **dict.fromkeys((torch.masked_select, Tensor.masked_select), _of_known(KnownValues.select)),
     torch.normal: Watch.drawn,
     F.gaussian_nll_loss: Watch.gaussian,
     F.ctc_loss: Watch.ctc,

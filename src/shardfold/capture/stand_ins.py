@@ -80,14 +80,20 @@ def stand_in(cls: Any, args: tuple[Any, ...], found: Any) -> Any:
 
 
 class CtcLoss(torch.autograd.Function):
-    """`ctc_loss`, whose kernel has no shape function for tensors without data."""
+    """`ctc_loss`, whose kernel has no shape function for tensors without data.
+
+    With a mask, the targets are what it selects: so many that only their values say how many.
+    """
 
     @staticmethod
-    def forward(ctx: Any, log_probs: Tensor, *given: Any) -> Tensor:
+    def forward(
+        ctx: Any, log_probs: Tensor, targets: Tensor, mask: Tensor | None, *given: Any
+    ) -> Tensor:
         """The loss, with its gradient: each sequence's is its own."""
         leaf = log_probs.detach().requires_grad_()
+        chosen = targets if mask is None else targets.masked_select(mask)
         with torch.enable_grad():
-            loss: Tensor = torch.ctc_loss(leaf, *given)
+            loss: Tensor = torch.ctc_loss(leaf, chosen, *given)
             (gradient,) = torch.autograd.grad(loss.sum(), leaf)
         ctx.save_for_backward(gradient)
         return loss.detach()
@@ -96,7 +102,7 @@ class CtcLoss(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         """The gradient of the probabilities alone; of many sequences, they are the second dim."""
         (own,) = ctx.saved_tensors
-        return (own * (gradient[:, None] if gradient.dim() else gradient), *[None] * 6)
+        return (own * (gradient[:, None] if gradient.dim() else gradient), *[None] * 7)
 
 
 class KnownValues:
@@ -104,6 +110,9 @@ class KnownValues:
 
     def __init__(self) -> None:
         self.known: dict[int, tuple[Tensor, Tensor]] = {}  # constants: traced, and real
+        self.selected: dict[
+            int, tuple[Tensor, ...]
+        ] = {}  # by a mask: the result, of what, the mask
         self.coins: dict[int, Tensor] = {}  # uniform random numbers: single ones
         self.hint = ""  # what to say if the trace fails
 
@@ -184,8 +193,26 @@ class KnownValues:
             plain = all(isinstance(x, int | np.generic) for x in pytree.tree_leaves(list(each)))
             return self.constant(torch.as_tensor, (each,), {}) if plain else each
 
+        if isinstance(index, Tensor) and index.dtype == torch.bool and not rest:
+            is_whole = isinstance(tensor, Tensor) and index.shape == tensor.shape
+            return (self.select if is_whole else self.call)(func, args, kwargs)
         found = tuple(map(kept, index)) if isinstance(index, tuple) else kept(index)
         return self.call(func, (tensor, found, *rest), kwargs)
+
+    def select(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """What a mask selects; an operator that takes any number of items can do it by itself."""
+        found = self.call(func, args, kwargs)
+        if len(args) == 2 and not kwargs:
+            self.selected[id(found)] = (found, *args, [each._version for each in args])
+        return found
+
+    def selection(self, tensor: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The tensor and no mask; or, where a mask selected it, what from, and the mask."""
+        if id(tensor) not in self.selected:
+            return tensor, None
+        _, source, mask, versions = self.selected[id(tensor)]
+        is_as_it_was = [source._version, mask._version] == versions
+        return (source, mask) if is_as_it_was else (tensor, None)
 
     def number(self, func: Any, args: Any, kwargs: Any) -> Any:
         """A number taken out of a tensor, if that is a constant out of its numbers."""

@@ -1284,6 +1284,28 @@ class CtcLoss(Case):
         return h + mean + (each * torch.arange(4)).sum()
 
 
+class CtcLossOfSelected(Case):
+    """As many targets as a mask has ones."""
+
+    def between(self, h: Tensor) -> Tensor:
+        rows = F.log_softmax(h[:, None] + h[None], -1)
+        letters = torch.tensor([[1, 2], [3, 3], [2, 5], [4, 1]])
+        labels = torch.where(h[:, :2].detach() > 0, letters, -100)
+        mask = labels >= 0
+        lengths = torch.full((4,), 4), mask.sum(-1)
+        total = F.ctc_loss(rows, labels.masked_select(mask), *lengths, reduction="sum")
+        return h + total + F.ctc_loss(rows, labels[mask], *lengths, zero_infinity=True)
+
+
+class CtcLossOfWhatWasSelected(Case):
+    def between(self, h: Tensor) -> Tensor:
+        labels = (h[:, :2].detach() > 0).long()
+        targets = labels[labels > 0]
+        labels += 1
+        rows = F.log_softmax(h[:, None] + h[None], -1)
+        return h + F.ctc_loss(rows, targets, torch.full((4,), 4), (labels > 1).sum(-1))
+
+
 class AutocastOfAPart(Case):
     @torch.autocast("cuda", dtype=torch.bfloat16)
     def between(self, h: Tensor) -> Tensor:

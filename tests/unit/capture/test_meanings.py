@@ -79,6 +79,7 @@ REFUSED = {
     "ModuleToAnotherDtype": r"meanings.py:\d+\) converts the parameters of a module in forward",
     "PlainTensorWritten": r"meanings.py:\d+\) writes into a tensor that is neither",
     "PlainTensorReplaced": r"Forward reads 'more' of the model, .* and leaves another there",
+    "CtcLossOfWhatWasSelected": r"aten.index.* a size or a number that depends on the values",
     "PackedSequence": r"meanings.py:\d+\) packs sequences .* depends on the values of lengths",
     "FlexAttention": r"meanings.py:\d+\) calls flex_attention",
     "Vmapped": r"a transformation or control flow",
