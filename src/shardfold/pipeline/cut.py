@@ -7,7 +7,7 @@ the one before. People cut in two ways:
     equal     as many layers in each stage (Megatron-LM); where that does not go, the embedding and
               the head count as a layer each, and earlier stages take what is left (torchtitan)
     balanced  a stage ends with the layer that takes it past its share of the products with weights
-              (nanotron)
+              (nanotron); a large head may leave nothing but the loss for the last
 
 A graph may hold only a few periods of a run of layers. A stage inside such a run is described by
 as many of them, with a count.
@@ -58,15 +58,32 @@ class Layers:
     def __len__(self) -> int:
         return len(self.paths)
 
-    def parts(self, counts: Sequence[int]) -> list[Part]:
-        """The operators of stages with so many layers each."""
-        ends = [0, *accumulate(counts)]
-        starts = [0, *(self._start(*each) for each in list(pairwise(ends))[1:])]
-        stops = [*(self._stop(*each) for each in list(pairwise(ends))[:-1]), len(self.graph.ops)]
+    def parts(self, counts: Sequence[int], after_head: int = 0) -> list[Part]:
+        """The operators of stages with so many layers each, some of them after the head's."""
+        spans = list(pairwise([0, *accumulate(counts)]))
+        tail = self._after_head(after_head)
+        last = len(counts) - 1 - after_head
+        starts = [0, *(self._start(*each) for each in spans[1 : last + 1]), *tail]
+        stops = [*(self._stop(*each) for each in spans[:last]), *tail, len(self.graph.ops)]
         return [
             Part(range(start, stop), tuple(self._periods(r, *each) for r in self.graph.repeats))
-            for start, stop, each in zip(starts, stops, pairwise(ends), strict=True)
+            for start, stop, each in zip(starts, stops, spans, strict=True)
         ]
+
+    def _after_head(self, stages: int) -> list[int]:
+        """Where stages begin that have nothing but what follows the head: casts, and the loss."""
+        tensors, ops = self.graph.tensors, self.graph.ops
+        if not stages:
+            return []
+        reads = ([tensors[t].role for t in op.inputs] for op in ops)
+        weighted = [k for k, roles in enumerate(reads) if "parameter" in roles]
+        found = [weighted[-1] + 1, len(ops) - 1][:stages]
+        if len(found) < stages or found != sorted(set(found)) or found[-1:] == [len(ops)]:
+            raise InputError(
+                f"The head is so much of the work that {stages} stages come after it, and some "
+                "have nothing to do. Try fewer stages."
+            )
+        return found
 
     def _run(self, layer: int) -> tuple[Repeat, int] | None:
         """The run that a layer is in, and the run's first layer."""
@@ -138,11 +155,14 @@ def equal(layers: int, stages: int) -> list[int]:
     return found
 
 
-def balanced(products: Sequence[float], stages: int) -> list[int]:
+def balanced(products: Sequence[float], stages: int) -> tuple[list[int], int]:
     """As `equal`, by the work of the products with weights: of every layer, and of the head last.
 
-    >>> balanced([1.0] * 16 + [4.0], 4)
-    [6, 5, 5, 0]
+    A head that is more than a stage's share leaves stages after it, which have but the loss: how
+    many is the second result.
+
+    >>> balanced([1.0] * 16 + [4.0], 4), balanced([1.0] * 16 + [4.0], 8)
+    (([6, 5, 5, 0], 0), ([3, 3, 2, 3, 2, 3, 0, 0], 1))
     """
     total = sum(products)
     found, stage = [0] * stages, 0
@@ -150,12 +170,7 @@ def balanced(products: Sequence[float], stages: int) -> list[int]:
         found[stage] += 1
         if done > total * (stage + 1) / stages:
             stage += 1
-    if stage != stages - 1:
-        raise InputError(
-            f"Of {stages} stages with equal work the last {stages - 1 - stage} have no layer. Try "
-            f"pp={stage + 1}."
-        )
-    return found
+    return found, stages - 1 - stage
 
 
 def check_layers(layers: Layers, devices: int, chunks: int) -> None:
@@ -190,7 +205,7 @@ def in_words(layers: Layers, counts: Sequence[int], stages: Sequence[int]) -> st
         known = last
     before = ["all before"] if 0 in stages else []
     after = ["all after"] if len(counts) - 1 in stages else []
-    return ", ".join([*before, *found, *after])
+    return ", ".join([*before, *found, *after]) or "no layer"
 
 
 @dataclass(frozen=True, slots=True)

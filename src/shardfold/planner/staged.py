@@ -7,6 +7,7 @@ simulator puts them together. A device holds what its parts keep for every micro
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -15,6 +16,7 @@ import numpy as np
 
 from shardfold.cluster import Mesh
 from shardfold.cluster.mesh import Axis
+from shardfold.costs import CostModel
 from shardfold.costs.steps import Collective, Kind
 from shardfold.graph import Graph
 from shardfold.pipeline import Pipeline, PipelineSimulation, StageTimes
@@ -38,10 +40,12 @@ from shardfold.simulate import Exposed, Schedule
 from shardfold.simulate.memory import LocalLayouts
 from shardfold.simulate.parts import Part
 from shardfold.simulate.simulate import Pass, passes, whole_step
+from shardfold.strategies.baselines import Axes
 from shardfold.strategies.stacks import Stack
 from shardfold.strategies.stated import Stated
 
 Bytes = Mapping[str, float]  # by class
+Message = Mapping[Axes, float]  # bytes of what every device along some axes has a copy of
 
 
 @dataclass(frozen=True)
@@ -51,8 +55,8 @@ class StagePasses:
     schedule: Schedule
     passes: Sequence[Pass]
     weight_seconds: float  # of backward, for the gradients of weights
-    sent_bytes: float  # to the next part, of a micro-batch
-    returned_bytes: float  # to the part before: gradients
+    sent: Message  # to the next part, of a micro-batch
+    returned: Message  # to the part before: gradients
 
     @property
     def usual(self) -> Pass:
@@ -67,11 +71,10 @@ def stage(graph: Graph, request: ResolvedRequest, stated: Stated, stack: Stack) 
     check_layers(layers, stated.stages, stated.chunks)
     pipeline = Pipeline(stated.schedule, stated.stages, stated.micro_batches, stated.chunks)
     count = pipeline.stages
+    counts, after_head = equal(len(layers), count), 0
     if stack.balances_stages:
-        counts = balanced(_products(layers, request), count)
-    else:
-        counts = equal(len(layers), count)
-    parts = layers.parts(counts)
+        counts, after_head = balanced(_products(layers, request), count)
+    parts = layers.parts(counts, after_head)
     untied = untie(graph, parts)
     run = run_stated(untied.graph, replace(request, cluster=links.stage), stated, stack)
     return Staged(run, request, pipeline, links, layers, counts, parts, untied)
@@ -128,16 +131,24 @@ class Staged:
     def _passes(self, part: Part, *, is_first: bool) -> StagePasses:
         schedule = reduced_after(self.run.schedule_part(part, is_first=is_first))
         graph = self.run.graph
-        layouts = LocalLayouts(self.run.whole.decoded, self.run.case.scheduler.facts)
-        sizes = {t: layouts.crossing_bytes(t) for t in {*part.received(graph), *part.sent(graph)}}
         back = [t for t in part.received(graph) if graph.tensors[t].requires_grad]
         return StagePasses(
             schedule,
             passes(schedule),
             self._weight_seconds(schedule),
-            sum(sizes[t] for t in part.sent(graph)),
-            sum(sizes[t] for t in back),
+            self._message(part.sent(graph)),
+            self._message(back),
         )
+
+    def _message(self, tensors: Sequence[int]) -> Message:
+        """What a device sends of these tensors."""
+        layouts = LocalLayouts(self.run.whole.decoded, self.run.case.scheduler.facts)
+        found: dict[Axes, float] = {}
+        for tensor in tensors:
+            row = layouts.crossing_row(tensor)
+            copies = tuple(axis for axis, state in enumerate(row) if state < 0)
+            found[copies] = found.get(copies, 0.0) + layouts.crossing_bytes(tensor)
+        return found
 
     def _weight_seconds(self, schedule: Schedule) -> float:
         """Of a usual micro-batch's backward work, what serves the gradients of weights."""
@@ -170,8 +181,8 @@ class Staged:
 
     def _times(self, number: int, found: StagePasses) -> StageTimes:
         usual, first, last = found.usual, found.passes[0], found.passes[-1]
-        forth = self._send_seconds(number, number + 1, found.sent_bytes)
-        back = self._send_seconds(number, number - 1, found.returned_bytes)
+        forth = self._send_seconds(number, number + 1, found.sent)
+        back = self._send_seconds(number, number - 1, found.returned)
         waits = self.run.stack.waits_for_sends and self.pipeline.chunks == 1
         return StageTimes(
             forward=usual.forward_seconds + (forth if waits else 0.0),
@@ -185,20 +196,29 @@ class Staged:
             update=last.update_seconds,
         )
 
-    def _send_seconds(self, source: int, target: int, size: float) -> float:
+    def _send_seconds(self, source: int, target: int, message: Message) -> float:
         """A message from one stage to the next or the one before."""
-        if not 0 <= target < self.pipeline.stages or not size:
+        if not 0 <= target < self.pipeline.stages:
             return 0.0
         ends = self.pipeline.device_of(source), self.pipeline.device_of(target)
         if ends[0] == ends[1]:
             return 0.0
-        return self._price("halo", self.links.between, self.links.hop(*ends), size)
+        hop = self.links.hop(*ends)
+        return sum(self._sent_seconds(hop, copies, size) for copies, size in message.items())
 
-    def _price(self, kind: Kind, mesh: Mesh, axis: int, size: float) -> float:
-        model = self.request.pricing.model(self.request.cluster, mesh)
-        row = np.zeros(1, dtype=np.intp)
-        step = Collective("backward", kind, (axis,), row, np.array([size]))
-        return float(model.collective_seconds(step)[0])
+    def _sent_seconds(self, hop: int, copies: Axes, size: float) -> float:
+        """Whole from every device; or each copy a part of it, gathered where it arrives."""
+        model = self._model(self.links.between)
+        whole = _seconds(model, "halo", (hop,), size)
+        if not copies:
+            return whole
+        parts = math.prod(self.run.mesh.axes[axis].size for axis in copies)
+        part = _seconds(model, "halo", (hop,), size / parts)
+        return min(whole, part + _seconds(self.run.model, "all_gather", copies, size))
+
+    def _model(self, mesh: Mesh) -> CostModel:
+        """The prices of messages between stages."""
+        return self.request.pricing.model(self.request.cluster, mesh)
 
     @cached_property
     def tied(self) -> list[tuple[tuple[int, ...], float]]:
@@ -218,7 +238,8 @@ class Staged:
         if self.run.stack.float32_reduction:
             size *= FLOAT32 / self.run.graph.tensors[tensor].type.item_bytes
         level = self.links.between.axes[self.links.hop(devices[0], devices[-1])].level
-        return self._price("all_reduce", Mesh((Axis("tied", len(devices), level),)), 0, size)
+        model = self._model(Mesh((Axis("tied", len(devices), level),)))
+        return _seconds(model, "all_reduce", (0,), size)
 
     @cached_property
     def simulation(self) -> PipelineSimulation:
@@ -235,8 +256,8 @@ class Staged:
         """Of the messages of the mean device."""
         return (
             self._mean(
-                self._send_seconds(k, k + 1, each.sent_bytes)
-                + self._send_seconds(k, k - 1, each.returned_bytes)
+                self._send_seconds(k, k + 1, each.sent)
+                + self._send_seconds(k, k - 1, each.returned)
                 for k, each in enumerate(self.stages)
             )
             * self.pipeline.micro_batches
@@ -341,6 +362,13 @@ class Staged:
                 )
             )
         return Pipelined(self.pipeline.schedule, found.bubble, tuple(listed))
+
+
+def _seconds(model: CostModel, kind: Kind, axes: Axes, size: float) -> float:
+    """Of one collective or message."""
+    row = np.zeros(1, dtype=np.intp)
+    step = Collective("forward", kind, axes, row, np.array([size]))
+    return float(model.collective_seconds(step)[0])
 
 
 def _summed(each: Sequence[tuple[Bytes, float]]) -> dict[str, float]:

@@ -86,16 +86,18 @@ class LocalLayouts:
             return any(state >= 0 for state in row)
         return any(step.phase == "forward" for step in self.decoded.moved(edge))
 
-    def crossing_bytes(self, tensor: int) -> float:
-        """Bytes of a tensor as it goes from one part of the model to another."""
+    def crossing_row(self, tensor: int) -> Row:
+        """How a tensor lies as it goes from one part of the model to another."""
         edge = self.wiring.shared_edge.get(tensor)
         if edge is None:
             op = self.facts.writer[tensor]
-            row = self.result_row(op, self.graph.ops[op].results.index(tensor))
-        else:
-            at = self.decoded.tables.edges[edge]
-            row = row_of(at.needed, self.decoded.choice[at.target])
-        return self.facts.local_bytes(tensor, row, self.shape)
+            return self.result_row(op, self.graph.ops[op].results.index(tensor))
+        at = self.decoded.tables.edges[edge]
+        return row_of(at.needed, self.decoded.choice[at.target])
+
+    def crossing_bytes(self, tensor: int) -> float:
+        """Bytes of a tensor as it goes from one part of the model to another."""
+        return self.facts.local_bytes(tensor, self.crossing_row(tensor), self.shape)
 
     def stored_bytes(self, vertex: int) -> float:
         """Bytes of the part of a parameter that a device keeps."""

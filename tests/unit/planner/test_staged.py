@@ -10,8 +10,13 @@ import torch
 from torch import nn
 
 from shardfold.api import Planner
+from shardfold.cluster import parse
 from shardfold.errors import ClusterError, InputError
 from shardfold.planner.estimated import Estimated, Pipelined
+from shardfold.planner.options import Request
+from shardfold.planner.staged import stage
+from shardfold.strategies.stacks import OWN
+from shardfold.strategies.stated import parse_strategy
 
 CLUSTER = "4x2xa100"
 BATCH, WIDTH, VOCAB = 32, 32, 96
@@ -32,12 +37,12 @@ class Block(nn.Module):
 class Stack(nn.Module):
     """An embedding, blocks, and a head that may be the embedding."""
 
-    def __init__(self, layers: int, tied: bool, shared: bool = False) -> None:
+    def __init__(self, layers: int, tied: bool, shared: bool, vocab: int) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(VOCAB, WIDTH)
+        self.embedding = nn.Embedding(vocab, WIDTH)
         blocks = [Block() for _ in range(1 if shared else layers)]
         self.layers = nn.ModuleList(blocks * layers if shared else blocks)
-        self.head = nn.Linear(WIDTH, VOCAB, bias=False)
+        self.head = nn.Linear(WIDTH, vocab, bias=False)
         if tied:
             self.head.weight = self.embedding.weight
 
@@ -49,9 +54,11 @@ class Stack(nn.Module):
 
 
 @cache
-def planner(layers: int, tied: bool = False, fold: bool = True, shared: bool = False) -> Planner:
+def planner(
+    layers: int, tied: bool = False, fold: bool = True, shared: bool = False, vocab: int = VOCAB
+) -> Planner:
     tokens = torch.zeros(BATCH, 8, dtype=torch.long)
-    model = Stack(layers, tied, shared)
+    model = Stack(layers, tied, shared, vocab)
     return Planner(model, (tokens,), cluster=CLUSTER, fold=fold, cost="roofline")
 
 
@@ -72,16 +79,15 @@ def pipelined(found: Estimated) -> Pipelined:
 
 
 @pytest.mark.parametrize(
-    "strategy",
+    ("strategy", "tied"),
     [
-        "pp=4 dp=2 micro-batches=8",
-        "pp=4 zero=1 recompute=full micro-batches=8 schedule=gpipe",
-        "pp=2 fsdp=4 micro-batches=4 schedule=interleaved virtual=2",
-        "pp=2 dp=4 micro-batches=8 schedule=zbv",
-        "pp=8 micro-batches=16",  # one or two layers a stage
+        ("pp=4 dp=2 micro-batches=8", True),
+        ("pp=4 zero=1 recompute=full micro-batches=8 schedule=gpipe", False),
+        ("pp=2 fsdp=4 micro-batches=4 schedule=interleaved virtual=2", False),
+        ("pp=2 dp=4 micro-batches=8 schedule=zbv", True),
+        ("pp=8 micro-batches=16", True),  # one or two layers a stage
     ],
 )
-@pytest.mark.parametrize("tied", [False, True])
 def test_a_graph_of_a_few_layers_gives_what_the_whole_gives(strategy: str, tied: bool) -> None:
     short, whole = estimated(strategy, 12, tied), estimated(strategy, 12, tied, fold=False)
     assert short.step_seconds == pytest.approx(whole.step_seconds, rel=1e-9)
@@ -150,6 +156,35 @@ def test_stages_by_work_leave_the_last_one_the_head() -> None:
         "all before, layers.0 to 6",
         "layers.7 to 11, all after",
     ]
+
+
+def test_a_head_of_more_than_a_stage_leaves_the_loss_for_the_last() -> None:
+    large = planner(8, vocab=1024)  # a head of four layers
+    found = large.estimate("pp=8 micro-batches=16", stack="nanotron", beside_plan=False)
+    *_, head, cast, loss = pipelined(found).stages
+    assert (head.layers, cast.layers, loss.layers) == ("no layer", "no layer", "all after")
+    assert cast.forward_seconds < head.forward_seconds
+    assert cast.peak_bytes < head.peak_bytes
+    larger = planner(8, vocab=4096)
+    with pytest.raises(InputError, match=r"5 stages come after it.* Try fewer stages"):
+        larger.estimate("pp=8 micro-batches=16", stack="nanotron", beside_plan=False)
+
+
+def test_a_message_is_as_large_as_the_tensor_and_copies_share_it() -> None:
+    found = planner(12).estimate("pp=2 micro-batches=4", cluster="2xa100", beside_plan=False)
+    link, tensor = parse("2xa100").levels[0], BATCH // 4 * 8 * WIDTH * 4
+    sent = next(c.seconds for c in found.communication if c.kind == "send_recv")
+    assert sent == pytest.approx(4 * (link.latency_seconds + tensor / link.bandwidth))
+
+    asked = planner(12)._asked(Request(), "2x8xa100", {"cost": "roofline"})
+    graph = planner(12)._captured(asked, short=True).graph(4)
+    staged = stage(graph, asked.search, parse_strategy("pp=2 micro-batches=4", 16), OWN)
+    node, gpu = parse("2x8xa100").levels
+    size = 1e9
+    whole, parts = staged._sent_seconds(0, (), size), staged._sent_seconds(0, (0,), size)
+    assert whole == pytest.approx(node.latency_seconds + size / node.bandwidth)
+    gathered = 3 * gpu.latency_seconds + 7 / 8 * size / gpu.bandwidth
+    assert parts == pytest.approx(node.latency_seconds + size / 8 / node.bandwidth + gathered)
 
 
 def test_chunks_of_a_device_are_listed_together() -> None:
