@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from shardfold.cluster import Cluster, from_plain, mesh_from_text, parse
 from shardfold.cluster.cluster import resized
 from shardfold.costs import Pricing, Profile, assumed, measured_by, optimizer_named, pricing_named
+from shardfold.costs.accuracy import spread_of
 from shardfold.errors import ClusterError, InputError
 from shardfold.explanation.explain import case_of, price_elsewhere
 from shardfold.explanation.explain import explain as explain_case
@@ -179,6 +180,9 @@ class Planner:
             graph = self._captured(asked, short=False).graph(stated.micro_batches)
         self._progress("estimating")(0, 1)
         found = estimate_stated(graph, asked.search, stated, runs)
+        spread = spread_of(asked.request.cost, asked.search.cluster, found.devices)
+        if spread is not None:
+            found = replace(found, step_range_seconds=spread.of(found.step_seconds))
         if not beside_plan:
             return found
         best = self._select(asked, captures)[0]

@@ -25,9 +25,9 @@ class Device:
     starting one kernel costs. `units` are multiprocessors at `clock_hz`, and
     `attention_efficiency` the fractions of the peak rate that attention reaches forward and
     backward, with 128 features a head: without them, a kernel's shape does not matter, and a plan
-    says so; a device that has no such thing states 0 `units`. `workspace_bytes` is what PyTorch keeps
-    on the device for matrix products, as long as it runs. A dtype without an entry is one that
-    the device cannot be planned with: there is no figure to fall back on.
+    says so; a device that has no such thing states 0 `units`. `workspace_bytes` is what PyTorch
+    keeps there for matrix products, as long as it runs. A dtype without an entry is one that the
+    device cannot be planned with: there is no figure to fall back on.
     """
 
     name: str

@@ -64,6 +64,7 @@ class Estimated:
     plan_seconds: float | None = None
     plan_bytes: float | None = None
     pipeline: Pipelined | None = None
+    step_range_seconds: tuple[float, float] | None = None  # where steps like it were measured
 
     @property
     def fits(self) -> bool:

@@ -68,9 +68,7 @@ def sentences(plan: Plan) -> tuple[Sentence, ...]:
 
 def _step(plan: Plan) -> Iterator[str]:
     """How long a step takes, and how well it uses the devices."""
-    found, step = plan.simulation, seconds(plan.estimate.step_seconds)
-    if (likely := likely_range(plan)) is not None:
-        step += f" (likely {seconds(likely[0])} to {seconds(likely[1])})"
+    found, step = plan.simulation, in_range(plan.estimate.step_seconds, likely_range(plan))
     rate = "".join(f", {each}" for each in throughput(plan))
     if found is None:
         cost = plan.provenance.request.cost
@@ -97,6 +95,13 @@ def likely_range(plan: Plan) -> tuple[float, float] | None:
     """Seconds between which the step will be, as far as measured steps tell."""
     found = spread(plan)
     return None if found is None else found.of(plan.estimate.step_seconds)
+
+
+def in_range(step: float, likely: tuple[float, float] | None) -> str:
+    """A step, and where it will be, as far as that is known."""
+    if likely is None:
+        return seconds(step)
+    return f"{seconds(step)} (likely {seconds(likely[0])} to {seconds(likely[1])})"
 
 
 def throughput(plan: Plan) -> Iterator[str]:
@@ -313,7 +318,8 @@ def estimate_lines(found: Estimated, model: str) -> Iterator[str]:
     yield ""
     each = f"{found.rate_per_device:,.0f} {found.unit}/s per device"
     hfu = f", HFU {found.hfu:.1%} with what is recomputed" if found.hfu > found.mfu else ""
-    yield f"Step: {seconds(found.step_seconds)}, {each}, MFU {found.mfu:.1%}{hfu}."
+    step = in_range(found.step_seconds, found.step_range_seconds)
+    yield f"Step: {step}, {each}, MFU {found.mfu:.1%}{hfu}."
     if found.pipeline is not None:
         yield from _pipelined(found.pipeline)
     yield from _estimated_memory(found)
