@@ -26,6 +26,11 @@ HOW_TOS = sorted(
 FULL = re.compile(r"(?<= )(alexnet|gpt2)(?= |$)")
 # These measure a machine for minutes: `tests/distributed/test_calibration.py` measures little.
 MEASURES = "shardfold calibrate "
+# By default these look for as long as a reader waits: for less, all that they print is there.
+EFFORT = {
+    "shardfold explain ": ["--seconds", "1"],
+    "shardfold compare ": ["--moves", "1000", "--ilp-seconds", "2"],
+}
 REFUSED = {"fc6=out/3": "has no such split"}
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],
@@ -58,7 +63,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def typed(line: str, folder: Path) -> None:
     """Run a line, and keep what it prints if it says so."""
     command, _, file = line.partition(" > ")
-    result = CliRunner().invoke(main, shlex.split(command)[1:])
+    has_model = "--cluster" in command or "--model" in command
+    effort = next((more for start, more in EFFORT.items() if command.startswith(start)), [])
+    result = CliRunner().invoke(main, shlex.split(command)[1:] + effort * has_model)
     refusal = next((says for part, says in REFUSED.items() if part in line), None)
     assert bool(result.exit_code) == bool(refusal), f"{line}\n{result.output}"
     assert (refusal or "") in result.output

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from draws import covering
 from shardfold.api import plan
 from shardfold.capture import capture
 from shardfold.cluster import mesh_from_text, parse
@@ -70,6 +71,12 @@ class Chooser:
         """Any configuration for each operator, any layout for each tensor, any storage."""
         rng = random.Random(seed)
         return self.plan(tuple(rng.randrange(len(c)) for c in self.tables.problem.costs))
+
+    def covering(self, count: int, first: int = 0) -> dict[str, Plan]:
+        """Random plans that try every configuration, layout and storage before one comes twice."""
+        sizes = [len(costs) for costs in self.tables.problem.costs]
+        numbers = range(first, first + count)
+        return {f"random {number}": self.plan(covering(sizes, number)) for number in numbers}
 
 
 @cache

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -21,11 +19,11 @@ from shardfold.cli import main
 from shardfold.errors import LostError, RunError, ShardfoldError
 from shardfold.plans.files import dumps, loads, save
 from shardfold.runtime import parallelize
-from shardfold.runtime.ranks import launch
+from shardfold.runtime.ranks import joined, launch
 
 from .choices import chooser
 from .jobs import build
-from .ranks import Launch
+from .ranks import Launch, start_server
 from .torchrun import free_port
 
 
@@ -135,36 +133,26 @@ def test_a_killed_rank_has_an_exit_code_of_its_own(tmp_path: Path) -> None:
     assert "Traceback" not in found.output
 
 
-LOSES = """
-import os, torch, torch.distributed as dist
-from shardfold.errors import LostError
-from shardfold.runtime.ranks import joined
-try:
-    with joined() as (rank, _):
-        dist.barrier()
-        if rank == 1:
-            os._exit(3)
-        dist.all_reduce(torch.zeros(1))
-except LostError as error:
-    print("SAID", error, flush=True)
-    os._exit(4)
-"""
+def is_lost(rank: int, environment: dict[str, str], said: Path) -> None:
+    os.environ.update({**environment, "RANK": str(rank)})
+    try:
+        with joined():
+            dist.barrier()
+            if rank == 1:
+                os._exit(3)
+            dist.all_reduce(torch.zeros(1))
+    except LostError as error:
+        said.write_text(str(error))
+        os._exit(4)
 
 
 def test_a_rank_of_torchrun_that_is_lost_is_named_on_the_others(tmp_path: Path) -> None:
-    program = tmp_path / "program.py"
-    program.write_text(LOSES)
-    given = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1"}
-    given["MASTER_PORT"] = str(free_port())
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, str(program)],
-            env={**given, "RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    said = [rank.communicate(timeout=300)[0] for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [4, 3]
-    assert "SAID Another process has ended, or the link to it is lost" in said[0]
+    given = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    said = tmp_path / "said"
+    ranks = [start_server().Process(target=is_lost, args=(rank, given, said)) for rank in range(2)]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join()
+    assert [rank.exitcode for rank in ranks] == [4, 3]
+    assert "Another process has ended, or the link to it is lost" in said.read_text()

@@ -22,17 +22,17 @@ Case = tuple[str, str, bytes]
 
 
 def cases(models: dict[str, int]) -> list[Case]:
-    """Fully sharded and so many random plans of each model, on two processes.
+    """So many random plans of each model, on two processes; both baselines of the first alone.
 
-    Data parallel of the first alone: its operators are those of one device in every model.
+    Under data parallel the operators are those of one device in every model, and random plans
+    shard parameters, too.
     """
     found = []
     for model, count in models.items():
         choices = chooser(model, "2xcpu", "2")
-        by_batch, fully_sharded = choices.baselines()
+        named = () if found else choices.baselines()
         plans = {
-            **({} if found else {"data parallel": by_batch}),
-            "fully sharded": fully_sharded,
+            **dict(zip(("data parallel", "fully sharded"), named, strict=False)),
             **{f"random {seed}": choices.random(seed) for seed in range(count)},
         }
         found += [(model, label, dumps(p).encode()) for label, p in plans.items()]

@@ -10,7 +10,7 @@ from .choices import chooser
 from .jobs import Case, numbers
 from .ranks import Launch
 
-BASELINES = ("2", "2x2")  # the meshes on which they run: on more devices they do the same
+NAMED = ("2", "2x2")  # the meshes of the best plan and the baselines: on more they do the same
 
 
 def cases(models: dict[str, int], cluster: str, mesh: str) -> list[Case]:
@@ -18,11 +18,10 @@ def cases(models: dict[str, int], cluster: str, mesh: str) -> list[Case]:
     found = []
     for model, count in models.items():
         choices = chooser(model, cluster, mesh)
-        baselines = choices.baselines() if mesh in BASELINES else ()
+        named = (choices.best(), *choices.baselines()) if mesh in NAMED else ()
         plans = {
-            "best": choices.best(),
-            **dict(zip(("data parallel", "fully sharded"), baselines, strict=False)),
-            **{f"random {seed}": choices.random(seed) for seed in range(count)},
+            **dict(zip(("best", "data parallel", "fully sharded"), named, strict=False)),
+            **choices.covering(count),
         }
         found += [(model, f"{label} on {mesh}", dumps(p).encode()) for label, p in plans.items()]
     return found
@@ -32,14 +31,14 @@ def cases(models: dict[str, int], cluster: str, mesh: str) -> list[Case]:
     ("models", "cluster", "mesh"),
     [
         (
-            {"mlp": 4, "losses": 8, "norms": 8, "planes": 8, "vocabulary": 4, "tied": 8},
+            {"mlp": 3, "losses": 4, "norms": 5, "planes": 5, "vocabulary": 3, "tied": 5},
             "2xcpu",
             "2",
         ),
         ({"alexnet-tiny": 2, "transformer-tiny": 1, "gpt2-tiny": 2}, "2xcpu", "2"),
         ({"llama3-8b-tiny": 1, "resnet50-tiny": 0, "mixtral-8x7b-tiny": 1}, "2xcpu", "2"),
         ({"mlp": 4, "losses": 3, "norms": 3, "planes": 3, "pixels": 6}, "4xcpu", "2x2"),
-        ({"vocabulary": 4, "mlp": 2, "mixtral-8x7b-tiny": 1}, "4xcpu", "4"),
+        ({"vocabulary": 3, "mlp": 2, "mixtral-8x7b-tiny": 1}, "4xcpu", "4"),
         ({"vocabulary": 3, "tied": 6, "mlp": 3, "norms": 3, "planes": 3}, "8xcpu", "2x2x2"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, dict) else value,

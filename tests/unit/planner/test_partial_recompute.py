@@ -57,8 +57,8 @@ def atoms_of(graph: Graph) -> Subdims:
 
 
 def tables_of(graph: Graph, subdims: Subdims, regions: Regions) -> Tables:
-    cluster = parse("2x2xh100")
-    mesh = cluster.meshes()[0]
+    cluster = parse("2xh100")
+    (mesh,) = cluster.meshes()
     model = pricing_named("roofline").model(cluster, mesh)
     return tabulate(graph, subdims, mesh, model, OPTIMIZERS["adamw"], regions)
 
