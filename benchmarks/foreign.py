@@ -216,7 +216,7 @@ SECOND = (
         "GlmForCausalLM",
         4,
         2048,
-        {**_text(12, 2048, 16, 6912, 65024), "num_key_value_heads": 2, "head_dim": 128},
+        {**_text(12, 2048, 16, 6912, 151552), "num_key_value_heads": 2, "head_dim": 128},
     ),
     Case(
         "SmolLM3Config",
