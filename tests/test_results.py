@@ -44,6 +44,11 @@ def test_a_page(program, name: str, page: str, files: tuple[str, ...]) -> None:
     assert program(name).page(*read(*(MEASURED / f for f in files))) == (PAGES / page).read_text()
 
 
+def test_models_that_nobody_tuned_for(program) -> None:
+    sets = read(MEASURED / "foreign-h200.json", MEASURED / "foreign-h200-second.json")
+    assert program("foreign").page_of(*sets) == (PAGES / "foreign.md").read_text()
+
+
 def test_predictions_on_an_h200(program) -> None:
     (figures,) = read(PAGES / "fidelity.json")
     assert (
@@ -86,13 +91,18 @@ def test_figures(program) -> None:
 
 
 def test_the_range_of_a_prediction_is_that_of_measured_steps() -> None:
-    foreign, published = read(MEASURED / "foreign-h200.json", MEASURED / "published.json")
+    *foreign, published = read(
+        MEASURED / "foreign-h200.json",
+        MEASURED / "foreign-h200-second.json",
+        MEASURED / "published.json",
+    )
     gloo = [
         case
         for each in read(*(MEASURED / f"fidelity-gloo-{k}.json" for k in (2, 4)))
         for case in each["cases"]
     ]
-    one, rows = foreign["rows"], [row for row in published["rows"] if row.get("error") is not None]
+    one = [row for each in foreign for row in each["rows"]]
+    rows = [row for row in published["rows"] if row.get("error") is not None]
     assert published["cost"] == DEFAULT
     measured = {
         (DEFAULT, False): [row["step_seconds"] / row["default_seconds"] for row in one],
