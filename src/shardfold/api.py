@@ -180,7 +180,7 @@ class Planner:
             graph = self._captured(asked, short=False).graph(stated.micro_batches)
         self._progress("estimating")(0, 1)
         found = estimate_stated(graph, asked.search, stated, runs)
-        spread = spread_of(asked.request.cost, asked.search.cluster, found.devices)
+        spread = spread_of(asked.request.cost, asked.search.cluster, found.devices, stated.stages)
         if spread is not None:
             found = replace(found, step_range_seconds=spread.of(found.step_seconds))
         if not beside_plan:

@@ -24,6 +24,7 @@ from shardfold.operators import rules_of
 from shardfold.sharding import find_subdims
 from shardfold.simulate.decoded import DecodedChoice
 from shardfold.simulate.memory import Footprint, MemoryFacts
+from shardfold.simulate.parts import Part
 from shardfold.strategies.baselines import batch_factors, replicated
 from shardfold.zoo import build
 
@@ -182,7 +183,7 @@ def kept_by_our_count(module, args, kwargs):
     tables = tabulate(graph, subdims, mesh, model, optimizer)
     alone = (0,) * len(tables.vertices)
     decoded = DecodedChoice(graph, subdims, tables, alone, model, optimizer)
-    return Footprint(decoded, MemoryFacts(graph, subdims)).kept_bytes
+    return Footprint(decoded, MemoryFacts(graph, subdims), Part.whole(graph)).kept_bytes
 
 
 def zoo_model(name):
