@@ -33,8 +33,8 @@ class Spread:
 
 
 Kind = Literal["one device", "several", "pipeline"]
-# By cost model, and by what runs. Of published pipelines, nanotron's are left out: half of them took
-# 3 to 80 times as long as predicted, and nobody knows why (docs/results/published.md).
+# By cost model, and by what runs. Of published pipelines, nanotron's are left out: half of them
+# took 3 to 80 times as long as predicted, and nobody knows why (docs/results/published.md).
 SPREADS: Mapping[tuple[str, Kind], Spread] = {
     (DEFAULT, "one device"): Spread(0.96, 1.59, "61 models on one H200"),
     (DEFAULT, "several"): Spread(0.90, 1.28, "261 published runs of other stacks"),

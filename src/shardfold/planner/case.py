@@ -162,6 +162,11 @@ class Case:
             self.findings.smallest = self.patience.spend(self.allowed.solve_smallest)
         return self.findings.smallest
 
+    @property
+    def fixed_bytes(self) -> int:
+        """What a device holds under every choice; the sum of bytes does not have it."""
+        return self.scheduler.workspace_bytes
+
     def solve_within(
         self,
         limit: float,
@@ -173,7 +178,7 @@ class Case:
         """The least additive cost within a limit (see `Subproblem.solve`)."""
         return self.patience.spend(
             lambda seconds: self.allowed.solve(
-                limit,
+                limit - self.fixed_bytes,
                 fastest=fastest,
                 cutoff=cutoff,
                 known=self.known,
@@ -299,7 +304,12 @@ class Candidate:
     def peak_bytes(self) -> float:
         """What a device holds at most: simulated, or the sum of bytes where it was not."""
         found = self.simulation
-        return (self.solution.bytes or 0.0) if found is None else found.peak_bytes
+        return self.summed_bytes if found is None else found.peak_bytes
+
+    @property
+    def summed_bytes(self) -> float:
+        """What the search bounds: the sum of bytes, and what every choice has."""
+        return (self.solution.bytes or 0.0) + self.case.fixed_bytes
 
     @cached_property
     def floor_seconds(self) -> float:

@@ -222,7 +222,7 @@ def _recompute_first(whole: Candidate, count: int, limit: float) -> Iterator[Can
     regions = leading_regions(graph, scheduler.subdims, border)
     case = make_case(old.request, scheduler, old.prices, regions, old.patience)
     # The search bounds a sum of bytes, the limit is on the peak: as far apart as they were before.
-    room = limit - (whole.peak_bytes - (whole.solution.bytes or 0.0))
+    room = limit - (whole.peak_bytes - whole.summed_bytes)
     for weight in WEIGHTS:
         for found in solve_discounted(Candidate(case, whole.solution), weight, room):
             yield replace(found, source=Source.RECOMPUTE, label="search, fewer blocks recomputed")

@@ -148,7 +148,8 @@ def _find_smallest(cases: Cases, request: ResolvedRequest, watch: MeshWatch) -> 
     groups = [each.searched for each in _search_unlimited(cases, request, watch)]
     best = min(map(simulate, list_smallest(groups)), key=lambda c: c.peak_bytes)
     for share in SHARES:
-        lower = min(share * best.peak_bytes, best.peak_bytes - 1)
+        fixed = best.case.fixed_bytes
+        lower = min(fixed + share * (best.peak_bytes - fixed), best.peak_bytes - 1)
         asked = replace(request, limit_bytes=lower)
         _, _, ranking = _search_and_simulate(cases, asked, watch)
         best = min((best, *ranking.candidates), key=lambda c: c.peak_bytes)

@@ -139,7 +139,9 @@ def propose_relimited(groups: Sequence[Group], ranking: Ranking) -> Iterator[Can
         case, peak, total = at.case, at.peak_bytes, at.solution.bytes or 0.0
         if not total or NEAR * limit <= peak <= limit:
             return
-        room = limit * total / peak * (SHY if peak > limit else 1.0)
+        fixed = case.fixed_bytes
+        share = total / (peak - fixed) * (SHY if peak > limit else 1.0)
+        room = fixed + (limit - fixed) * share
         rounds = 0 if room >= (1 - LITTLE) * limit else None
         was_discounted = any(
             c.case.tables is case.tables and c.source is Source.OVERLAP for c in ranking.candidates
@@ -180,13 +182,14 @@ def solve_discounted(
 ) -> Iterator[Candidate]:
     """The best choice within the limit if so much of the parameters' communication counts."""
     case, spend = candidate.case, candidate.case.patience.spend
+    room = limit - case.fixed_bytes
     problem = discount(case.tables, case.unrolled.problem, weight)
     left = restrict(problem, case.allowed.kept) if case.is_pinned else Subproblem(problem, {})
     try:
         # Where the plain sum is far from the limit, so is this one as a rule, and need not look.
         fastest = None if _binds(candidate, limit) else spend(lambda s: left.solve(seconds=s))
         found = spend(
-            lambda s: left.solve(limit, fastest=fastest, known=case.known, rounds=rounds, seconds=s)
+            lambda s: left.solve(room, fastest=fastest, known=case.known, rounds=rounds, seconds=s)
         )
     except InfeasibleError:
         return
@@ -204,7 +207,7 @@ def _solve_within(candidate: Candidate, limit: float, rounds: int | None) -> Ite
 
 
 def _binds(candidate: Candidate, limit: float) -> bool:
-    return (candidate.solution.bytes or 0.0) > BINDING * limit
+    return candidate.summed_bytes > BINDING * limit
 
 
 def _ordered(group: Group) -> list[Candidate]:

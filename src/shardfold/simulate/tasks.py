@@ -347,6 +347,12 @@ class Scheduler:
             self.shared.append(MemoryFacts(self.graph, self.subdims, regathers=self.regathers))
         return self.shared[0]
 
+    @property
+    def workspace_bytes(self) -> int:
+        """What products keep on the device, whatever is chosen."""
+        is_needed = any(rule.rule.engine == "matrix" for rule in self.subdims.rules)
+        return self.cluster.device.workspace_bytes if is_needed else 0
+
     def useful_flops(self, index: int) -> float:
         """FLOP of an operator's products, forward and backward, over all devices once."""
         rule = self.subdims.rules[index]
@@ -449,9 +455,8 @@ class _Builder:
         products is everywhere.
         """
         graph, part = self.scheduler.graph, self.part
-        if any(rule.rule.engine == "matrix" for rule in self.scheduler.subdims.rules):
-            kept = self.scheduler.cluster.device.workspace_bytes
-            self.resident["buffers"] = self.resident.get("buffers", 0.0) + kept
+        kept = self.resident.get("buffers", 0.0)
+        self.resident["buffers"] = kept + self.scheduler.workspace_bytes
         read = {t for op in graph.ops for t in op.inputs}
         here = {t for op in [*part.makes_again(graph), *part.ops] for t in graph.ops[op].inputs}
         for index, tensor in enumerate(graph.tensors):

@@ -48,6 +48,12 @@ def select(module, args, kwargs, cluster, limit=None, *, short=True):
     return select_for(graph, request, lambda done, total: None)
 
 
+def share_of(peak: float, share: float) -> float:
+    """A limit that leaves a share of a peak, and the workspace that no plan can do without."""
+    workspace = parse("4xh100").device.workspace_bytes
+    return workspace + share * (peak - workspace)
+
+
 @pytest.fixture(scope="module")
 def layers():
     return Layers(), (torch.zeros(64, 256),), {}
@@ -116,7 +122,7 @@ def test_a_limit_is_met_at_the_smallest_plan_and_refused_one_byte_below() -> Non
 
 def test_a_plan_keeps_its_peak_below_a_limit_that_binds(layers, unlimited) -> None:
     free = unlimited.winner.simulation
-    limit, before = 0.8 * free.peak_bytes, free.step_seconds
+    limit, before = share_of(free.peak_bytes, 0.8), free.step_seconds
     found = select(*layers, "2x4xh100", limit).winner.simulation
     peak, after = found.peak_bytes, found.step_seconds
     assert peak <= limit
@@ -128,7 +134,7 @@ def test_whatever_is_simulated_under_pins_follows_them() -> None:
     pins = [Pin.parse("layers.*.0", "unsplit")]
     request = ResolvedRequest(cluster, cluster.meshes()[:1], ROOFLINE, ADAMW, pins=pins)
     free = select_for(graph, request, lambda done, total: None)
-    limited = replace(request, limit_bytes=0.5 * free.winner.peak_bytes)
+    limited = replace(request, limit_bytes=share_of(free.winner.peak_bytes, 0.5))
     found = select_for(graph, limited, lambda done, total: None)
     assert {c.source for c in found.simulated} >= {Source.SEARCH, Source.OVERLAP}
     for candidate in found.simulated:
