@@ -191,9 +191,10 @@ def test_a_users_rule_lets_it_be_split() -> None:
 
 
 def test_a_memory_limit_is_kept_or_said_to_be_impossible() -> None:
-    free = planned("2xa100")
-    tight = planned("2xa100", memory_limit=0.9 * free.estimate.peak_bytes)
-    assert tight.estimate.peak_bytes <= 0.9 * free.estimate.peak_bytes
+    free, fixed = planned("2xa100"), parse("2xa100").device.workspace_bytes
+    limit = fixed + 0.9 * (free.estimate.peak_bytes - fixed)
+    tight = planned("2xa100", memory_limit=limit)
+    assert tight.estimate.peak_bytes <= limit
     assert tight.estimate.step_seconds >= free.estimate.step_seconds * (1 - 1e-9)
     with pytest.raises(InfeasibleError, match="No choice fits"):
         planned("2xa100", memory_limit=1000.0, micro_batches=1)

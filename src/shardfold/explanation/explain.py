@@ -347,7 +347,8 @@ def case_of(
     plan: Plan, graph: Graph, subdims: Subdims, cluster: Cluster, pricing: Pricing
 ) -> tuple[Case, Setting]:
     """The plan's tables made anew, with its own choice, pins and limit."""
-    limit = plan.estimate.limit_bytes
+    workspace = Scheduler(graph, subdims, cluster).workspace_bytes
+    limit = plan.estimate.limit_bytes - workspace  # what is left for a sum of bytes
     setting = Setting(plan, graph, subdims, cluster, pricing, limit)
     decoded = replace(setting.tables, choice=recalled(plan, setting.tables))
     scheduler = Scheduler(graph, subdims, cluster) if pricing.overlaps else None
@@ -413,7 +414,7 @@ def explain(
         step_seconds=case.step_seconds,
         additive_seconds=case.additive_seconds,
         optimal=plan.estimate.optimal and case.additive_seconds <= stated,
-        limit_bytes=case.limit_bytes,
+        limit_bytes=None if case.limit_bytes is None else plan.estimate.limit_bytes,
         limit_binds=case.limit.binds,
         reasons=tuple(reasons),
         left_out=left_out,

@@ -118,5 +118,5 @@ def _solve_within(free: Candidate, limit: float, cutoff: float) -> Candidate:
     try:
         found = case.solve_within(limit, fastest=fastest, cutoff=cutoff)
     except InfeasibleError as error:
-        return replace(free, least_bytes=error.needed_bytes)
+        return replace(free, least_bytes=error.needed_bytes + case.fixed_bytes)
     return replace(free, solution=found)
