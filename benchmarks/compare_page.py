@@ -25,7 +25,8 @@ def page(whole: Mapping[str, Any]) -> str:
         "# The plan against every other method",
         f"Written by `python benchmarks/compare.py` on {at['date']}; {at['processor']}, one "
         f"core, Python {at['python']}. Models of the zoo in their full size; bf16, and fp32 on "
-        "1080 Ti and 2080 Ti. Steps are [simulated](../explanation/simulation.md), each "
+        "1080 Ti and 2080 Ti. Steps are [simulated](../explanation/simulation.md) with the "
+        "roofline's prices, each "
         f"method's best within memory. Random moves get {effort['mcmc_moves']:,} moves from "
         "the best baseline, an integer program "
         f"{effort['ilp_seconds']:.0f} s; programs of more than 300,000 variables are not "

@@ -169,7 +169,7 @@ MOVES_HEAD = (
 MOVES = """## Moves that are simulated, as FlexFlow's are
 
 FlexFlow simulates the step for every proposal. Here the same random moves use our simulator and our
-default cost model on 1080 Ti, and start from the best baseline. *Exact search*
+roofline on 1080 Ti, and start from the best baseline. *Exact search*
 is the search on the same tables, and beside it how many moves are made in 100 times its time.
 *Start*, *best by then* and *exact search's* are simulated steps over the plan's: of the baseline,
 of the best that the moves had met by then, and of the exact search's choice on those tables.

@@ -36,6 +36,7 @@ def rows() -> Iterator[dict[str, Any]]:
                     kwargs,
                     cluster=cluster_of(devices, gpu),
                     optimizer=OPTIMIZER,
+                    cost="roofline",
                     methods=(*OURS, "data-parallel", "mcmc", *EXPERT[model]),
                     effort=Effort(moves=MOVES),
                     micro_batches=1,

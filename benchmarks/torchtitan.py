@@ -1,11 +1,11 @@
 """Llama 3 on clusters of H100s: our plans beside torchtitan's published configurations.
 
-Both are evaluated by the same simulator: the same cost model, links, overlap and memory. Sequences
-of 8,192 tokens, AdamW, bf16. The configurations are those of torchtitan's report of December 2024
-(benchmarks/llama3_h100_202412_torchtitan.md in its repository): FSDP for 8B, FSDP 32 x TP 8 for
-70B on 256 GPUs, TP 8 for 405B. Its pipeline stages for 405B are not modelled: there FSDP takes
-their devices. Its selective recomputation is not either: every block is recomputed where the
-plain configuration does not fit.
+Both are evaluated by the same simulator: the same prices (the roofline's), links, overlap and
+memory. Sequences of 8,192 tokens, AdamW, bf16. The configurations are those of torchtitan's report
+of December 2024 (benchmarks/llama3_h100_202412_torchtitan.md in its repository): FSDP for 8B, FSDP
+32 x TP 8 for 70B on 256 GPUs, TP 8 for 405B. Its pipeline stages for 405B are not modelled: there
+FSDP takes their devices. Its selective recomputation is not either: every block is recomputed where
+the plain configuration does not fit.
 
     python benchmarks/torchtitan.py --out benchmarks/results/torchtitan.json
 """
@@ -51,7 +51,7 @@ def measure(case: Case) -> dict[str, Any]:
     from shardfold import zoo
 
     model, args, kwargs = zoo.build(case.model, batch=case.batch, seq=SEQ)
-    plan = sf.plan(model, args, kwargs, cluster=case.cluster, dtype="bf16")
+    plan = sf.plan(model, args, kwargs, cluster=case.cluster, dtype="bf16", cost="roofline")
     assert plan.simulation is not None
     limit = plan.estimate.limit_bytes
     ours = _figures(plan.simulation, limit)
