@@ -19,13 +19,13 @@ free forward, copies backward.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
 from shardfold.graph import Graph, Op
+from shardfold.graph.repeats import readings
 from shardfold.operators import Access, Call, Operator
 from shardfold.operators.kernels import pointwise
 from shardfold.operators.operator import SHARED
@@ -144,7 +144,7 @@ def _accesses(key: _Same) -> tuple[Access, ...]:
         for i, t in enumerate(graph.tensors)
         if t.role != "activation"
     }
-    readers = Counter(tensor for op in graph.ops for tensor in op.inputs)
+    readers = readings(graph)
     found = []
     done: set[object] = set()
     operators = [rule.rule.operator for rule in key.subdims.rules]

@@ -12,6 +12,7 @@ holds for every period that is left out.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -115,6 +116,18 @@ def operator_order(graph: Graph) -> list[tuple[int, int, int | None]]:
             found += [(op, number, copy) for op in repeat.ops(period)]
         at = repeat.end
     return found + [(op, -1, None) for op in range(at, len(graph.ops))]
+
+
+def readings(graph: Graph) -> Counter[int]:
+    """How often the model reads each tensor: one from before a run in the missing periods, too."""
+    found = Counter(tensor for op in graph.ops for tensor in op.inputs)
+    writer = {t: i for i, op in enumerate(graph.ops) for t in op.results}
+    for repeat in graph.repeats:
+        for op in repeat.ops(MODEL) if repeat.missing else ():
+            for tensor in graph.ops[op].inputs:
+                if writer.get(tensor, repeat.start) < repeat.start:
+                    found[tensor] += repeat.missing
+    return found
 
 
 def places(graph: Graph) -> list[int]:
