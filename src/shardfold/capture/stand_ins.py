@@ -110,9 +110,7 @@ class KnownValues:
 
     def __init__(self) -> None:
         self.known: dict[int, tuple[Tensor, Tensor]] = {}  # constants: traced, and real
-        self.selected: dict[
-            int, tuple[Tensor, ...]
-        ] = {}  # by a mask: the result, of what, the mask
+        self.selected: dict[int, tuple[Any, ...]] = {}  # by a mask: result, of what, mask, versions
         self.coins: dict[int, Tensor] = {}  # uniform random numbers: single ones
         self.hint = ""  # what to say if the trace fails
 

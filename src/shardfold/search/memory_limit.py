@@ -171,10 +171,20 @@ class _Limited:
         if cost < self.cost:
             self.best, self.cost = choice, cost
 
-    def solve(self, problem: Problem) -> Answer:
-        """An exact search on the way, in a part of the time that is left."""
+    def solve(self, problem: Problem) -> tuple[Ints, float, float]:
+        """Search on the way, in a part of the time left: the choice, its value, a proven bound."""
         left = self.deadline - time.perf_counter()
-        return exact(problem, table_bytes=self.table_bytes, seconds=max(left / 4, 1.0))
+        found = exact(problem, table_bytes=self.table_bytes, seconds=max(left / 4, 1.0))
+        value = problem.total(found.choice)
+        return found.choice, value, value if found.lower_bound is None else found.lower_bound
+
+    def solve_at(self, weight: float) -> tuple[Ints, float]:
+        """The choice with bytes at a weight, and its value; the bound rises by what that proves."""
+        choice, value, bound = self.solve(self.problem.blended(1.0, weight))
+        if bound - weight * self.limit > self.bound:
+            self.bound, self.weight = bound - weight * self.limit, weight
+        self.offer(choice)
+        return choice, value
 
     def is_closed(self) -> bool:
         return reaches(self.cost, self.bound)
@@ -276,18 +286,12 @@ def _pooled(state: _Limited, good: list[Ints], rounds: int, watch: Watch) -> tup
         left = state.deadline - time.perf_counter()
         if step == rounds or (step and (left <= 0 or _is_near(state, inner))):
             break
-        blend = state.problem.blended(1.0, inner.weight)
-        answer = state.solve(blend)
-        value = blend.total(answer.choice)
-        bound = value if answer.lower_bound is None else answer.lower_bound
-        if bound - inner.weight * state.limit > state.bound:
-            state.bound, state.weight = bound - inner.weight * state.limit, inner.weight
-        state.offer(answer.choice)
+        choice, _ = state.solve_at(inner.weight)
         watch(Progress("limited", step + 1, rounds, best_cost=state.cost))
-        good.append(answer.choice)
+        good.append(choice)
         if state.is_enough() or _is_near(state, inner):
             break
-        pool.add(answer.choice)
+        pool.add(choice)
     return over, under
 
 
@@ -298,7 +302,7 @@ def _is_near(state: _Limited, inner: _Limited) -> bool:
 
 def _narrow(state: _Limited, problem: Problem) -> _Limited:
     """The state of a search among few choices."""
-    smallest = state.solve(problem.blended(0.0, 1.0)).choice
+    smallest, _, _ = state.solve(problem.blended(0.0, 1.0))
     cost = problem.total(smallest)
     return _Limited(
         problem, state.limit, state.table_bytes, state.deadline, math.inf, math.inf, smallest, cost
@@ -307,10 +311,9 @@ def _narrow(state: _Limited, problem: Problem) -> _Limited:
 
 def _walked(state: _Limited) -> tuple[Ints, Ints]:
     """The ends of the hull where it crosses the limit; the fastest choice twice if that fits."""
-    answer = state.solve(state.problem)
-    fastest, smallest = answer.choice, state.best
+    smallest = state.best
+    fastest, _, state.bound = state.solve(state.problem)
     state.offer(fastest)
-    state.bound = state.problem.total(fastest)
     if state.problem.total_bytes(fastest) <= state.limit:
         return fastest, fastest
     return _hull(state, fastest, smallest, ignore)
@@ -334,21 +337,15 @@ def _hull(state: _Limited, over: Ints, under: Ints, watch: Watch) -> tuple[Ints,
             break
         if step and not state.is_small and most <= _NO_MATTER * abs(costs[0]):
             break
-        blend = problem.blended(1.0, weight)
-        answer = state.solve(blend)
-        value = blend.total(answer.choice)
-        bound = value if answer.lower_bound is None else answer.lower_bound
-        if bound - weight * state.limit > state.bound:
-            state.bound, state.weight = bound - weight * state.limit, weight
+        choice, value = state.solve_at(weight)
         watch(Progress("limited", step + 1, _WEIGHTS, best_cost=state.cost))
-        state.offer(answer.choice)
         line = costs[0] + weight * high
         if not is_guess and value >= line - 1e-12 * abs(line):
             break
-        if problem.total_bytes(answer.choice) > state.limit:
-            over = answer.choice
+        if problem.total_bytes(choice) > state.limit:
+            over = choice
         else:
-            under = answer.choice
+            under = choice
         if state.is_enough() or (step and _is_spliced(state, over, under)):
             break
     return over, under
