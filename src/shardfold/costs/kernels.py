@@ -145,7 +145,7 @@ class Datasheet:
     def _plain(self, family: str, dtype: str, sizes: Sequence[Values]) -> Values:
         """The longer of operations and traffic, whatever the shape."""
         rate = self._peak(dtype) * self.device.matmul_efficiency
-        bandwidth = self._bandwidth(self.device.memory_efficiency)
+        bandwidth = self._bandwidth(EFFICIENT)
         if family == "product":
             flops, moved = sizes
             return self._gap() + np.maximum(flops / rate, moved / bandwidth)
@@ -153,8 +153,8 @@ class Datasheet:
 
     def update_seconds(self, optimizer: str, moved: Values) -> Values:
         """Seconds of an update that passes over so many bytes, among many others."""
-        share = PASSES[f"update.{optimizer or 'adamw'}"].share if self._units else 0.0
-        return moved / self._bandwidth(share or self.device.memory_efficiency)
+        share = PASSES[f"update.{optimizer or 'adamw'}"].share if self._units else EFFICIENT
+        return moved / self._bandwidth(share)
 
     # Engines
 

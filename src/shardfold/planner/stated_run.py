@@ -62,7 +62,8 @@ class StatedRun:
     def schedule_part(self, part: Part, *, is_first: bool = True) -> Schedule:
         """A part of it; buffers of a fixed size are with the first of a device."""
         stack = self.stack if is_first else replace(self.stack, buffer_bytes=0.0)
-        return self._as_run(self.case.scheduler.schedule_part(self.whole, part), stack)
+        found = self.case.scheduler.schedule_part(self.whole, part, is_first=is_first)
+        return self._as_run(found, stack)
 
     def _as_run(self, schedule: Schedule, stack: Stack) -> Schedule:
         return as_run(schedule, self.stated, self.placed, stack, self.model, self.item_bytes)

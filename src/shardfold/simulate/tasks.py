@@ -329,11 +329,16 @@ class Scheduler:
 
     def schedule(self, whole: UnrolledChoice) -> Schedule:
         """The schedule of a whole model under a choice."""
-        return _Builder(self, whole, Part.whole(self.graph)).run()
+        return _Builder(self, whole, Part.whole(self.graph), self.workspace_bytes).run()
 
-    def schedule_part(self, whole: UnrolledChoice, part: Part) -> Schedule:
-        """The schedule of a part, under a choice in which all periods of a run choose alike."""
-        return _Builder(self, whole, part).run_part()
+    def schedule_part(
+        self, whole: UnrolledChoice, part: Part, *, is_first: bool = True
+    ) -> Schedule:
+        """The schedule of a part, under a choice in which all periods of a run choose alike.
+
+        Of several on one device, the first bears the workspace of products.
+        """
+        return _Builder(self, whole, part, self.workspace_bytes if is_first else 0).run_part()
 
     def alone(self, decoded: DecodedChoice) -> Schedule:
         """The schedule of a graph that holds every period."""
@@ -367,10 +372,12 @@ class Scheduler:
 
 
 class _Builder:
-    def __init__(self, scheduler: Scheduler, whole: UnrolledChoice, part: Part) -> None:
+    def __init__(
+        self, scheduler: Scheduler, whole: UnrolledChoice, part: Part, workspace: int
+    ) -> None:
         self.scheduler, self.whole, self.part = scheduler, whole, part
         self.tasks: dict[tuple[int, ...], OperatorTasks] = {}
-        self.resident: Bytes = {"parameters": 0.0, "optimizer": 0.0}
+        self.resident: Bytes = {"parameters": 0.0, "optimizer": 0.0, "buffers": float(workspace)}
 
     def run(self) -> Schedule:
         graph = self.scheduler.graph
@@ -451,12 +458,9 @@ class _Builder:
     def _unread(self) -> None:
         """Inputs and buffers are whole everywhere; so are parameters that no operator reads.
 
-        A part has those that it reads, and what nothing reads goes with the first. The workspace of
-        products is everywhere.
+        A part has those that it reads, and what nothing reads goes with the first.
         """
         graph, part = self.scheduler.graph, self.part
-        kept = self.resident.get("buffers", 0.0)
-        self.resident["buffers"] = kept + self.scheduler.workspace_bytes
         read = {t for op in graph.ops for t in op.inputs}
         here = {t for op in [*part.makes_again(graph), *part.ops] for t in graph.ops[op].inputs}
         for index, tensor in enumerate(graph.tensors):
@@ -465,7 +469,7 @@ class _Builder:
             if tensor.role in ("input", "buffer"):
                 times = self.whole.decoded.micro_batches if tensor.role == "input" else 1
                 size = times * tensor.type.bytes
-                self.resident["buffers"] = self.resident.get("buffers", 0.0) + size
+                self.resident["buffers"] += size
             elif tensor.role == "parameter" and index not in read:
                 self.resident["parameters"] += tensor.type.bytes
 
