@@ -25,6 +25,7 @@ RUN = (
     "docs/how-to/plan-your-own-model.md",
     "docs/how-to/compare.md",
     "docs/how-to/estimate.md",
+    "docs/how-to/use-another-stack.md",
     "docs/how-to/explain-and-pin.md",
     "docs/how-to/hugging-face.md",
     "docs/how-to/add-a-cost-model.md",

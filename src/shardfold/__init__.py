@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from shardfold.api import Planner, compare, estimate, explain, plan, what_if
+    from shardfold.api import Planner, compare, estimate, explain, plan, plan_for, what_if
     from shardfold.errors import ShardfoldError
     from shardfold.plans import Plan
     from shardfold.runtime import parallelize
@@ -23,6 +23,7 @@ __all__ = [
     "load",
     "parallelize",
     "plan",
+    "plan_for",
     "save",
     "what_if",
 ]
@@ -38,6 +39,7 @@ _HOMES = {
     "load": "shardfold.runtime.checkpoint",
     "parallelize": "shardfold.runtime",
     "plan": "shardfold.api",
+    "plan_for": "shardfold.api",
     "save": "shardfold.runtime.checkpoint",
     "what_if": "shardfold.api",
 }

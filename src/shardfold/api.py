@@ -20,9 +20,12 @@ from shardfold.errors import ClusterError, InputError
 from shardfold.explanation.explain import case_of, price_elsewhere
 from shardfold.explanation.explain import explain as explain_case
 from shardfold.explanation.explanation import Explanation, Kept, WhatIf
+from shardfold.export.search import Prices
+from shardfold.export.stack_plan import StackPlan, beside, best_for, job_of, sizes_of
+from shardfold.export.targets import target_named
 from shardfold.graph import Graph
 from shardfold.operators import Rules, rules_of
-from shardfold.pipeline.cut import leaves_out_layers
+from shardfold.pipeline.cut import Layers, leaves_out_layers
 from shardfold.planner.batch_slices import scaled
 from shardfold.planner.case import ResolvedRequest
 from shardfold.planner.compare_methods import METHODS, Comparison, Effort, Methods, check_methods
@@ -41,7 +44,7 @@ from shardfold.search.problem import write_problem
 from shardfold.sharding import Subdims, find_subdims
 from shardfold.strategies.pins import parse_pins
 from shardfold.strategies.stacks import OWN, stack_named
-from shardfold.strategies.stated import parse_strategy
+from shardfold.strategies.stated import Stated, parse_strategy
 
 if TYPE_CHECKING:
     from torch import nn
@@ -172,23 +175,59 @@ class Planner:
         asked = self._asked(Request(), cluster, {**self.options, **options})
         stated = parse_strategy(strategy, asked.search.cluster.size)
         runs = stack_named(stack)
+        graph = self._stated_graph(asked, stated)
+        self._progress("estimating")(0, 1)
+        found = _ranged(estimate_stated(graph, asked.search, stated, runs), asked, stated.stages)
+        if not beside_plan:
+            return found
+        best = self._select(asked, self._captured(asked, short=asked.request.fold))[0]
+        if not best.fits:
+            return found
+        return replace(found, plan_seconds=best.winner.seconds, plan_bytes=best.winner.peak_bytes)
+
+    @without_gc()
+    def plan_for(
+        self,
+        stack: str,
+        *,
+        cluster: str | Cluster | None = None,
+        beside_plan: bool = True,
+        **options: Unpack[Options],
+    ) -> StackPlan:
+        """The best configuration of a training stack, with its own file or arguments.
+
+        `stack` is a name of `shardfold.export.targets`, such as `torchtitan`, `megatron@0.16` or
+        `accelerate`. Only what that stack can be told is searched, and priced as it runs it: the
+        words are those of `estimate`. With `beside_plan` the free plan is found, too.
+        """
+        target, version = target_named(stack)
+        asked = self._asked(Request(), cluster, {**self.options, **options})
+        wish = asked.request.micro_batches
+        captures = self._captured(asked, short=asked.request.fold)
+        whole = captures.graph(1)
+        layers = len(Layers.of(whole))
+        sizes = sizes_of(captures.samples, whole, layers, has_plan=_has_tensor_plan(self.model))
+        job = job_of(whole, sizes.samples, layers, asked.request.dtype, asked.search.cluster)
+        prices = Prices(lambda stated: self._stated_graph(asked, stated), asked.search, target)
+        number = wish if isinstance(wish, int) else None
+        found = best_for(
+            prices, target, version, job, sizes, number, self._progress("configurations")
+        )
+        found = replace(found, estimated=_ranged(found.estimated, asked, found.strategy.stages))
+        if not beside_plan:
+            return found
+        best = self._select(asked, captures)[0]
+        return beside(found, best.winner.seconds, best.winner.peak_bytes) if best.fits else found
+
+    def _stated_graph(self, asked: _Asked, stated: Stated) -> Graph:
+        """The graph of a micro-batch; of a pipeline, one that can be cut between all layers."""
         captures = self._captured(asked, short=asked.request.fold)
         if stated.micro_batches > 1:
             check_number(stated.micro_batches, captures.samples)
         graph = captures.graph(stated.micro_batches)
         if stated.stages > 1 and leaves_out_layers(graph):
-            graph = self._captured(asked, short=False).graph(stated.micro_batches)
-        self._progress("estimating")(0, 1)
-        found = estimate_stated(graph, asked.search, stated, runs)
-        spread = spread_of(asked.request.cost, asked.search.cluster, found.devices, stated.stages)
-        if spread is not None:
-            found = replace(found, step_range_seconds=spread.of(found.step_seconds))
-        if not beside_plan:
-            return found
-        best = self._select(asked, captures)[0]
-        if not best.fits:
-            return found
-        return replace(found, plan_seconds=best.winner.seconds, plan_bytes=best.winner.peak_bytes)
+            return self._captured(asked, short=False).graph(stated.micro_batches)
+        return graph
 
     @without_gc()
     def explain(
@@ -371,6 +410,20 @@ class Planner:
         return lambda done, total: self.watch(Stage(stage, done, total))
 
 
+def _ranged(found: Estimated, asked: _Asked, stages: int) -> Estimated:
+    """With the range of the step, where steps like it were measured."""
+    spread = spread_of(asked.request.cost, asked.search.cluster, found.devices, stages)
+    if spread is None:
+        return found
+    return replace(found, step_range_seconds=spread.of(found.step_seconds))
+
+
+def _has_tensor_plan(model: nn.Module) -> bool:
+    """Whether the model, or one inside it, is of transformers and says how it is split."""
+    configs = (getattr(module, "config", None) for module in model.modules())
+    return any(getattr(config, "base_model_tp_plan", None) for config in configs)
+
+
 def plan(
     model: nn.Module,
     args: tuple[Any, ...] = (),
@@ -437,6 +490,26 @@ def estimate(
         model, args, kwargs, cluster=cluster, loss=loss, rules=rules, watch=watch, **options
     )
     return planner.estimate(strategy, stack=stack, beside_plan=beside_plan)
+
+
+def plan_for(
+    model: nn.Module,
+    args: tuple[Any, ...] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    cluster: str | Cluster,
+    stack: str,
+    beside_plan: bool = True,
+    loss: Callable[[Any], Any] | None = None,
+    rules: Rules | None = None,
+    watch: Watch = ignore,
+    **options: Unpack[Options],
+) -> StackPlan:
+    """The best configuration of a stack such as `torchtitan`, and its file: `Planner.plan_for`."""
+    planner = Planner(
+        model, args, kwargs, cluster=cluster, loss=loss, rules=rules, watch=watch, **options
+    )
+    return planner.plan_for(stack, beside_plan=beside_plan)
 
 
 def explain(

@@ -37,6 +37,7 @@ def test_the_public_names_are_these() -> None:
         "load",
         "parallelize",
         "plan",
+        "plan_for",
         "save",
         "what_if",
     ]

@@ -18,6 +18,16 @@ from shardfold.errors import PlanError
 @click.option("--cluster", required=True, help="Such as 8xa100, 4x8xh100 or lab.toml.")
 @size_options
 @planning_options
+@click.option(
+    "--for",
+    "stack",
+    metavar="STACK",
+    help="The best that torchtitan, megatron, hf, accelerate, deepspeed or nanotron can be told, "
+    "as its own file or arguments.",
+)
+@click.option(
+    "--beside/--no-beside", "beside_plan", default=True, help="With --for: find the plan, too."
+)
 @click.option("--save", type=click.Path(dir_okay=False), help="Write the plan to this file.")
 @click.option(
     "--save-problem",
@@ -33,6 +43,8 @@ def plan(
     save_problem: str | None,
     as_json: bool,
     everything: bool,
+    stack: str | None,
+    beside_plan: bool,
     **options: Any,
 ) -> None:
     r"""Find the best way to train MODEL on a cluster, with a lower bound on its cost.
@@ -45,6 +57,7 @@ def plan(
     shardfold plan gpt2 --cluster 8xa100 --dtype bf16 --save plan.json
     shardfold plan train.py:make --cluster 4x8xh100 --batch 512
     shardfold plan gpt2 --cluster 2xa100 --batch 256 --micro-batches search
+    shardfold plan llama3-8b --cluster 8xh100 --dtype bf16 --for torchtitan
     """
     from shardfold.cli.model import planner_for
     from shardfold.cli.printing import emit
@@ -53,6 +66,11 @@ def plan(
         check_writable(Path(file))
     asked = taken(options)
     target = checked(cluster, asked)
+    if stack is not None:
+        from shardfold.cli.stacks import plan_for
+
+        plan_for(model, target, stack, beside_plan, save, as_json, options, asked)
+        return
     with planner_for(model, options, cluster=target, **asked) as planner:
         found = planner.plan(save_problem=save_problem)
     if save is not None:

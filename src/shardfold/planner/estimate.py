@@ -14,7 +14,7 @@ from shardfold.planner.batch_slices import items_in
 from shardfold.planner.case import ResolvedRequest
 from shardfold.planner.estimated import Communication, Estimated
 from shardfold.planner.staged import Staged, stage
-from shardfold.planner.stated_run import StatedRun, run_stated
+from shardfold.planner.stated_run import Run, StatedRun, run_stated
 from shardfold.simulate import Exposed
 from shardfold.simulate import simulate as run_schedule
 from shardfold.strategies.stacks import OWN, Stack
@@ -22,14 +22,21 @@ from shardfold.strategies.stated import Stated
 
 
 def estimate(
-    graph: Graph, request: ResolvedRequest, stated: Stated, stack: Stack = OWN
+    graph: Graph,
+    request: ResolvedRequest,
+    stated: Stated,
+    stack: Stack = OWN,
+    run_on: Run = run_stated,
 ) -> Estimated:
-    """Price a strategy as a stack runs it; `graph` is of one of its micro-batches."""
+    """Price a strategy as a stack runs it; `graph` is of one of its micro-batches.
+
+    `run_on` chooses the splits: whoever prices many strategies may keep what they share.
+    """
     if not request.pricing.overlaps:
         raise InputError("A step is estimated with overlap, which these costs do not know.")
     if stated.stages > 1:
-        return _of_stages(request, stage(graph, request, stated, stack))
-    run = run_stated(graph, request, stated, stack)
+        return _of_stages(request, stage(graph, request, stated, stack, run_on))
+    run = run_on(graph, request, stated, stack)
     schedule = run.schedule()
     found = run_schedule(schedule)
     useful, again = schedule.flops, run.recomputed_flops(schedule)

@@ -35,7 +35,7 @@ from shardfold.pipeline.simulator import held
 from shardfold.planner.as_run import FLOAT32, reduced_after
 from shardfold.planner.case import ResolvedRequest
 from shardfold.planner.estimated import EstimatedStage, Pipelined
-from shardfold.planner.stated_run import StatedRun, run_stated
+from shardfold.planner.stated_run import Run, StatedRun, run_stated
 from shardfold.simulate import Exposed, Schedule
 from shardfold.simulate.memory import LocalLayouts
 from shardfold.simulate.parts import Part
@@ -64,7 +64,13 @@ class StagePasses:
         return self.passes[1] if len(self.passes) == 3 else self.passes[0]
 
 
-def stage(graph: Graph, request: ResolvedRequest, stated: Stated, stack: Stack) -> Staged:
+def stage(
+    graph: Graph,
+    request: ResolvedRequest,
+    stated: Stated,
+    stack: Stack,
+    run_on: Run = run_stated,
+) -> Staged:
     """Cut the model and the cluster, and price every part."""
     links = cut_cluster(request.cluster, stated.stages)
     layers = Layers.of(graph)
@@ -76,7 +82,7 @@ def stage(graph: Graph, request: ResolvedRequest, stated: Stated, stack: Stack) 
         counts, after_head = balanced(_products(layers, request), count)
     parts = layers.parts(counts, after_head)
     untied = untie(graph, parts)
-    run = run_stated(untied.graph, replace(request, cluster=links.stage), stated, stack)
+    run = run_on(untied.graph, replace(request, cluster=links.stage), stated, stack)
     return Staged(run, request, pipeline, links, layers, counts, parts, untied)
 
 

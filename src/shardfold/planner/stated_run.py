@@ -6,6 +6,7 @@ The splits are priced as the planner's own; what ZeRO and the stack that runs it
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from shardfold.cluster import Mesh
@@ -16,6 +17,7 @@ from shardfold.errors import InputError
 from shardfold.graph import Graph
 from shardfold.planner.as_run import as_run, float32_optimizer, parameter_type, prices
 from shardfold.planner.case import Case, ResolvedRequest, make_case
+from shardfold.sharding import Subdims
 from shardfold.simulate import Schedule
 from shardfold.simulate.decoded import UnrolledChoice
 from shardfold.simulate.parts import Part
@@ -88,8 +90,20 @@ class StatedRun:
         return total / self.mesh.size
 
 
-def run_stated(graph: Graph, request: ResolvedRequest, stated: Stated, stack: Stack) -> StatedRun:
-    """Choose what a strategy states; `graph` is of one of its micro-batches."""
+Run = Callable[[Graph, ResolvedRequest, Stated, Stack], StatedRun]
+
+
+def run_stated(
+    graph: Graph,
+    request: ResolvedRequest,
+    stated: Stated,
+    stack: Stack,
+    scheduler: Scheduler | None = None,
+) -> StatedRun:
+    """Choose what a strategy states; `graph` is of one of its micro-batches.
+
+    `scheduler` is of the graph and the cluster, for those who have one.
+    """
     placed = place(stated, request.cluster)
     kind = parameter_type(graph)
     asked = replace(
@@ -98,12 +112,7 @@ def run_stated(graph: Graph, request: ResolvedRequest, stated: Stated, stack: St
         micro_batches=stated.micro_batches,
         optimizer=float32_optimizer(request.optimizer, stack, kind.item_bytes),
     )
-    scheduler = Scheduler(
-        graph,
-        request.subdims_of(graph),
-        request.cluster,
-        regathers=stack.regathers_activations,
-    )
+    scheduler = scheduler or scheduler_of(graph, request, stack, request.subdims_of(graph))
     plain = request.pricing.model(request.cluster, placed.mesh)
     model = prices(plain, stack, placed, request.cluster.device, kind)
     regions = _recomputed(scheduler, stated, stack)
@@ -114,6 +123,13 @@ def run_stated(graph: Graph, request: ResolvedRequest, stated: Stated, stack: St
     choice = choose_stated(setting, stated, placed)
     whole = case.decode(case.unrolled.extended(choice).tolist())
     return StatedRun(stated, stack, placed, case, whole)
+
+
+def scheduler_of(
+    graph: Graph, request: ResolvedRequest, stack: Stack, subdims: Subdims
+) -> Scheduler:
+    """What makes schedules of a graph, as a stack runs them."""
+    return Scheduler(graph, subdims, request.cluster, regathers=stack.regathers_activations)
 
 
 def _recomputed(scheduler: Scheduler, stated: Stated, stack: Stack) -> Regions:

@@ -166,6 +166,33 @@ STACKS: Mapping[str, Stack] = {
             float32_reduction=True,
             flash_attention=2,
         ),
+        Stack(
+            "hf",
+            "transformers 5.22 distributed/fsdp.py: FSDP2 with MixedPrecisionPolicy(bfloat16, "
+            "reduce_dtype=float32), as torchtitan.",
+            float32_parts=True,
+            float32_gradients=True,
+            float32_reduction=True,
+            flash_attention=2,
+        ),
+        Stack(
+            "accelerate",
+            "accelerate 1.15 utils/dataclasses.py set_mixed_precision: FSDP2 with param_dtype and "
+            "reduce_dtype bfloat16; parts and the optimizer's state stay in float32.",
+            float32_parts=True,
+            float32_gradients=True,
+            flash_attention=2,
+        ),
+        Stack(
+            "deepspeed",
+            "DeepSpeed 0.19 with bf16: as megatron-deepspeed, with overlap_comm, so that gradients "
+            "are reduced beside backward, and no flat copy of them (contiguous_gradients takes "
+            "the buckets). Attention is PyTorch's.",
+            master_weights=True,
+            float32_part_gradients=True,
+            buffer_bytes=2 * 5e8 * 2,
+            flash_attention=2,
+        ),
         replace(
             MEGATRON,
             name="simumax",

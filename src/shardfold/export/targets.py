@@ -1,0 +1,195 @@
+"""What each training stack can be told: its degrees, ZeRO stages, recomputation, schedules.
+
+A target is one stack with the versions whose fields were checked. What a stack can do and cannot be
+priced here is left out, so that no figure is made up: it is in `unpriced`, which pages and commands
+show.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from shardfold.errors import InputError, nearest
+from shardfold.strategies.stacks import Stack, stack_named
+from shardfold.strategies.stated import Stated
+
+RECOMPUTE = ("none", "selective", "full")  # the more is recomputed, the less is kept
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A stack: what may be stated for it.
+
+    `zero` has the stages without a pipeline, `staged_zero` those with one (none: it has no
+    pipelines). Stages of `once` gather parameters once in a step, which such a stack does only
+    where a step has one micro-batch.
+    """
+
+    name: str
+    habits: str  # the name of its habits in `strategies/stacks.py`
+    versions: Mapping[str, str]  # each with how its fields were checked; the first is the default
+    zero: tuple[int, ...]
+    staged_zero: tuple[int, ...] = ()
+    once: tuple[int, ...] = ()
+    hybrid: bool = False  # replicas of shards
+    needs_shards: bool = False  # bf16 with float32 parts comes from FSDP alone
+    needs_plan: bool = False  # tensor parallel reads the model's base_model_tp_plan
+    sequence: bool = False  # tensor parallel is with sequence parallel
+    recompute: tuple[str, ...] = ("none", "full")
+    schedules: tuple[str, ...] = ()
+    most_chunks: int = 1
+    unpriced: tuple[str, ...] = ()  # what it has and is not searched
+
+    def stack(self, stated: Stated) -> Stack:
+        """Its habits under a strategy.
+
+        FSDP that keeps gathered parameters has them beside the float32 parts, as other stacks have
+        parameters beside master weights.
+        """
+        found = stack_named(self.habits)
+        if found.float32_parts and stated.zero in (1, 2):
+            return replace(found, float32_parts=False, master_weights=True)
+        return found
+
+    def refusal(self, stated: Stated) -> str:
+        """Why the stack cannot be told this strategy; empty where it can."""
+        staged, several = stated.stages > 1, stated.data > 1
+        if staged and not self.schedules:
+            return "it has no pipelines"
+        if staged and stated.schedule not in self.schedules:
+            return f"it has no schedule {stated.schedule}"
+        stages = self.staged_zero if staged else self.zero
+        if several and stated.zero not in stages:
+            return f"it has no ZeRO stage {stated.zero}{' with a pipeline' if staged else ''}"
+        if not several and self.needs_shards and stated.tensor * stated.stages > 1:
+            return "its mixed precision needs two or more FSDP shards"
+        if stated.replicas > 1 and stated.shards > 1 and not self.hybrid:
+            return "it has no replicas of shards"
+        if stated.zero in self.once and stated.micro_batches > 1 and not staged:
+            return "it gathers parameters in every micro-batch"
+        if stated.recompute not in self.recompute:
+            return f"it has no recompute={stated.recompute} as it is priced here"
+        if stated.tensor > 1 and stated.sequence != self.sequence:
+            return f"its tensor parallel is {'with' if self.sequence else 'without'} sp"
+        if stated.chunks > max(self.most_chunks, 2 if stated.schedule == "zbv" else 1):
+            return f"it has at most {self.most_chunks} chunks on a device"
+        return ""
+
+
+TARGETS: Mapping[str, Target] = {
+    target.name: target
+    for target in (
+        Target(
+            "torchtitan",
+            "torchtitan",
+            {
+                "0.3.0": "parsed by torchtitan 0.3.0 of PyPI",
+                "0.2.2": "read by the JobConfig of torchtitan 0.2.2 of PyPI",
+                "head": "names as in its source in November 2026, not parsed",
+            },
+            zero=(2, 3),
+            staged_zero=(1,),
+            once=(2,),
+            hybrid=True,
+            needs_shards=True,
+            sequence=True,
+            schedules=("1f1b", "gpipe", "interleaved", "zbv"),
+            most_chunks=4,
+            unpriced=(
+                "selective activation checkpointing (by operator)",
+                "FSDP that gathers again in every micro-batch of a pipeline",
+                "data parallel without shards (autocast)",
+                "context and expert parallel",
+                "async tensor parallel, float8",
+            ),
+        ),
+        Target(
+            "megatron",
+            "megatron-bridge",
+            {
+                "0.16": "degrees and layouts taken by the classes of megatron-core 0.16.1 of PyPI; "
+                "names of arguments as in megatron/training/arguments.py",
+            },
+            zero=(0, 1),
+            staged_zero=(0, 1),
+            sequence=True,
+            recompute=RECOMPUTE,
+            schedules=("1f1b", "interleaved"),
+            most_chunks=8,
+            unpriced=(
+                "Megatron-FSDP",
+                "context and expert parallel",
+                "recomputation of some layers or modules",
+                "tensor-parallel overlap (--tp-comm-overlap), float8",
+            ),
+        ),
+        Target(
+            "hf",
+            "hf",
+            {"5.22": "read by transformers 5.22's DistributedConfig and TrainingArguments"},
+            zero=(3,),
+            needs_shards=True,
+            needs_plan=True,
+            unpriced=(
+                "pipelines of DistributedConfig",
+                "expert parallel",
+                "data parallel without shards (autocast)",
+            ),
+        ),
+        Target(
+            "accelerate",
+            "accelerate",
+            {"1.15": "read by accelerate 1.15.0 of PyPI"},
+            zero=(2, 3),
+            once=(2,),
+            hybrid=True,
+            needs_shards=True,
+            needs_plan=True,
+            unpriced=(
+                "context parallel, Ulysses",
+                "data parallel without shards (autocast)",
+            ),
+        ),
+        Target(
+            "deepspeed",
+            "deepspeed",
+            {"0.19": "read by DeepSpeedConfig of deepspeed 0.19.8 of PyPI"},
+            zero=(0, 1, 2, 3),
+            needs_plan=True,
+            unpriced=(
+                "pipelines (in code only)",
+                "ZeRO++ and offload",
+                "Ulysses, expert parallel",
+            ),
+        ),
+        Target(
+            "nanotron",
+            "nanotron",
+            {
+                "head": "names as in its source at commit 19f88fb, not parsed",
+                "0.4": "names as in its classes of PyPI, not parsed; it has no recomputation",
+            },
+            zero=(0, 1),
+            staged_zero=(0, 1),
+            sequence=True,
+            schedules=("1f1b", "gpipe"),
+            unpriced=("context and expert parallel",),
+        ),
+    )
+}
+
+
+def target_named(text: str) -> tuple[Target, str]:
+    """The target and version of a text such as `torchtitan` or `torchtitan@0.2.2`."""
+    name, _, version = text.partition("@")
+    if name not in TARGETS:
+        raise InputError(f"Nothing can be exported to {name!r}. {nearest(name, TARGETS)}")
+    target = TARGETS[name]
+    version = version or next(iter(target.versions))
+    if version not in target.versions:
+        known = "; ".join(f"{name}@{each}: {how}" for each, how in target.versions.items())
+        raise InputError(f"The fields of {name} {version} were not checked. Checked: {known}.")
+    if text == "nanotron@0.4":
+        target = replace(target, recompute=("none",))
+    return target, version

@@ -1,0 +1,116 @@
+"""The search for a stack prices few configurations, and the best of them is the best of all."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+
+from shardfold import zoo
+from shardfold.api import Planner
+from shardfold.errors import InfeasibleError, InputError
+from shardfold.export.configurations import Sizes, configurations
+from shardfold.export.search import Anchors, Found, Priced, Prices, search
+from shardfold.export.targets import target_named
+from shardfold.planner.options import Request
+
+CLUSTER, SAMPLES, LAYERS = "2x2xa100", 8, 2
+
+
+@cache
+def planner() -> Planner:
+    pytest.importorskip("transformers")
+    module, args, kwargs = zoo.build("llama3-8b-tiny", batch=SAMPLES, seq=512, layers=LAYERS)
+    return Planner(module, args, kwargs, cluster=CLUSTER, dtype="bf16", cost="roofline")
+
+
+@cache
+def prices(stack: str) -> Prices:
+    own = planner()
+    asked = own._asked(Request(), None, own.options)
+    return Prices(lambda s: own._stated_graph(asked, s), asked.search, target_named(stack)[0])
+
+
+@cache
+def every(stack: str) -> tuple[Priced, ...]:
+    """All that a stack can be told, priced one by one."""
+    target, cluster = target_named(stack)[0], planner().cluster
+    assert cluster is not None
+    found = []
+    for stated in configurations(target, cluster, Sizes(SAMPLES, LAYERS)):
+        try:
+            found.append(Priced(stated, prices(stack).estimate(stated)))
+        except InputError:
+            continue
+    return tuple(found)
+
+
+def searched(stack: str, limit: float) -> Found:
+    own = planner()
+    asked = own._asked(Request(), None, {**own.options, "memory_limit": limit})
+    at = Prices(prices(stack).graphs, asked.search, target_named(stack)[0])
+    choices = [each.stated for each in every(stack)]
+    return search(at, choices, SAMPLES, lambda done, total: None)
+
+
+@pytest.mark.parametrize("stack", ["torchtitan", "megatron"])
+def test_the_best_of_few_is_the_best_of_all(stack: str) -> None:
+    peaks = sorted(each.estimated.peak_bytes for each in every(stack))
+    assert len(peaks) > 10
+    counts = []
+    for limit in (peaks[len(peaks) // 4], peaks[-1] * 2):
+        found = searched(stack, limit)
+        best = min(
+            each.estimated.step_seconds
+            for each in every(stack)
+            if each.estimated.peak_bytes <= limit
+        )
+        assert found.priced[0].estimated.fits
+        assert found.priced[0].estimated.step_seconds == pytest.approx(best, rel=1e-9)
+        counts.append(len(found.priced))
+    assert max(counts) <= len(peaks)
+    assert min(counts) < len(peaks)
+
+
+@pytest.mark.parametrize("stack", ["torchtitan", "megatron"])
+def test_bounds_are_below_what_is_priced(stack: str) -> None:
+    anchors = Anchors(prices(stack), SAMPLES)
+    for each in every(stack):
+        anchor, found = anchors.of(each.stated), each.estimated
+        assert anchor.step_seconds(each.stated, SAMPLES) <= found.step_seconds, str(each.stated)
+        assert anchor.peak_bytes(each.stated, SAMPLES) <= found.peak_bytes, str(each.stated)
+
+
+def test_what_does_not_fit_is_refused_with_the_least_that_is_needed() -> None:
+    with pytest.raises(InfeasibleError, match="another stack") as refusal:
+        planner().plan_for("accelerate", memory_limit="1MiB", beside_plan=False)
+    assert refusal.value.needed_bytes > 2**20
+
+
+def test_a_plan_for_a_stack_says_all_that_it_comes_to() -> None:
+    found = planner().plan_for("accelerate")
+    assert found.estimated.fits
+    assert found.estimated.plan_seconds is not None
+    assert 0.5 < found.estimated.plan_seconds / found.estimated.step_seconds < 1.1
+    plain = found.as_plain()
+    assert plain["stack"] == "accelerate"
+    assert plain["text"] == found.text
+    fitting = [e.estimated.step_seconds for e in found.runners_up if e.estimated.fits]
+    assert [found.estimated.step_seconds, *fitting] == sorted(
+        [found.estimated.step_seconds, *fitting]
+    )
+    assert found.possible >= found.priced > len(fitting)
+
+
+def test_a_number_of_micro_batches_is_kept() -> None:
+    found = planner().plan_for("megatron", micro_batches=4, beside_plan=False)
+    assert found.strategy.micro_batches == 4
+    assert all(each.stated.micro_batches == 4 for each in found.runners_up)
+
+
+def test_a_model_without_a_tensor_plan_has_no_tensor_parallel_where_one_is_read() -> None:
+    module, args, kwargs = zoo.build("transformer-tiny", layers=2)
+    own = Planner(module, args, kwargs, cluster="4xa100", cost="roofline")
+    found = own.plan_for("deepspeed", beside_plan=False)
+    assert found.strategy.tensor == 1
+    assert any("base_model_tp_plan" in note for note in found.notes)
