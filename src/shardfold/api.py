@@ -25,6 +25,7 @@ from shardfold.export.stack_plan import StackPlan, beside, best_for, job_of, siz
 from shardfold.export.targets import target_named
 from shardfold.graph import Graph
 from shardfold.operators import Rules, rules_of
+from shardfold.operators.experts import imbalanced
 from shardfold.pipeline.cut import Layers, leaves_out_layers
 from shardfold.planner.batch_slices import scaled
 from shardfold.planner.case import ResolvedRequest
@@ -345,7 +346,8 @@ class Planner:
         self, request: Request, profile: str | Path | Profile | None, notes: set[str]
     ) -> Pricing:
         found = request.profile_for(profile, self.options.get("profile"))
-        return pricing_named(request.cost) if found is None else measured_by(found, notes)
+        pricing = pricing_named(request.cost) if found is None else measured_by(found, notes)
+        return replace(pricing, rules={**pricing.rules, **imbalanced(request.imbalance)})
 
     def _captured(self, asked: _Asked, short: bool) -> Captures:
         """The model as it is traced for a request: once for all that trace it alike."""

@@ -69,8 +69,12 @@ class Chooser:
 
     def random(self, seed: int) -> Plan:
         """Any configuration for each operator, any layout for each tensor, any storage."""
+        return self.plan(self.random_choice(seed))
+
+    def random_choice(self, seed: int) -> tuple[int, ...]:
+        """One of each decision's options."""
         rng = random.Random(seed)
-        return self.plan(tuple(rng.randrange(len(c)) for c in self.tables.problem.costs))
+        return tuple(rng.randrange(len(c)) for c in self.tables.problem.costs)
 
     def covering(self, count: int, first: int = 0) -> dict[str, Plan]:
         """Random plans that try every configuration, layout and storage before one comes twice."""

@@ -9,6 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+import shardfold.runtime.ops.experts  # noqa: F401  registers the operator
+from shardfold.capture.experts import described
+
 from .idioms import IDIOMS
 
 
@@ -170,6 +173,35 @@ def _tied() -> tuple[Any, Any, Any]:
     return Tied(), (tokens, labels), {}
 
 
+class Experts(nn.Module):
+    """A router and a block of experts with biases, interleaved gates and `each` experts a row."""
+
+    def __init__(self, experts: int, each: int, lean: float = 0.0) -> None:
+        super().__init__()
+        self.each, self.before = each, nn.Linear(10, 10)
+        self.router = nn.Linear(10, experts)
+        self.router.bias.data[1] += lean
+        self.up, self.up_bias = (nn.Parameter(torch.randn(experts, 12, *n)) for n in ((10,), ()))
+        self.down = nn.Parameter(torch.randn(experts, 10, 6))
+        self.down_bias = nn.Parameter(torch.randn(experts, 10))
+        self.between = str(described(self.gate, 12, torch.float32))
+
+    @staticmethod
+    def gate(rows: Tensor) -> Tensor:
+        return torch.sigmoid(rows[..., ::2]) * (rows[..., 1::2] + 1)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        rows = self.before(x).flatten(0, -2)
+        share, expert = torch.topk(torch.softmax(self.router(rows), -1), self.each, -1)
+        weights = (self.up, self.down, self.between, self.up_bias, self.down_bias)
+        made = torch.ops.shardfold.routed_experts(rows, expert, share, *weights)
+        return functional.mse_loss(made.view(x.shape) + x, y)
+
+
+def _experts(rows: tuple[int, ...], *sizes: Any) -> tuple[Any, Any, Any]:
+    return Experts(*sizes), (torch.randn(*rows, 10), torch.randn(*rows, 10)), {}
+
+
 def _idiom(name: str) -> tuple[Any, Any, Any]:
     module, batch = IDIOMS[name]()
     return module, batch, {}
@@ -177,6 +209,9 @@ def _idiom(name: str) -> tuple[Any, Any, Any]:
 
 HAND_WRITTEN = {
     **{name: partial(_idiom, name) for name in IDIOMS},
+    "experts": partial(_experts, (4, 3), 4, 2),
+    "experts_all_to_one": partial(_experts, (4, 2), 4, 1, 1e3),
+    "experts_few_rows": partial(_experts, (4,), 8, 2),
     "tied": _tied,
     "losses": _losses,
     "mlp": _mlp,

@@ -88,6 +88,19 @@ def recorded(groups: Groups, names: tuple[str, ...], *, widened: bool = False) -
         found["halo", tuple(names[a] for a in axes), size] += 1
         return swap(up, down, axes, *rest)
 
+    send_rows = Groups.all_to_all_rows
+
+    def routed(self: Groups, rows: Any, sent: Any, came: Any, axes: tuple[int, ...]) -> Any:
+        """Rows that go to their experts: a plan counts the mean of all devices."""
+        size = torch.tensor(float(rows.numel() * item_bytes(rows)))
+        before["all_reduce"](size)
+        found["all_to_all", tuple(names[a] for a in axes), size.item() / dist.get_world_size()] += 1
+        dist.all_to_all_single = before["all_to_all_single"]
+        try:
+            return send_rows(self, rows, sent, came, axes)
+        finally:
+            dist.all_to_all_single = watching["all_to_all_single"]
+
     pooled = norms.pooled
 
     def pool(*args: Any) -> Any:
@@ -99,13 +112,14 @@ def recorded(groups: Groups, names: tuple[str, ...], *, widened: bool = False) -
         finally:
             always_double = False
 
-    convolution._swap, norms.pooled = halo, pool
     before = {name: getattr(dist, name) for name in kinds}
-    for name, (kind, position) in kinds.items():
-        setattr(dist, name, watched(kind, position, before[name]))
+    watching = {name: watched(*kinds[name], before[name]) for name in kinds}
+    convolution._swap, norms.pooled, Groups.all_to_all_rows = halo, pool, routed
+    for name, call in watching.items():
+        setattr(dist, name, call)
     try:
         yield found
     finally:
-        convolution._swap, norms.pooled = swap, pooled
+        convolution._swap, norms.pooled, Groups.all_to_all_rows = swap, pooled, send_rows
         for name, call in before.items():
             setattr(dist, name, call)

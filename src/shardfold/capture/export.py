@@ -27,6 +27,7 @@ from torch import nn
 from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
+from shardfold.capture.experts import one_operator
 from shardfold.capture.guards import watching
 from shardfold.capture.user_code import State
 from shardfold.errors import ModelError
@@ -257,7 +258,7 @@ def _export(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     hint = ""
     try:
         # Tensors that forward makes without naming a device must meet the inputs where they are.
-        with quiet(), torch.device("meta"), watching(model) as watch:
+        with quiet(), torch.device("meta"), one_operator(), watching(model) as watch:
             try:
                 program = torch.export.export(model, args, kwargs, strict=False)
             finally:

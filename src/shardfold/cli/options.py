@@ -129,6 +129,12 @@ _PLANNING = (
         metavar="PATTERN=SPLIT",
         help="Fix a split, such as 'layers.*.mlp.up_proj=out/8'. May be repeated.",
     ),
+    click.option(
+        "--imbalance",
+        type=float,
+        metavar="TIMES",
+        help="Rows of the fullest device where experts are split, in even shares.  [default: 1]",
+    ),
     click.option("--fold/--no-fold", default=None, help="Trace repeated blocks once, or each."),
 )
 PLANNING = (
@@ -141,5 +147,6 @@ PLANNING = (
     "recompute",
     "micro_batches",
     "pins",
+    "imbalance",
     "fold",
 )

@@ -28,10 +28,11 @@ from dataclasses import dataclass
 from itertools import groupby
 
 import numpy as np
+from numpy.typing import NDArray
 
 from shardfold.cluster import Mesh
 from shardfold.costs.memory_format import access_of
-from shardfold.costs.operator_steps import Tensors, operand_local_bytes, result_bytes
+from shardfold.costs.operator_steps import Tensors, operand_local_bytes, points, result_bytes
 from shardfold.costs.steps import Values
 from shardfold.errors import PlanError
 from shardfold.graph import Graph
@@ -84,7 +85,7 @@ def block_regions(graph: Graph, subdims: Subdims) -> Regions:
     trimmed = [_trimmed(graph, subdims, block) for block in repeated]
     found = tuple(block for block in trimmed if len(block) >= FEWEST_OPERATORS)
     last = {block[-1] for block in found}
-    return Regions(found, frozenset(i for i in last if _keeps_only_operands(subdims, i)))
+    return Regions(found, frozenset(i for i in last if _keeps_only_operands(graph, subdims, i)))
 
 
 def attention_regions(graph: Graph, subdims: Subdims) -> Regions:
@@ -104,7 +105,8 @@ def attention_regions(graph: Graph, subdims: Subdims) -> Regions:
 def _attends(graph: Graph, subdims: Subdims, op: int) -> bool:
     inputs = [graph.tensors[t] for t in graph.ops[op].inputs]
     products = [t for t in inputs if t.role == "activation" and t.requires_grad]
-    return subdims.rules[op].rule.engine == "matrix" and len(products) > 1
+    weighted = any(t.role == "parameter" for t in inputs)
+    return subdims.rules[op].rule.engine == "matrix" and len(products) > 1 and not weighted
 
 
 def stated_regions(ranges: Sequence[tuple[int, int]], graph: Graph, subdims: Subdims) -> Regions:
@@ -178,18 +180,20 @@ def _keeps(graph: Graph, subdims: Subdims, op: int) -> bool:
     return trained and (bool(rule.saves) or rule.saves_results)
 
 
-def _keeps_only_operands(subdims: Subdims, op: int) -> bool:
+def _keeps_only_operands(graph: Graph, subdims: Subdims, op: int) -> bool:
     """Whether backward needs nothing that the operator computes; a norm needs its statistics."""
     rule = subdims.rules[op].rule
-    return rule.engine == "matrix" and not rule.saves_results
+    inner = any(extra.points for extra in extras(graph, subdims, op) if extra.life == "kept")
+    return rule.engine == "matrix" and not rule.saves_results and not inner
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What an operator answers for: some of its operands, and perhaps its result."""
+    """What an operator answers for: some operands, perhaps its result, and what is inside it."""
 
     operands: tuple[int, ...] = ()
     result: bool = False
+    inner: tuple[Extra, ...] = ()
 
 
 class Saved:
@@ -216,7 +220,9 @@ class Saved:
         elsewhere = several or self.by_reader(op.results[0])
         entering = not several and any(self._enters(t) for t in op.results)
         result = rule.saves_results and not elsewhere and not recomputed
-        return Kept(operands, result or entering)
+        made = () if recomputed else extras(self.graph, self.subdims, index)
+        inner = tuple(extra for extra in made if extra.points and extra.life == "kept")
+        return Kept(operands, result or entering, inner)
 
     def by_reader(self, tensor: int) -> bool:
         """Whether an operator that reads the tensor keeps it, or a region that it enters."""
@@ -250,7 +256,20 @@ def saved_bytes(space: Space, tensors: Tensors, kept: Kept, mesh: Mesh) -> Value
     memory = np.zeros(len(space.configs))
     for k in kept.operands:
         memory += operand_local_bytes(space, k, tensors.inputs[k], tensors.input_atoms[k], mesh)
+    for extra in kept.inner:
+        size = extra.per_item * points(space, extra.points, mesh)
+        memory += np.where(_is_there(space, extra), size, 0.0)
     return memory + result_bytes(space, tensors, mesh) if kept.result else memory
+
+
+def _is_there(space: Space, extra: Extra) -> NDArray[np.bool_]:
+    """For each configuration, whether an operator makes something beside its results."""
+    if not extra.factor:
+        return np.ones(len(space.configs), dtype=bool)
+    members = [f for f in range(len(space.rule.factors)) if space.rule.base(f) == extra.factor]
+    is_split = np.isin(space.configs, members).any(axis=1)
+    found: NDArray[np.bool_] = np.equal(is_split, extra.is_split)
+    return found
 
 
 def kept_operands(graph: Graph, subdims: Subdims, index: int) -> tuple[int, ...]:

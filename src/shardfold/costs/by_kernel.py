@@ -151,6 +151,9 @@ class ByKernel:
         together, which the first of them bears.
         """
         kind = step.work.access.kind if step.work is not None else ""
+        as_known = _operator(step).launched_as
+        if not self.is_known(kind) and as_known != OTHERS:  # it may be measured by another name
+            kind = as_known
         if not self.is_known(kind):
             return [(kernel, self.host_of([OTHERS], "forward")) for kernel in kernels]
         once, each = (self.host_of([name], step.phase) for name in (kind, kind + EACH))

@@ -6,6 +6,7 @@ The matrix work of a step at the device's peak rate: what utilisation is measure
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from math import fsum
 
@@ -66,7 +67,7 @@ def operator_steps(space: Space, tensors: Tensors, mesh: Mesh, again: bool = Fal
     work = Work(space, tensors, mesh)
     flops = moved = np.zeros(len(space.configs))
     if rule.engine != "none":
-        flops = rule.flops * _points(space, local, mesh)
+        flops = rule.flops * points(space, rule.work_factors, mesh)
         moved = operand_bytes(space, tensors, mesh) + result_bytes(space, tensors, mesh)
     steps.append(_compute(work, "forward", 1.0, flops, moved))
     steps.extend(_exchanges(space, tensors, local, mesh, "forward"))
@@ -148,7 +149,7 @@ class Work:
         """The matrix work of an operator whose kernels are not described: so many operations."""
         rule = self.space.rule.rule
         times = rule.backward_passes(self.tensors.input_grads) if phase == "backward" else 1.0
-        flops = rule.flops * _points(self.space, local_factors(self.space, self.mesh), self.mesh)
+        flops = rule.flops * points(self.space, rule.work_factors, self.mesh)
         moved = self.read_bytes() + result_bytes(self.space, self.tensors, self.mesh)
         return Kernel("product", self.dtype, (times * flops, times * moved))
 
@@ -219,6 +220,10 @@ class Work:
         points: Values = np.prod(local[:, members], axis=1, dtype=np.float64)
         return points
 
+    def points(self, *bases: str) -> Values:
+        """The points of several factors on the fullest device, as rows go to their experts."""
+        return points(self.space, bases, self.mesh)
+
     def last_dim(self) -> Values:
         """The points of the first operand's last dim on the fullest device."""
         factors = self.space.rule.rule.operands[0][-1]
@@ -236,22 +241,28 @@ def _compute(work: Work, phase: Phase, times: float, flops: Values, moved: Value
     return Compute(phase, engine, work.dtype, times * flops, times * moved, kernels, work)
 
 
-def _points(space: Space, local: NDArray[np.int64], mesh: Mesh) -> Values:
-    """Points of work on the fullest device.
+def points(space: Space, over: Sequence[str], mesh: Mesh) -> Values:
+    """Points of some factors on the fullest device.
 
     A causal factor in n parts is skewed: the last part attends to almost everything, so it does
-    (2n - 1)/n**2 of the work instead of 1/n.
+    (2n - 1)/n**2 of the work instead of 1/n. A device's part of a joint factor's last member meets
+    the others' parts of the first: rows come from all to the experts at hand, to the fullest
+    device more than to others.
     """
     rule = space.rule.rule
-    parts = space.parts(mesh.shape)
+    parts, local = space.parts(mesh.shape), local_factors(space, mesh)
     total = np.ones(len(space.configs))
     for i in range(len(space.rule.factors)):
         base = space.rule.base(i)
-        if base in rule.work_factors:
+        if base in over:
             total *= local[:, i]
         if base in rule.skewed:
             total *= (2.0 * parts[:, i] - 1.0) / parts[:, i]
-    return total
+        if i in space.rule.joint and set(rule.joint[base]) <= set(over):
+            total *= parts[:, i]
+    routed = {members[-1] for members in rule.joint.values()} & set(over)
+    own = [i for i in range(len(space.rule.factors)) if space.rule.base(i) in routed]
+    return np.where((parts[:, own] > 1).any(axis=1), total * rule.imbalance, total)
 
 
 def _exchanges(
@@ -282,7 +293,7 @@ def _exchange(
         own = [i for i in range(len(space.rule.factors)) if space.rule.base(i) == base]
         is_split = (parts[:, own] > 1).any(axis=1)
         sizes *= np.prod(local[:, own], axis=1) + longer.get(base, 0.0) * is_split
-    joins = exchange.kind in ("all_gather", "reduce_scatter")
+    joins = exchange.kind in ("all_gather", "reduce_scatter", "all_to_all")
     found = []
     for axes, rows in by_axes(masks, len(mesh.axes)):
         together = math.prod(mesh.axes[a].size for a in axes) if joins else 1

@@ -95,6 +95,9 @@ class LocalWork(Protocol):
     def factor(self, base: str) -> Values:
         """The points of one of the rule's factors; 1 if it has none."""
 
+    def points(self, *bases: str) -> Values:
+        """The points of several factors together: of rows and experts, the rows routed here."""
+
     def last_dim(self) -> Values:
         """The points of the first operand's last dim."""
 

@@ -6,6 +6,9 @@ follows how the operator can be split and what the split costs: an axis that spl
 splits every dim that carries it; a result without the factor is left as a partial sum; the
 gradient of an operand without the factor is a partial sum.
 
+A `joint` factor stands for several that one axis splits at once: with rows and experts over the
+same axis, a device has a part of either, and rows travel to their experts.
+
 A call is an operator as a rule maker sees it: types by operand name, attributes, nothing else.
 """
 
@@ -32,11 +35,12 @@ class Exchange:
 
     Each of `repeats` collectives takes from every device `words` items for each point of the
     local part of `over`. A `halo` sends such a slab to each neighbour; `longer` says by how many
-    points the part of another factor has grown by then, where that one is split too. A backward
-    exchange that serves the gradient of one operand names it in `of`.
+    points the part of another factor has grown by then, where that one is split too. An
+    `all_to_all` takes what all devices have of `over` together. A backward exchange that serves
+    the gradient of one operand names it in `of`.
     """
 
-    kind: Literal["all_reduce", "all_gather", "reduce_scatter", "halo"]
+    kind: Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "halo"]
     factor: str
     over: tuple[str, ...]
     words: float = 1.0
@@ -80,6 +84,8 @@ class Rule:
     found: bool = False  # by experiment, not written
     means: frozenset[str] = frozenset()  # reduced, and a part's result counts by its share
     ranges: frozenset[str] = frozenset()  # factors that are split into ranges of the whole only
+    joint: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # split together, by name
+    imbalance: float = 1.0  # of what is routed: the fullest device's share, in even ones
     operator: Operator = UNKNOWN  # what else is known of the operator's kind
 
     @classmethod
@@ -103,15 +109,17 @@ class Rule:
 
     @property
     def factors(self) -> tuple[str, ...]:
-        """Every factor, in order of first appearance."""
+        """Every factor, in order of first appearance; then those that stand for several."""
         sides = (*self.operands, *self.results)
-        return tuple(dict.fromkeys(f for side in sides for dim in side for f in dim))
+        carried = dict.fromkeys(f for side in sides for dim in side for f in dim)
+        joint = (name for name, members in self.joint.items() if carried.keys() >= set(members))
+        return (*carried, *joint)
 
     @property
     def reduced(self) -> frozenset[str]:
         """Factors that no result carries."""
         carried = {f for side in self.results for dim in side for f in dim}
-        return frozenset(self.factors) - carried
+        return frozenset(self.factors) - carried - set(self.joint)
 
     @property
     def work_factors(self) -> tuple[str, ...]:

@@ -43,9 +43,10 @@ class Extra:
     """Memory of an operator that is no tensor of the graph, per item of a tensor of its own.
 
     `of` is an operand (or the result, -1) and `per_item` bytes for each of its items; where
-    `over` is given, only for each row of that many trailing dims. It is kept until backward, or
-    taken for as long as a pass takes. With a `factor` it is only there where that is split, or
-    only where it is whole.
+    `over` is given, only for each row of that many trailing dims; where `points` are given, for
+    each point of the local part of these factors instead. It is kept until backward, or taken for
+    as long as a pass takes. With a `factor` it is only there where that is split, or only where it
+    is whole.
     """
 
     of: int
@@ -54,6 +55,7 @@ class Extra:
     life: Literal["kept", "forward", "backward"] = "kept"
     factor: str = ""
     is_split: bool = True
+    points: tuple[str, ...] = ()
 
 
 def _no_factors(call: Call) -> frozenset[str]:

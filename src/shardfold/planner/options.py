@@ -47,6 +47,8 @@ class Options(TypedDict, total=False):
       a number.
     - `pins` (none): splits to keep to, as `{"layers.*.mlp.up_proj": "out/8"}` or as texts
       `layers.*.mlp.up_proj=out/8`. The plan says what they cost.
+    - `imbalance` (1): of experts that are split, how many times the even share of rows the fullest
+      device has; its time, memory and messages are priced so.
     - `fold` (`True`): trace repeated blocks once. Without it each is traced: slower, with the same
       sum of costs, but blocks may then store their parameters in different ways.
     """
@@ -60,6 +62,7 @@ class Options(TypedDict, total=False):
     recompute: Recompute
     micro_batches: MicroBatches
     pins: Pins
+    imbalance: float
     fold: bool
 
 
@@ -84,6 +87,7 @@ class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Annotated[int, msgspec.Meta(ge=1, le=MOST_MICRO_BATCHES)] | Literal["auto", "search"]
     ) = "auto"
     pins: tuple[str, ...] = ()
+    imbalance: Annotated[float, msgspec.Meta(ge=1)] = 1.0
     fold: bool = True
 
     def changed(self, options: Options) -> Request:
@@ -123,6 +127,11 @@ class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 f"Unknown recompute {self.recompute!r}. {nearest(str(self.recompute), words)}"
             )
         check_micro_batches(self.micro_batches)
+        if not 1 <= self.imbalance < math.inf:
+            raise InputError(
+                f"The imbalance of experts is at least 1 (the even share of rows), got "
+                f"{self.imbalance!r}."
+            )
 
     def profile_for(
         self, given: str | Path | Profile | None, at_hand: str | Path | Profile | None = None

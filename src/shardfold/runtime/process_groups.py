@@ -109,6 +109,12 @@ class Groups:
         )
         return list(found.split(counts))
 
+    def all_to_all_rows(self, rows: Tensor, sent: list[int], came: list[int], axes: Axes) -> Tensor:
+        """Send so many rows to each member, and take so many from each."""
+        found = rows.new_empty(sum(came), *rows.shape[1:])
+        dist.all_to_all_single(found, rows.contiguous(), came, sent, group=self.by_axes[axes])
+        return found
+
     def start_reduce(self, tensor: Tensor, axes: Axes) -> Any:
         """Start adding up; the tensor holds the sum once the returned work is waited for."""
         return dist.all_reduce(tensor, group=self.by_axes[axes], async_op=True)

@@ -65,8 +65,8 @@ class Space:
         """Per axis: the sub-dim that carries the axis's factor, `absent` if none does."""
         states = np.full(self.configs.shape, REPLICATED, dtype=np.int8)
         for factor in range(len(self.rule.factors)):
-            atom = carried.index(factor) if factor in carried else absent
-            states[self.configs == factor] = atom
+            atoms = [carried.index(f) for f in self.rule.covers(factor) if f in carried]
+            states[self.configs == factor] = atoms[0] if atoms else absent
         return states
 
     def parts(self, shape: Sequence[int]) -> NDArray[np.int64]:
@@ -75,6 +75,8 @@ class Space:
         for axis, size in enumerate(shape):
             rows = np.flatnonzero(self.configs[:, axis] >= 0)
             counts[rows, self.configs[rows, axis]] *= size
+        for factor, members in self.rule.joint.items():
+            counts[:, members] *= counts[:, factor : factor + 1]
         return counts
 
 
@@ -95,11 +97,12 @@ def leaves_no_part_empty(rule: SubdimRule, row: Sequence[int], mesh: Mesh) -> bo
 
     Parts of factors whose rows must align are equal, and none is thinner than neighbours need.
     """
-    for factor in {int(f) for f in row if f >= 0}:
+    named = {int(f) for f in row if f >= 0}
+    for factor in named.union(*(rule.covers(f) for f in named)):
         if not rule.splittable[factor]:
             return False
-        axes = [a for f, a in zip(row, mesh.axes, strict=True) if f == factor]
-        parts = [axis.size for axis in axes]
+        pairs = zip(row, mesh.axes, strict=True)
+        parts = [a.size for f, a in pairs if f >= 0 and factor in (f, *rule.covers(f))]
         least = rule.rule.least.get(rule.base(factor), 1)
         if rule.even[factor] and rule.sizes[factor] % math.prod(parts):
             return False
@@ -124,7 +127,10 @@ def _is_legal(rows: Configs, rule: SubdimRule, mesh: Mesh) -> NDArray[np.bool_]:
     legal = np.ones(len(rows), dtype=bool)
     sizes = np.array(mesh.shape, dtype=np.int64)
     for factor in range(len(rule.factors)) if len(sizes) > 1 else ():
-        parts = np.where(rows == factor, sizes, 1).prod(axis=1)
+        splits = rows == factor
+        for joint, members in rule.joint.items():
+            splits = splits | (rows == joint) if factor in members else splits
+        parts = np.where(splits, sizes, 1).prod(axis=1)
         for count in set(parts.tolist()) - {1}:
             if not _allows(rule, factor, count):
                 legal &= parts != count
@@ -136,6 +142,8 @@ def _allows(rule: SubdimRule, factor: int, parts: int) -> bool:
 
     Evenly where its rows must align, and no part too thin for what its neighbours need of it.
     """
+    if factor in rule.joint:
+        return all(_allows(rule, member, parts) for member in rule.joint[factor])
     size = rule.sizes[factor]
     if rule.even[factor] and size % parts:
         return False

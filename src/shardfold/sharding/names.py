@@ -65,7 +65,8 @@ def words_of(graph: Graph, subdims: Subdims) -> dict[int, str]:
 
 
 def _is_leading(rule: SubdimRule, factor: int) -> bool:
-    return "." not in rule.factors[factor] or rule.factors[factor].endswith(".0")
+    name = rule.factors[factor]
+    return "." not in name or name.endswith(".0") or factor in rule.joint
 
 
 def word(rule: SubdimRule, factor: int, identity: int, words: Mapping[int, str]) -> str:

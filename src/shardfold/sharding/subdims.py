@@ -15,8 +15,8 @@ each be split by heads. A view whose cuts contradict (12 x 64 read as 8 x 96) ca
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from shardfold.graph import Graph
@@ -39,6 +39,11 @@ class SubdimRule:
     even: tuple[bool, ...]  # a strided factor's parts must be equal, or its rows misalign
     operands: tuple[tuple[int, ...], ...]
     results: tuple[tuple[int, ...], ...]
+    joint: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+
+    def covers(self, factor: int) -> tuple[int, ...]:
+        """The factors that are split where this one is: itself, or those that it stands for."""
+        return self.joint.get(factor, (factor,))
 
     def base(self, factor: int) -> str:
         """The name of the rule's factor that this atomic factor is (a part of)."""
@@ -206,7 +211,7 @@ def _expand(
             tuple(
                 _class_id(classes, factor_nodes[i][f], k)
                 for f in rule.factors
-                for k in range(len(atoms_of(factor_nodes[i][f])))
+                for k in range(len(atoms_of(factor_nodes[i][_leading(rule, f)])))
             )
         )
         sides = [tensors[t] for t in (*graph.ops[i].inputs, *graph.ops[i].results)]
@@ -252,6 +257,11 @@ def _identify(
     )
 
 
+def _leading(rule: Rule, factor: str) -> str:
+    """The factor whose pieces this one has: of several that are split together, the first."""
+    return rule.joint[factor][0] if factor in rule.joint else factor
+
+
 def _class_id(classes: _Classes, node: int, atom: int) -> int:
     return classes.find(node) * 64 + atom
 
@@ -270,7 +280,7 @@ def _expand_rule(
     index: dict[str, list[int]] = {}
     strided: set[int] = set()
     for factor in rule.factors:
-        pieces = atoms_of(nodes[factor])
+        pieces = atoms_of(nodes[_leading(rule, factor)])
         index[factor] = list(range(len(names), len(names) + len(pieces)))
         for k, size in enumerate(pieces):
             names.append(factor if len(pieces) == 1 else f"{factor}.{k}")
@@ -300,6 +310,14 @@ def _expand_rule(
                 carried.extend([WHOLE] * len(pieces))
         sides.append(tuple(carried))
     count = len(rule.operands)
+    joint = {
+        own: (lead, *(index[other][0] for other in rule.joint[factor][1:]))
+        for factor in index.keys() & rule.joint.keys()
+        for own, lead in zip(index[factor], index[rule.joint[factor][0]], strict=True)
+    }
+    for own, members in joint.items():
+        splittable[own] &= all(splittable[i] for i in members)
+        sizes[own] = min(sizes[i] for i in members)
     return SubdimRule(
         rule,
         tuple(names),
@@ -308,4 +326,5 @@ def _expand_rule(
         tuple(i in strided for i in range(len(names))),
         tuple(sides[:count]),
         tuple(sides[count:]),
+        joint,
     )

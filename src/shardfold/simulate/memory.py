@@ -21,10 +21,11 @@ import numpy as np
 
 from shardfold.costs.activations import extras, keeps_results, kept_operands
 from shardfold.costs.memory_format import aliases
+from shardfold.costs.operator_steps import points
 from shardfold.costs.steps import Collective, Step
 from shardfold.graph import Graph
 from shardfold.operators import Extra
-from shardfold.sharding import Subdims
+from shardfold.sharding import Space, Subdims
 from shardfold.sharding.layouts import Layouts, local_items
 from shardfold.simulate.decoded import DecodedChoice
 from shardfold.simulate.parts import Part
@@ -122,6 +123,10 @@ class LocalLayouts:
 
     def _extra_bytes(self, op: int, extra: Extra) -> float:
         called = self.graph.ops[op]
+        if extra.points:
+            space, at = self.wiring.sides.spaces[op], self.decoded.choice[op]
+            chosen = Space(space.rule, space.configs[at : at + 1])
+            return float(points(chosen, extra.points, self.decoded.tables.mesh)[0]) * extra.per_item
         tensor = called.results[0] if extra.of < 0 else called.inputs[extra.of]
         row = self.result_row(op, 0) if extra.of < 0 else self.operand_row(op, extra.of)
         return self.facts.local_items(tensor, row, self.shape, extra.over) * extra.per_item

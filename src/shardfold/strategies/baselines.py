@@ -30,7 +30,7 @@ from shardfold.sharding import Space, Subdims
 from shardfold.sharding.configs import NONE
 from shardfold.sharding.layouts import Layouts
 from shardfold.sharding.names import batch_classes
-from shardfold.strategies.split_preferences import Roles, Way, choose_ways, parts_over
+from shardfold.strategies.split_preferences import Roles, Way, Ways, choose_ways, parts_over
 
 Choice = tuple[int, ...]
 Allowed = Callable[[Vertex], NDArray[np.bool_] | None]
@@ -326,18 +326,38 @@ def mesh_tensorflow(setting: Setting) -> Choice | Unfit:
 
 
 def expert_parallel(setting: Setting) -> Choice | Unfit:
-    """Experts over the devices of a node, all else by batch over all devices."""
+    """Megatron-LM's expert parallelism: rows go to their experts within a node, all else by batch.
+
+    Of the degrees that a node allows, the fastest that fits in memory.
+    """
+    return _by_expert(setting, list(_expert_degrees(setting)))
+
+
+def fsdp_ep(setting: Setting) -> Choice | Unfit:
+    """As `expert_parallel`, and parameters split over the other devices too."""
+    sharded = [stored_in_parts(setting.tables, choice) for choice in _expert_degrees(setting)]
+    return _by_expert(setting, sharded)
+
+
+def _by_expert(setting: Setting, choices: Sequence[Choice]) -> Choice | Unfit:
+    return min(choices, key=setting.rank) if choices else Unfit("the model has no experts")
+
+
+def _expert_degrees(setting: Setting) -> Iterator[Choice]:
+    """Rows and experts together over the last one, two, ... of a node's axes."""
     roles = setting.roles
-    if not roles.experts:
-        return Unfit("the model has no experts")
-    outer = tuple(a for a in setting.axes if a not in setting.inner)
-    by_expert = (Way(setting.inner, (roles.experts,)), Way(outer, (roles.batch,)))
     by_batch = (Way(setting.axes, (roles.batch,)),)
-    return choose_ways(
-        setting.tables,
-        setting.subdims,
-        lambda op: by_expert if op in roles.routed else by_batch,
-    )
+    for start in range(len(setting.inner)) if roles.experts else ():
+        inner = setting.inner[start:]
+        outer = tuple(a for a in setting.axes if a not in inner)
+        by_expert = (Way(inner, (roles.dispatch, roles.experts)), Way(outer, (roles.batch,)))
+        ways = dict.fromkeys(roles.routed, by_expert)
+        yield _chosen(setting, ways, by_batch)
+
+
+def _chosen(setting: Setting, ways: Mapping[int, Ways], otherwise: Ways) -> Choice:
+    """The cheapest choice in which some operators are split in ways of their own."""
+    return choose_ways(setting.tables, setting.subdims, lambda op: ways.get(op, otherwise))
 
 
 def _tensor_parallel(setting: Setting, within: Axes, *, sequence: bool) -> Choice | Unfit:
@@ -403,6 +423,7 @@ STRATEGIES: Mapping[str, Strategy] = {
     "fsdp+tp+sp": fsdp_tp_sp,
     "mesh-tensorflow": mesh_tensorflow,
     "expert-parallel": expert_parallel,
+    "fsdp+ep": fsdp_ep,
 }
 
 

@@ -50,6 +50,7 @@ class Roles:
     inner: Classes
     vocabulary: Classes
     experts: Classes
+    dispatch: Classes  # of rows and experts together
     products: tuple[Product, ...]
     attention: frozenset[int]  # the operators that attend, and those that send rows to experts
     routed: frozenset[int]
@@ -70,9 +71,10 @@ class Roles:
             batch=batch_classes(graph, subdims),
             seq=_named(words, "seq"),
             heads=heads,
-            inner=_inner(products, heads),
+            inner=_inner(products, heads) | _named(words, "inner"),
             vocabulary=_vocabulary(graph, subdims),
             experts=_named(words, "experts"),
+            dispatch=_named(words, "dispatch"),
             products=products,
             attention=_telling(subdims, "heads"),
             routed=_telling(subdims, "experts"),
@@ -92,7 +94,8 @@ def told_by_scores(roles: Roles, graph: Graph, subdims: Subdims) -> Roles:
             for base in left & right & kept:
                 heads |= _features(subdims, index, base)
     found = frozenset(heads) - roles.batch
-    return replace(roles, heads=found, inner=_inner(roles.products, found))
+    inside = _named(words_of(graph, subdims), "inner")
+    return replace(roles, heads=found, inner=_inner(roles.products, found) | inside)
 
 
 def _telling(subdims: Subdims, word: str) -> frozenset[int]:

@@ -5,7 +5,7 @@ Two public registries of transformers are used so that the captured graph is wha
 - attention: plain `scaled_dot_product_attention` under a name for which no mask is built. Under
   `torch.export` transformers otherwise adds a dense [batch, 1, seq, seq] mask; without padding,
   `is_causal` says the same.
-- experts: `expert_linear`, which keeps the dims of the tokens.
+- experts: one sort for all of them; a trace sees the block as one operator, as in every model.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ except ImportError as error:
         "Run: pip install 'shardfold[hf]'"
     ) from error
 
-from shardfold.runtime.ops.experts import routed_experts
+from shardfold.runtime.ops.experts import experts_forward
 
 ATTENTION = "shardfold_sdpa"
 EXPERTS = "shardfold_experts"
@@ -163,7 +163,7 @@ def vit(shape: StackShape, seq: int) -> Any:
 def build_from(config: Any, kind: type, batch: int, seq: int | None, draw: Draw) -> Built:
     """The model of a configuration as a class of transformers, and a batch for it."""
     transformers.AttentionInterface.register(ATTENTION, sdpa_attention_forward)
-    ExpertsInterface.register(EXPERTS, routed_experts)
+    ExpertsInterface.register(EXPERTS, experts_forward)
     config.use_cache = False
     config.dtype = None  # the dtype is an option of planning
     config._attn_implementation = _attention(kind, config, seq)

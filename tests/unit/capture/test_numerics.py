@@ -56,7 +56,7 @@ def test_a_transformers_model_that_builds_its_own_masks(family: str) -> None:
     config = getattr(huggingface, family)(shape, 16)
     config.use_cache, config._experts_implementation = False, "eager"
     if family == "mixtral":
-        huggingface.ExpertsInterface.register(huggingface.EXPERTS, huggingface.routed_experts)
+        huggingface.ExpertsInterface.register(huggingface.EXPERTS, huggingface.experts_forward)
         config._experts_implementation = huggingface.EXPERTS
     torch.manual_seed(0)
     kind = huggingface.class_of(config, family)

@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 import shardfold.runtime.ops.experts  # noqa: F401  registers shardfold.expert_linear
+from shardfold.capture.experts import described
 
 from . import parts
 from .oracle import Case
@@ -40,10 +42,42 @@ def case(name: str, arguments: dict[str, Any], **properties: Any) -> Case:
     return Case(getattr(operator, overload or "default"), arguments, **properties)
 
 
+GATES = {
+    "halves": lambda rows: F.silu(rows.chunk(2, -1)[0]) * rows.chunk(2, -1)[1],
+    "pairs": lambda rows: rows[..., ::2].clamp(max=1.0) * (rows[..., 1::2] + 1),
+    "own": F.gelu,
+}
+
+
+def between(function: Any, wide: int = 16) -> str:
+    """What stands between the products of a block of experts."""
+    return str(described(function, wide, torch.float64))
+
+
+def _rows_of_block(part: Any, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Experts count from the part's first; a row of another one has none.
+
+    A bias is added by one part of the features that are summed over.
+    """
+    if part.factor == "f" and part.number and "down_bias" in arguments:
+        return {**arguments, "down_bias": arguments["down_bias"] * 0}
+    if part.factor != "e":
+        return arguments
+    expert = arguments["expert"]
+    inside = (expert >= part.low) & (expert < part.high)
+    return {**arguments, "expert": torch.where(inside, expert - part.low, -1)}
+
+
 def matrix() -> list[Case]:
     expert = {"x": normal(4, 6), "weight": normal(4, 8, 6), "expert": ints(4, 4)}
     pairs = {**expert, "x": normal(4, 2, 6), "expert": ints(4, 4, 2)}
     rows_of_expert = parts.rows_of("weight", "expert", "e", 0)
+    block = {"x": normal(4, 6), "expert": ints(4, 4, 2), "share": positive(4, 2)}
+    block |= {"up": normal(4, 16, 6), "down": normal(4, 6, 8), "between": between(GATES["halves"])}
+    biased = {**block, "up_bias": normal(4, 16), "down_bias": normal(4, 6)}
+    biased |= {"between": between(GATES["pairs"])}
+    plain = {**block, "expert": ints(4, 4, 1), "share": positive(4, 1), "up": normal(4, 8, 6)}
+    plain |= {"between": between(GATES["own"], 8)}
     linear = {"input": normal(4, 3, 6), "weight": normal(8, 6)}
     grouped = {
         "self": normal(8, 16).to(torch.bfloat16),
@@ -88,6 +122,9 @@ def matrix() -> list[Case]:
         case("_grouped_mm", grouped, counts=(2,), fixed=("self", "mat2")),
         case("shardfold::expert_linear", expert, localise=rows_of_expert),
         case("shardfold::expert_linear", pairs, localise=rows_of_expert, label="top two"),
+        case("shardfold::routed_experts", block, localise=_rows_of_block),
+        case("shardfold::routed_experts", biased, localise=_rows_of_block, label="biased"),
+        case("shardfold::routed_experts", plain, localise=_rows_of_block, label="one expert a row"),
     ]
 
 

@@ -64,6 +64,7 @@ def test_what_is_no_size_is_refused(size: Any) -> None:
         ({"optimizer": "adan"}, "Unknown optimizer 'adan'"),
         ({"cost": "papr"}, "Unknown cost model 'papr'"),
         ({"pins": ["fc"]}, "The pin 'fc' cannot be read"),
+        ({"imbalance": 0.5}, "imbalance of experts is at least 1 .*, got 0.5"),
     ],
 )
 def test_a_wrong_option_is_refused_in_words(options: Any, message: str) -> None:

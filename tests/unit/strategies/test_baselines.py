@@ -304,9 +304,12 @@ def test_one_weird_trick_splits_alexnet_as_the_paper_says() -> None:
 
 def test_experts_are_split_within_a_node() -> None:
     found = made("expert-parallel", "mixtral-8x7b-tiny", "2x4xh100", "2x4")
-    experts = found.splits("shardfold.expert_linear")
-    assert sum(experts.values()) == 2 * LAYERS
-    assert {split["experts"] for split in map(dict, experts)} == {4}
+    experts = found.splits("shardfold.routed_experts")
+    assert experts == {(("batch", 2), ("dispatch", 4)): LAYERS}
+    sent = [
+        (phase, axes) for phase, kind, axes, _ in collectives(found.decoded) if kind == "all_to_all"
+    ]
+    assert Counter(sent) == {("forward", (1,)): 3 * LAYERS, ("backward", (1,)): 2 * LAYERS}
     attention = found.splits("aten.scaled_dot_product_attention")
     assert attention == {(("batch", 8),): LAYERS}
 

@@ -17,6 +17,7 @@ from shardfold.runtime.ops import (
     attention,
     convolution,
     counter_rng,
+    dispatch,
     indexing,
     losses,
     matrix,
@@ -52,6 +53,7 @@ def _function(site: Site) -> Local:
 FORMS: Mapping[str, Callable[[Site], Local]] = {
     **views.TABLE,
     **matrix.TABLE,
+    **dispatch.TABLE,
     **reductions.TABLE,
     **losses.TABLE,
     **norms.TABLE,

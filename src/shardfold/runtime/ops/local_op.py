@@ -260,9 +260,12 @@ class Site:
         """Whether this device has the first part of each of these factors."""
         return all(self.place.at[axis] == 0 for axis in self.axes(*bases))
 
-    def part(self, base: str) -> Bounds:
-        """The range of a factor that this device has; of several pieces only the first is split."""
-        first, *others = self._pieces(base, self.place.at)
+    def part(self, base: str, at: Row | None = None) -> Bounds:
+        """The range of a factor that this device has, or the one at another place.
+
+        Of several pieces only the first is split.
+        """
+        first, *others = self._pieces(base, self.place.at if at is None else at)
         inner = 1
         for size, (low, high) in others:
             if high - low < size:
@@ -278,7 +281,7 @@ class Site:
 
     def _pieces(self, base: str, at: Row) -> list[tuple[int, Bounds]]:
         """The size and the local range of every piece of a factor."""
-        bounds = bounds_of(self.rule.sizes, self.config, self.place.shape, at)
+        bounds = bounds_of(self.rule.sizes, self.config, self.place.shape, at, self.rule.joint)
         found = zip(self.rule.sizes, bounds, strict=True)
         return [piece for f, piece in enumerate(found) if self.rule.base(f) == base]
 
