@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -20,9 +21,12 @@ from shardfold.errors import ClusterError, InputError
 from shardfold.explanation.explain import case_of, price_elsewhere
 from shardfold.explanation.explain import explain as explain_case
 from shardfold.explanation.explanation import Explanation, Kept, WhatIf
+from shardfold.export.configurations import Sizes, configurations
+from shardfold.export.projection import Projection, project
 from shardfold.export.search import Prices
 from shardfold.export.stack_plan import StackPlan, beside, best_for, job_of, sizes_of
-from shardfold.export.targets import target_named
+from shardfold.export.targets import Target, target_named
+from shardfold.export.writers import Job
 from shardfold.graph import Graph
 from shardfold.operators import Rules, rules_of
 from shardfold.operators.experts import imbalanced
@@ -204,12 +208,7 @@ class Planner:
         target, version = target_named(stack)
         asked = self._asked(Request(), cluster, {**self.options, **options})
         wish = asked.request.micro_batches
-        captures = self._captured(asked, short=asked.request.fold)
-        whole = captures.graph(1)
-        layers = len(Layers.of(whole))
-        sizes = sizes_of(captures.samples, whole, layers, has_plan=_has_tensor_plan(self.model))
-        job = job_of(whole, sizes.samples, layers, asked.request.dtype, asked.search.cluster)
-        prices = Prices(lambda stated: self._stated_graph(asked, stated), asked.search, target)
+        prices, job, sizes = self._priced_for(asked, target)
         number = wish if isinstance(wish, int) else None
         found = best_for(
             prices, target, version, job, sizes, number, self._progress("configurations")
@@ -217,8 +216,31 @@ class Planner:
         found = replace(found, estimated=_ranged(found.estimated, asked, found.strategy.stages))
         if not beside_plan:
             return found
-        best = self._select(asked, captures)[0]
+        best = self._select(asked, self._captured(asked, short=asked.request.fold))[0]
         return beside(found, best.winner.seconds, best.winner.peak_bytes) if best.fits else found
+
+    @without_gc()
+    def export(self, plan: Plan, stack: str) -> Projection:
+        """A plan of this model as another stack runs it, with what that costs and why."""
+        target, version = target_named(stack)
+        cluster = from_plain(plan.provenance.cluster)
+        request = plan.provenance.request
+        asked = self._asked(request, cluster, {"mesh": None, "pins": None})
+        prices, job, sizes = self._priced_for(asked, target)
+        self._progress("estimating")(0, 1)
+        choices = list(configurations(target, cluster, sizes))
+        found = project(plan, prices, target, version, job, choices)
+        return replace(found, estimated=_ranged(found.estimated, asked, found.strategy.stages))
+
+    def _priced_for(self, asked: _Asked, target: Target) -> tuple[Prices, Job, Sizes]:
+        """What prices configurations of a stack, and what of the model goes into its file."""
+        captures = self._captured(asked, short=asked.request.fold)
+        whole = captures.graph(1)
+        layers = len(Layers.of(whole))
+        sizes = sizes_of(captures.samples, whole, layers, has_plan=_has_tensor_plan(self.model))
+        job = job_of(whole, sizes.samples, layers, asked.request.dtype, asked.search.cluster)
+        graphs = partial(self._stated_graph, asked)
+        return Prices(graphs, asked.search, target), job, sizes
 
     def _stated_graph(self, asked: _Asked, stated: Stated) -> Graph:
         """The graph of a micro-batch; of a pipeline, one that can be cut between all layers."""

@@ -116,6 +116,7 @@ def estimate(
     dp=N             replicas of the model (data parallel)
     fsdp=N           devices over which parameters are sharded; with dp=M: HSDP
     zero=0|1|2|3     sharded: nothing, optimizer state, gradients, parameters
+    reshard=never    of fsdp: gathered once for forward and backward
     tp=N             tensor parallel: heads, feed-forward features, vocabulary
     sp               sequence parallel between the products of tp
     recompute=full   activation checkpointing of every block; selective: of

@@ -1,4 +1,4 @@
-"""Into other training stacks: what `plan --for` prints and saves."""
+"""Into other training stacks: what `plan --for` prints and saves; `export` of a saved plan."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+
+from shardfold.cli.options import size_options
 
 if TYPE_CHECKING:
     from shardfold.cluster import Cluster
@@ -57,3 +59,59 @@ def write_whole(path: Path, text: str) -> None:
         beside.replace(path)
     finally:
         beside.unlink(missing_ok=True)
+
+
+@click.command()
+@click.argument("file", metavar="PLAN.json")
+@click.option("--to", "stack", required=True, metavar="STACK", help="A stack, or dtensor.")
+@click.option("--model", help="The MODEL of the plan (as in shardfold plan); not for dtensor.")
+@size_options
+@click.option("--save", type=click.Path(dir_okay=False), help="Write it to this file.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def export(
+    file: str,
+    stack: str,
+    model: str | None,
+    save: str | None,
+    as_json: bool,
+    **sizes: int | None,
+) -> None:
+    r"""Say PLAN.json in the words of another stack, and what that costs; or as DTensor placements.
+
+    STACK is torchtitan, megatron, hf, accelerate, deepspeed or nanotron: the configuration nearest
+    to the plan, priced as the stack runs it. What its words cannot say is listed. dtensor: the
+    placements of every parameter and result, as JSON.
+
+    \b
+    shardfold export plan.json --to accelerate --model gpt2
+    shardfold export plan.json --to dtensor --save placements.json
+    """
+    from shardfold.cli.plan import check_writable
+    from shardfold.plans import load
+
+    if save is not None:
+        check_writable(Path(save))
+    plan = load(file)
+    if stack == "dtensor":
+        from shardfold.export.dtensor import as_dtensor
+
+        text = json.dumps(as_dtensor(plan), indent=2) + "\n"
+        if save is not None:
+            write_whole(Path(save), text)
+        click.echo(f"Saved to {save}" if save is not None and not as_json else text.rstrip("\n"))
+        return
+    from shardfold.cli.model import planner_for
+    from shardfold.export.targets import target_named
+    from shardfold.report.stack_text import projection_lines
+
+    target_named(stack)
+    if model is None:
+        raise click.UsageError("PLAN.json needs its --model: what is exported is priced again.")
+    with planner_for(model, sizes) as planner:
+        found = planner.export(plan, stack)
+    if save is not None:
+        write_whole(Path(save), found.written.text)
+    if as_json:
+        click.echo(json.dumps({"model": model, **found.as_plain(), "saved": save}, indent=2))
+    else:
+        click.echo("\n".join(projection_lines(found, model, saved=save)))

@@ -81,6 +81,8 @@ def _degrees(target: Target, cluster: Cluster, sizes: Sizes) -> Iterator[Stated]
                     )
                     if lies_along(found, cluster):
                         yield found
+                        if target.keeps and found.zero == 3:
+                            yield replace(found, reshards=False)
 
 
 def _shards(target: Target, cluster: Cluster, tensor: int, data: int) -> Iterator[tuple[int, int]]:

@@ -103,7 +103,9 @@ class Prices:
         split = replace(
             stated, stages=1, schedule="1f1b", chunks=1, zero=3 if stated.zero == 3 else 0
         )
-        subdims = self._subdims.setdefault(id(graph), (graph, request.subdims_of(graph)))[1]
+        if id(graph) not in self._subdims:
+            self._subdims[id(graph)] = (graph, request.subdims_of(graph))
+        subdims = self._subdims[id(graph)][1]
         key = (id(graph), request.cluster, stack)
         if key not in self._schedulers:
             self._schedulers[key] = scheduler_of(graph, request, stack, subdims)

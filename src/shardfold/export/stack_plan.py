@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,6 +18,7 @@ from shardfold.planner.estimated import Estimated
 from shardfold.strategies.stated import Stated
 
 MOST_RUNNERS_UP = 8
+TIE = 5e-4  # of a step: so near, two are as fast
 HINT = (
     "Try more devices, fewer tokens in a micro-batch (a larger batch over as many devices has "
     "none to spare), another stack, or shardfold's own plan."
@@ -112,7 +113,7 @@ def best_for(
     found = search(prices, choices, sizes.samples, watch)
     if not found.priced:
         raise InputError(f"Nothing can be priced for {target.name}: {' '.join(found.refused)}")
-    best = found.priced[0]
+    best = _smallest_of_ties(found.priced)
     if not best.estimated.fits:
         raise InfeasibleError(
             needed_bytes=best.estimated.peak_bytes,
@@ -125,12 +126,24 @@ def best_for(
         target.versions[version],
         best.stated,
         best.estimated,
-        found.priced[1 : 1 + MOST_RUNNERS_UP],
+        tuple(each for each in found.priced if each is not best)[:MOST_RUNNERS_UP],
         found.possible,
         len(found.priced),
         write(target.name, version, best.stated, job),
         tuple(_notes(target, sizes, found)),
     )
+
+
+def _smallest_of_ties(priced: Sequence[Priced]) -> Priced:
+    """Of those that are as fast as the best, the one that holds least."""
+    best = priced[0]
+    as_fast = [
+        each
+        for each in priced
+        if each.estimated.fits
+        and each.estimated.step_seconds <= best.estimated.step_seconds * (1 + TIE)
+    ]
+    return min(as_fast, key=lambda each: each.estimated.peak_bytes, default=best)
 
 
 def _notes(target: Target, sizes: Sizes, found: Found) -> Iterator[str]:

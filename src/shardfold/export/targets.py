@@ -22,8 +22,7 @@ class Target:
     """A stack: what may be stated for it.
 
     `zero` has the stages without a pipeline, `staged_zero` those with one (none: it has no
-    pipelines). Stages of `once` gather parameters once in a step, which such a stack does only
-    where a step has one micro-batch.
+    pipelines).
     """
 
     name: str
@@ -31,7 +30,7 @@ class Target:
     versions: Mapping[str, str]  # each with how its fields were checked; the first is the default
     zero: tuple[int, ...]
     staged_zero: tuple[int, ...] = ()
-    once: tuple[int, ...] = ()
+    keeps: bool = False  # FSDP that gathers once for forward and backward
     hybrid: bool = False  # replicas of shards
     needs_shards: bool = False  # bf16 with float32 parts comes from FSDP alone
     needs_plan: bool = False  # tensor parallel reads the model's base_model_tp_plan
@@ -66,8 +65,8 @@ class Target:
             return "its mixed precision needs two or more FSDP shards"
         if stated.replicas > 1 and stated.shards > 1 and not self.hybrid:
             return "it has no replicas of shards"
-        if stated.zero in self.once and stated.micro_batches > 1 and not staged:
-            return "it gathers parameters in every micro-batch"
+        if not stated.reshards and not self.keeps:
+            return "its FSDP gathers parameters again in backward"
         if stated.recompute not in self.recompute:
             return f"it has no recompute={stated.recompute} as it is priced here"
         if stated.tensor > 1 and stated.sequence != self.sequence:
@@ -88,9 +87,9 @@ TARGETS: Mapping[str, Target] = {
                 "0.2.2": "read by the JobConfig of torchtitan 0.2.2 of PyPI",
                 "head": "names as in its source in November 2026, not parsed",
             },
-            zero=(2, 3),
+            zero=(3,),
             staged_zero=(1,),
-            once=(2,),
+            keeps=True,
             hybrid=True,
             needs_shards=True,
             sequence=True,
@@ -141,8 +140,8 @@ TARGETS: Mapping[str, Target] = {
             "accelerate",
             "accelerate",
             {"1.15": "read by accelerate 1.15.0 of PyPI"},
-            zero=(2, 3),
-            once=(2,),
+            zero=(3,),
+            keeps=True,
             hybrid=True,
             needs_shards=True,
             needs_plan=True,

@@ -66,6 +66,10 @@ def write(target: str, version: str, stated: Stated, job: Job) -> Written:
     return WRITERS[target, version](stated, job)
 
 
+def _reshards(stated: Stated) -> bool:
+    return stated.zero == 3 and stated.reshards
+
+
 # torchtitan
 
 
@@ -73,7 +77,7 @@ def _torchtitan_parallelism(stated: Stated, job: Job) -> dict[str, Any]:
     found: dict[str, Any] = {
         "data_parallel_replicate_degree": stated.replicas,
         "data_parallel_shard_degree": stated.shards,
-        "fsdp_reshard_after_forward": "always" if stated.zero == 3 else "never",
+        "fsdp_reshard_after_forward": "always" if _reshards(stated) else "never",
         "tensor_parallel_degree": stated.tensor,
         "pipeline_parallel_degree": stated.stages,
     }
@@ -256,7 +260,7 @@ def accelerate(stated: Stated, job: Job) -> Written:
         "machine_rank": 0,
         "fsdp_config": {
             "fsdp_version": 2,
-            "fsdp_reshard_after_forward": stated.zero == 3,
+            "fsdp_reshard_after_forward": _reshards(stated),
             "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
             "fsdp_activation_checkpointing": stated.recompute == "full",
             "fsdp_state_dict_type": "SHARDED_STATE_DICT",

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from shardfold.export.projection import Projection
 from shardfold.export.search import Priced
 from shardfold.export.stack_plan import StackPlan
 from shardfold.planner.estimated import Estimated
 from shardfold.report.summary_text import TIE, in_range
 from shardfold.report.units import seconds, size
+
+MOST_UNSAID = 10
 
 
 def stack_plan_lines(found: StackPlan, model: str, saved: str | None = None) -> Iterator[str]:
@@ -32,6 +35,32 @@ def stack_plan_lines(found: StackPlan, model: str, saved: str | None = None) -> 
         "priced; the others cannot be faster, or do not fit."
     )
     yield from (*found.written.notes, *found.notes)
+    yield f"Fields of {found.stack} {found.version}: {found.checked}."
+
+
+def projection_lines(found: Projection, model: str, saved: str | None = None) -> Iterator[str]:
+    """A plan as another stack runs it: its words, its figures, what it costs and what is lost."""
+    e = found.estimated
+    yield f"{model} on {e.cluster} with {found.stack} {found.version}: {found.strategy}"
+    yield f"The plan's own degrees: {found.read}."
+    yield ""
+    text = found.written.text.rstrip("\n").splitlines()
+    yield from text if saved is None else [f"Saved to {saved}"]
+    yield ""
+    step = in_range(e.step_seconds, e.step_range_seconds)
+    yield f"Step: {step}, {e.rate:,.0f} {e.unit}/s, MFU {e.mfu:.1%}."
+    fits = "it fits" if e.fits else "IT DOES NOT FIT"
+    yield f"Memory: a peak of {size(e.peak_bytes)} of {size(e.limit_bytes)} per device: {fits}."
+    lost = e.step_seconds / found.plan_seconds - 1
+    yield f"The plan takes {seconds(found.plan_seconds)}; the projection {lost:+.1%}, of which:"
+    for cause in found.causes:
+        yield f"  {cause.seconds / found.plan_seconds:+.1%}  {cause.text}"
+    if found.unsaid:
+        yield "What the stack cannot be told:"
+        yield from (f"  {text}" for text in found.unsaid[:MOST_UNSAID])
+        if len(found.unsaid) > MOST_UNSAID:
+            yield f"  and {len(found.unsaid) - MOST_UNSAID} more (--json has them)"
+    yield from found.written.notes
     yield f"Fields of {found.stack} {found.version}: {found.checked}."
 
 

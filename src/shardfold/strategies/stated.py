@@ -3,6 +3,7 @@
     dp=N             replicas of the model; left out, whatever devices the others leave
     fsdp=N           devices over which parameters, gradients and optimizer state are sharded
     zero=0|1|2|3     what is sharded: nothing, optimizer state, gradients too, parameters too
+    reshard=never    of fsdp: parameters are gathered once for forward and backward; or always
     tp=N             tensor parallel: heads, feed-forward features and vocabulary, innermost
     sp               sequence parallel between the products (with tp)
     recompute=full   activation checkpointing of every block; selective: of attention; or none
@@ -34,7 +35,11 @@ from shardfold.strategies.split_preferences import Way, choose_ways, parts_over,
 
 DEGREES = ("pp", "dp", "fsdp", "tp")
 NUMBERS = (*DEGREES, "zero", "micro-batches", "virtual")
-CHOICES = {"recompute": ("none", "selective", "full"), "schedule": tuple(SCHEDULES)}
+CHOICES = {
+    "recompute": ("none", "selective", "full"),
+    "schedule": tuple(SCHEDULES),
+    "reshard": ("always", "never"),
+}
 WORDS = (*NUMBERS, "sp", *CHOICES)
 OTHERS = {
     "cp": "Context parallelism cannot be estimated yet.",
@@ -57,6 +62,7 @@ class Stated:
     stages: int = 1  # parts of the cluster, in a row
     schedule: str = "1f1b"
     chunks: int = 1  # of the model on each part
+    reshards: bool = True  # parameters in parts are dropped after forward, and gathered again
 
     def __str__(self) -> str:
         is_zero = self.zero in (1, 2)
@@ -65,6 +71,7 @@ class Stated:
             *([f"pp={self.stages}"] if self.stages > 1 else ()),
             *(f"{names.get(name, name)}={n}" for name, n in self.degrees if n > 1),
             *([f"zero={self.zero}"] if is_zero else ()),
+            *([] if self.reshards else ["reshard=never"]),
             *(["sp"] if self.sequence else ()),
             *([f"recompute={self.recompute}"] if self.recompute != "none" else ()),
             *([f"micro-batches={self.micro_batches}"] if self.micro_batches > 1 else ()),
@@ -89,7 +96,7 @@ def parse_strategy(text: str, devices: int) -> Stated:
 
     >>> parse_strategy("fsdp=4 tp=8 sp", 64)
     Stated(replicas=2, shards=4, tensor=8, zero=3, sequence=True, recompute='none', \
-micro_batches=1, stages=1, schedule='1f1b', chunks=1)
+micro_batches=1, stages=1, schedule='1f1b', chunks=1, reshards=True)
     """
     numbers, chosen, sequence = dict[str, int](), dict[str, str](), False
     for word in text.replace(",", " ").split():
@@ -107,10 +114,11 @@ micro_batches=1, stages=1, schedule='1f1b', chunks=1)
         else:
             why = OTHERS.get(name) or nearest(name, WORDS)
             raise InputError(f"Unknown word {name!r} in the strategy {text!r}. {why}")
-    recompute = chosen.get("recompute", "none")
-    return replace(
-        _filled(numbers, recompute, sequence, devices), **_pipeline(numbers, chosen.get("schedule"))
-    )
+    filled = _filled(numbers, chosen.get("recompute", "none"), sequence, devices)
+    reshards = chosen.get("reshard") != "never"
+    if not reshards and filled.zero != 3:
+        raise InputError("reshard=never goes with fsdp=2 or more: nothing else is gathered.")
+    return replace(filled, reshards=reshards, **_pipeline(numbers, chosen.get("schedule")))
 
 
 def _pipeline(numbers: dict[str, int], schedule: str | None) -> dict[str, Any]:
@@ -256,7 +264,7 @@ def _stored(setting: Setting, choice: Choice, stated: Stated, placed: Placed) ->
         shards = split[:, list(parted)].sum(axis=1)
         shards[split[:, list(whole)].any(axis=1)] = -1
         mask: NDArray[np.bool_] = np.equal(shards, shards.max())
-        again = vertex.storage.regathers == is_sharded
+        again = vertex.storage.regathers == (is_sharded and stated.reshards)
         return mask & again if (mask & again).any() else mask
 
     vertices = enumerate(setting.tables.vertices)

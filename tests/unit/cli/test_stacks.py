@@ -117,3 +117,20 @@ def test_a_write_that_fails_leaves_no_part(tmp_path: Path) -> None:
     with pytest.raises(OSError, match=r"x\.toml"):
         write_whole(tmp_path / "x.toml", "text")
     assert [each.name for each in tmp_path.iterdir()] == ["x.toml"]
+
+
+def test_a_saved_plan_is_exported(run, tmp_path: Path) -> None:
+    plan, out = tmp_path / "plan.json", tmp_path / "out.json"
+    run("plan", "gpt2-tiny", "--cluster", "2xa100", "--save", plan)
+    result = run("export", plan, "--to", "deepspeed", "--model", "gpt2-tiny", "--save", out)
+    assert result.exit_code == 0, result.output
+    assert "The plan takes" in result.output
+    assert "zero_optimization" in out.read_text()
+    result = run("export", plan, "--to", "dtensor")
+    assert json.loads(result.stdout)["mesh"]["shape"] == [2]
+    result = run("export", plan, "--to", "deepspeed")
+    assert result.exit_code == 2
+    assert "needs its --model" in result.output
+    result = run("export", plan, "--to", "dtensors", "--model", "gpt2-tiny")
+    assert result.exit_code == 2
+    assert "Nothing can be exported to 'dtensors'" in result.output

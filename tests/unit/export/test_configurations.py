@@ -27,12 +27,14 @@ def test_every_configuration_is_one_that_can_be_stated(name: str) -> None:
 def test_a_small_space_is_known_by_heart() -> None:
     found = configurations(TARGETS["accelerate"], parse("2xa100"), Sizes(4, 2))
     assert sorted(map(str, found)) == [
-        "dp=2 zero=2",
-        "dp=2 zero=2 recompute=full",
         "fsdp=2",
         "fsdp=2 micro-batches=2",
         "fsdp=2 recompute=full",
         "fsdp=2 recompute=full micro-batches=2",
+        "fsdp=2 reshard=never",
+        "fsdp=2 reshard=never micro-batches=2",
+        "fsdp=2 reshard=never recompute=full",
+        "fsdp=2 reshard=never recompute=full micro-batches=2",
     ]
 
 
@@ -49,7 +51,7 @@ def test_a_batch_that_is_not_cut_has_one_micro_batch() -> None:
         ("megatron", "pp=2 dp=4 micro-batches=4 schedule=zbv", "no schedule zbv"),
         ("torchtitan", "tp=8 sp", "two or more FSDP shards"),
         ("deepspeed", "dp=2 fsdp=4", "no replicas of shards"),
-        ("torchtitan", "dp=8 zero=2 micro-batches=2", "in every micro-batch"),
+        ("hf", "fsdp=8 reshard=never", "again in backward"),
         ("hf", "fsdp=8 recompute=selective", "no recompute=selective"),
         ("torchtitan", "fsdp=4 tp=2", "with sp"),
     ],
@@ -71,7 +73,9 @@ def test_names_and_versions_that_are_not_known_are_refused() -> None:
 
 def test_parts_that_fsdp_gathers_once_lie_beside_master_weights() -> None:
     target = TARGETS["torchtitan"]
-    once, again = (parse_strategy(text, 8) for text in ("dp=8 zero=2", "fsdp=8"))
+    once, again = (
+        parse_strategy(text, 8) for text in ("pp=2 dp=4 zero=1 micro-batches=2", "fsdp=8")
+    )
     assert target.stack(once).master_weights
     assert not target.stack(once).float32_parts
     assert target.stack(again).float32_parts

@@ -73,7 +73,7 @@ def test_accelerate_launch_takes_its_file(tmp_path: Path) -> None:
         assert found.parallelism_config_dp_shard_size == stated.shards
         assert found.parallelism_config_dp_replicate_size == stated.replicas
         assert found.parallelism_config_tp_size == stated.tensor
-        assert found.fsdp_reshard_after_forward == (stated.zero == 3)
+        assert found.fsdp_reshard_after_forward == stated.reshards
 
 
 def test_deepspeed_reads_its_file(monkeypatch: pytest.MonkeyPatch) -> None:

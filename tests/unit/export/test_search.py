@@ -11,6 +11,7 @@ from shardfold.api import Planner
 from shardfold.errors import InfeasibleError, InputError
 from shardfold.export.configurations import Sizes, configurations
 from shardfold.export.search import Anchors, Found, Priced, Prices, search
+from shardfold.export.stack_plan import TIE
 from shardfold.export.targets import target_named
 from shardfold.planner.options import Request
 
@@ -96,9 +97,8 @@ def test_a_plan_for_a_stack_says_all_that_it_comes_to() -> None:
     assert plain["stack"] == "accelerate"
     assert plain["text"] == found.text
     fitting = [e.estimated.step_seconds for e in found.runners_up if e.estimated.fits]
-    assert [found.estimated.step_seconds, *fitting] == sorted(
-        [found.estimated.step_seconds, *fitting]
-    )
+    assert fitting == sorted(fitting)
+    assert found.estimated.step_seconds <= fitting[0] * (1 + TIE)
     assert found.possible >= found.priced > len(fitting)
 
 
