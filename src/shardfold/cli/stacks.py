@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import textwrap
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,7 +42,22 @@ def plan_for(
         plain = {"model": model, **found.as_plain(), "saved": save}
         click.echo(json.dumps(plain, indent=2))
     else:
-        click.echo("\n".join(stack_plan_lines(found, model, saved=save)))
+        show(stack_plan_lines(found, model, saved=save), found.text)
+
+
+def show(lines: Iterable[str], text: str) -> None:
+    """Print lines within the terminal's width; those of the stack's own text stay as they are."""
+    from rich.console import Console
+
+    from shardfold.cli.printing import WIDEST
+
+    width, own = min(Console().width, WIDEST), set(text.splitlines())
+    for line in lines:
+        if line in own or len(line) <= width:
+            click.echo(line)
+        else:
+            indent = line[: len(line) - len(line.lstrip())]
+            click.echo(textwrap.fill(line, width, subsequent_indent=indent + "  "))
 
 
 def check_free(options: Options) -> None:
@@ -114,4 +131,4 @@ def export(
     if as_json:
         click.echo(json.dumps({"model": model, **found.as_plain(), "saved": save}, indent=2))
     else:
-        click.echo("\n".join(projection_lines(found, model, saved=save)))
+        show(projection_lines(found, model, saved=save), found.written.text)
