@@ -173,7 +173,7 @@ def _tied() -> tuple[Any, Any, Any]:
     return Tied(), (tokens, labels), {}
 
 
-class Experts(nn.Module):
+class ExpertBlock(nn.Module):
     """A router and a block of experts with biases, interleaved gates and `each` experts a row."""
 
     def __init__(self, experts: int, each: int, lean: float = 0.0) -> None:
@@ -190,16 +190,30 @@ class Experts(nn.Module):
     def gate(rows: Tensor) -> Tensor:
         return torch.sigmoid(rows[..., ::2]) * (rows[..., 1::2] + 1)
 
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         rows = self.before(x).flatten(0, -2)
         share, expert = torch.topk(torch.softmax(self.router(rows), -1), self.each, -1)
         weights = (self.up, self.down, self.between, self.up_bias, self.down_bias)
-        made = torch.ops.shardfold.routed_experts(rows, expert, share, *weights)
-        return functional.mse_loss(made.view(x.shape) + x, y)
+        made: Tensor = torch.ops.shardfold.routed_experts(rows, expert, share, *weights)
+        return made.view(x.shape) + x
 
 
-def _experts(rows: tuple[int, ...], *sizes: Any) -> tuple[Any, Any, Any]:
-    return Experts(*sizes), (torch.randn(*rows, 10), torch.randn(*rows, 10)), {}
+class Experts(nn.Module):
+    """Blocks of experts in a row, and a mean-squared error."""
+
+    def __init__(self, *sizes: Any, layers: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(ExpertBlock(*sizes) for _ in range(layers))
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return functional.mse_loss(x, y)
+
+
+def _experts(rows: tuple[int, ...], *sizes: Any, layers: int = 1) -> tuple[Any, Any, Any]:
+    model = Experts(*sizes, layers=layers)
+    return model, (torch.randn(*rows, 10), torch.randn(*rows, 10)), {}
 
 
 def _idiom(name: str) -> tuple[Any, Any, Any]:
@@ -211,6 +225,7 @@ HAND_WRITTEN = {
     **{name: partial(_idiom, name) for name in IDIOMS},
     "experts": partial(_experts, (4, 3), 4, 2),
     "experts_all_to_one": partial(_experts, (4, 2), 4, 1, 1e3),
+    "experts_in_layers": partial(_experts, (4, 3), 4, 2, layers=3),
     "experts_few_rows": partial(_experts, (4,), 8, 2),
     "tied": _tied,
     "losses": _losses,

@@ -6,13 +6,16 @@ it draws; routing is even, or leaves experts without a row, or sends every row t
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
+from shardfold.api import plan
 from shardfold.plans import Plan
 from shardfold.plans.files import dumps
 
 from .choices import Chooser, chooser
-from .jobs import Case, collectives, numbers
+from .jobs import Case, build, collectives, numbers
 from .ranks import Launch
 
 ROUTED = "shardfold.routed_experts"
@@ -74,3 +77,24 @@ def test_a_step_sends_what_the_plan_says(cluster: str, mesh: str, on_ranks: Laun
     found = on_ranks(collectives, int(cluster.partition("x")[0]), given)[0]
     assert len(found) == len(given)
     assert "\n".join(line for line in found if line) == ""
+
+
+def test_recomputed_blocks_send_their_rows_again(on_ranks: Launch) -> None:
+    model, args, kwargs = build("experts_in_layers")
+    found = plan(
+        model,
+        args,
+        kwargs,
+        cluster="2xcpu",
+        mesh="2",
+        recompute="always",
+        pins={"*routed_experts*": "dispatch/2"},
+    )
+    routed = [each for each in found.operators if each.kind == ROUTED]
+    sent = Counter(
+        c.phase for c in routed[0].collectives for _ in range(c.count) if c.kind == "all_to_all"
+    )
+    assert sent == {"forward": 3, "recompute": 3, "backward": 2}
+    given = [("experts_in_layers", "recomputed", dumps(found).encode())]
+    for job in (numbers, collectives):
+        assert on_ranks(job, 2, given)[0] == [""]

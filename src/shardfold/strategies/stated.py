@@ -6,6 +6,8 @@
     reshard=never    of fsdp: parameters are gathered once for forward and backward; or always
     tp=N             tensor parallel: heads, feed-forward features and vocabulary, innermost
     sp               sequence parallel between the products (with tp)
+    ep=N             expert parallel: of the devices that split the batch, the innermost N send
+                     their rows to each other's experts
     recompute=full   activation checkpointing of every block; selective: of attention; or none
     micro-batches=N  gradient accumulation
     pp=N             pipeline stages of equal layers
@@ -31,10 +33,17 @@ from shardfold.costs import Vertex
 from shardfold.errors import ClusterError, InputError, nearest
 from shardfold.pipeline import SCHEDULES, Pipeline
 from shardfold.strategies.baselines import Axes, Choice, Setting, complete, is_split
-from shardfold.strategies.split_preferences import Way, choose_ways, parts_over, told_by_scores
+from shardfold.strategies.split_preferences import (
+    Classes,
+    Way,
+    Ways,
+    choose_ways,
+    parts_over,
+    told_by_scores,
+)
 
 DEGREES = ("pp", "dp", "fsdp", "tp")
-NUMBERS = (*DEGREES, "zero", "micro-batches", "virtual")
+NUMBERS = (*DEGREES, "ep", "zero", "micro-batches", "virtual")
 CHOICES = {
     "recompute": ("none", "selective", "full"),
     "schedule": tuple(SCHEDULES),
@@ -43,7 +52,6 @@ CHOICES = {
 WORDS = (*NUMBERS, "sp", *CHOICES)
 OTHERS = {
     "cp": "Context parallelism cannot be estimated yet.",
-    "ep": "Expert parallelism cannot be estimated yet; `shardfold compare` has expert-parallel.",
 }
 ZERO = {0: "nothing", 1: "optimizer state", 2: "gradients and optimizer state", 3: "parameters"}
 
@@ -63,6 +71,7 @@ class Stated:
     schedule: str = "1f1b"
     chunks: int = 1  # of the model on each part
     reshards: bool = True  # parameters in parts are dropped after forward, and gathered again
+    experts: int = 1  # devices that rows are sent between, of those that split the batch
 
     def __str__(self) -> str:
         is_zero = self.zero in (1, 2)
@@ -73,6 +82,7 @@ class Stated:
             *([f"zero={self.zero}"] if is_zero else ()),
             *([] if self.reshards else ["reshard=never"]),
             *(["sp"] if self.sequence else ()),
+            *([f"ep={self.experts}"] if self.experts > 1 else ()),
             *([f"recompute={self.recompute}"] if self.recompute != "none" else ()),
             *([f"micro-batches={self.micro_batches}"] if self.micro_batches > 1 else ()),
             *([f"schedule={self.schedule}"] if self.stages > 1 else ()),
@@ -96,7 +106,7 @@ def parse_strategy(text: str, devices: int) -> Stated:
 
     >>> parse_strategy("fsdp=4 tp=8 sp", 64)
     Stated(replicas=2, shards=4, tensor=8, zero=3, sequence=True, recompute='none', \
-micro_batches=1, stages=1, schedule='1f1b', chunks=1, reshards=True)
+micro_batches=1, stages=1, schedule='1f1b', chunks=1, reshards=True, experts=1)
     """
     numbers, chosen, sequence = dict[str, int](), dict[str, str](), False
     for word in text.replace(",", " ").split():
@@ -153,8 +163,25 @@ def _filled(numbers: dict[str, int], recompute: str, sequence: bool, devices: in
     if sequence and tensor == 1:
         raise InputError("sp goes with tp=2 or more: it splits what stands between the products.")
     stage = (3 if zero is None else zero) if shards > 1 else 0
-    passes = numbers.get("micro-batches", 1)
-    return Stated(replicas, shards, tensor, stage, sequence, recompute, passes)
+    passes, experts = numbers.get("micro-batches", 1), numbers.get("ep", 1)
+    _check_experts(experts, replicas, shards, stage)
+    found = Stated(replicas, shards, tensor, stage, sequence, recompute, passes)
+    return replace(found, experts=experts)
+
+
+def _check_experts(experts: int, replicas: int, shards: int, stage: int) -> None:
+    """Refuse a group of experts that does not lie along the devices that split the batch."""
+    outside = experts // shards if experts % shards == 0 else 1
+    if experts > 1 and shards % experts and (experts % shards or replicas % outside):
+        raise InputError(
+            f"ep={experts} is a part of the devices that split the batch, dp x fsdp = {replicas} x "
+            f"{shards}: it must divide fsdp, or be a multiple of it that divides both."
+        )
+    if experts > 1 and stage in (1, 2):
+        raise InputError(
+            f"ep={experts} with zero={stage}: how optimizer state of experts is split is not "
+            "described yet. State zero=0, or fsdp."
+        )
 
 
 def _number(name: str, value: str) -> int:
@@ -179,6 +206,7 @@ class Placed:
     replicas: Axes
     shards: Axes
     tensor: Axes
+    experts: Axes = ()  # of the data's
 
     @property
     def data(self) -> Axes:
@@ -190,7 +218,7 @@ def place(stated: Stated, cluster: Cluster) -> Placed:
     """Lay the degrees of a stage on its cluster's levels: tp innermost, then fsdp, then dp."""
     owners: list[list[tuple[str, int]]] = [[] for _ in cluster.levels]  # innermost first
     level, free = len(cluster.levels) - 1, [each.size for each in cluster.levels]
-    for name, degree in reversed(stated.degrees):
+    for name, degree in _cut(stated):
         rest = degree
         while rest > 1:
             if free[level] == 1:
@@ -200,20 +228,31 @@ def place(stated: Stated, cluster: Cluster) -> Placed:
             if size == 1 or size not in (rest, free[level]):
                 here = cluster.levels[level]
                 raise ClusterError(
-                    f"{name}={degree} does not lie along the cluster: {rest} of it meet "
-                    f"{free[level]} places of the level {here.name} ({here.size} in all). Choose "
-                    "degrees that divide the levels, or multiples of them."
+                    f"{name.split()[-1]}={degree} does not lie along the cluster: {rest} of it "
+                    f"meet {free[level]} places of the level {here.name} ({here.size} in all). "
+                    "Choose degrees that divide the levels, or multiples of them."
                 )
             owners[level].append((name, size))
             rest, free[level] = rest // size, free[level] // size
     outer_first = [list(reversed(each)) for each in owners]
     mesh = mesh_of(cluster.levels, [[size for _, size in each] for each in outer_first])
-    names = [name for each in outer_first for name, _ in each]
-    replicas, shards, tensor = (
-        tuple(a for a, name in enumerate(names) if name == wanted)
-        for wanted in ("dp", "fsdp", "tp")
+    names = [name.split() for each in outer_first for name, _ in each]
+    replicas, shards, tensor, experts = (
+        tuple(a for a, words in enumerate(names) if wanted in words)
+        for wanted in ("dp", "fsdp", "tp", "ep")
     )
-    return Placed(mesh, replicas, shards, tensor)
+    return Placed(mesh, replicas, shards, tensor, experts)
+
+
+def _cut(stated: Stated) -> list[tuple[str, int]]:
+    """The degrees, innermost first, each of the data's in what experts share and the rest."""
+    inside = math.gcd(stated.experts, stated.shards)
+    outside = stated.experts // inside
+    return [
+        ("tp", stated.tensor),
+        *(("fsdp ep", inside), ("fsdp", stated.shards // inside)),
+        *(("dp ep", outside), ("dp", stated.replicas // outside)),
+    ]
 
 
 def choose_stated(setting: Setting, stated: Stated, placed: Placed) -> Choice:
@@ -227,7 +266,14 @@ def choose_stated(setting: Setting, stated: Stated, placed: Placed) -> Choice:
         raise InputError(f"tp={stated.tensor}: the model has no attention heads to split.")
     if stated.sequence and not roles.seq:
         raise InputError("sp: the model has no sequence of tokens.")
-    choice = choose_ways(setting.tables, setting.subdims, lambda op: ways)
+    by_expert = _by_expert(setting, stated, placed, tried)
+    choice = choose_ways(setting.tables, setting.subdims, lambda op: by_expert.get(op, ways))
+    if not all(
+        parts_over(vertex.space, choice[v], placed.experts)
+        for v, vertex in enumerate(setting.tables.vertices)
+        if vertex.space is not None and vertex.index in by_expert
+    ):
+        raise InputError(f"ep={stated.experts}: the model's experts cannot be split into as many.")
     if stated.tensor > 1 and not is_split(setting, choice, placed.tensor, roles):
         raise InputError(
             f"tp={stated.tensor}: the model's heads or feed-forward features do not divide by it."
@@ -235,6 +281,24 @@ def choose_stated(setting: Setting, stated: Stated, placed: Placed) -> Choice:
     if not _splits_batch(setting, choice, placed.data):
         raise InputError(f"The batch cannot be split into dp x fsdp = {stated.data} parts.")
     return _stored(setting, choice, stated, placed)
+
+
+def _by_expert(
+    setting: Setting, stated: Stated, placed: Placed, tried: tuple[Classes, ...]
+) -> dict[int, Ways]:
+    """How the blocks of experts are split, where rows are sent to them."""
+    roles = setting.roles
+    if stated.experts == 1:
+        return {}
+    if not roles.dispatch:
+        raise InputError(f"ep={stated.experts}: the model has no experts that rows can be sent to.")
+    rest = tuple(a for a in placed.data if a not in placed.experts)
+    ways = (
+        Way(placed.experts, (roles.dispatch,)),
+        Way(rest, (roles.batch,)),
+        Way(placed.tensor, tried),
+    )
+    return dict.fromkeys(roles.routed, ways)
 
 
 def _splits_batch(setting: Setting, choice: Choice, data: Axes) -> bool:
@@ -252,17 +316,22 @@ def _splits_batch(setting: Setting, choice: Choice, data: Axes) -> bool:
 def _stored(setting: Setting, choice: Choice, stated: Stated, placed: Placed) -> Choice:
     """The same splits, with every parameter split over the shards as far as its sizes allow.
 
-    Over the axes of `tp` a parameter is kept as it is used, which costs nothing.
+    Over the axes of `tp`, and experts over those of `ep`, a parameter is kept as it is used, which
+    costs nothing.
     """
     is_sharded = stated.zero == 3  # less of it leaves the parameters whole
     whole, parted = (placed.replicas, placed.shards) if is_sharded else (placed.data, ())
+    ops = setting.graph.ops
+    routed = {t for op in setting.roles.routed for t in ops[op].inputs} if placed.experts else set()
 
     def allowed(vertex: Vertex) -> NDArray[np.bool_] | None:
         if vertex.storage is None:
             return None
         split = vertex.storage.layouts >= 0
-        shards = split[:, list(parted)].sum(axis=1)
-        shards[split[:, list(whole)].any(axis=1)] = -1
+        sent = placed.experts if vertex.index in routed else ()
+        copied = [a for a in whole if a not in sent]
+        shards = split[:, list({*parted, *sent})].sum(axis=1)
+        shards[split[:, copied].any(axis=1)] = -1
         mask: NDArray[np.bool_] = np.equal(shards, shards.max())
         again = vertex.storage.regathers == (is_sharded and stated.reshards)
         return mask & again if (mask & again).any() else mask

@@ -27,6 +27,9 @@ from shardfold.strategies.stated import Stated, parse_strategy, place
             "fsdp=2 tp=4 sp recompute=full micro-batches=4",
             Stated(1, 2, 4, 3, sequence=True, recompute="full", micro_batches=4),
         ),
+        ("fsdp=4 ep=2", Stated(2, 4, 1, 3, experts=2)),
+        ("dp=2 fsdp=4 ep=8", Stated(2, 4, 1, 3, experts=8)),
+        ("tp=2 ep=4", Stated(4, 1, 2, 0, experts=4)),
         ("pp=2", Stated(4, 1, 1, 0, stages=2)),
         ("pp=4 tp=2", Stated(1, 1, 2, 0, stages=4)),
         (
@@ -56,6 +59,9 @@ def test_words_state_degrees(text: str, found: Stated) -> None:
         ("virtual=2", "virtual=2 goes with pp=2 or more"),
         ("pp=4 micro-batches=10 virtual=2 schedule=1f1b", "Try schedule=interleaved"),
         ("pp=4 micro-batches=11 virtual=2", "Try micro-batches=12"),
+        ("tp=4 ep=4", "ep=4 is a part of the devices that split the batch, dp x fsdp = 2 x 1"),
+        ("dp=4 fsdp=2 ep=3", "ep=3 is a part of the devices"),
+        ("zero=1 ep=2", "ep=2 with zero=1: how optimizer state of experts"),
         ("tp=two", "tp=two is no degree"),
         ("tp=0", "tp=0 is no degree"),
         ("tp=-2", "tp=-2 is no degree"),
@@ -93,6 +99,24 @@ def test_tp_lies_innermost_then_fsdp_then_dp(
     assert (placed.replicas, placed.shards, placed.tensor) == axes
     levels = [axis.level for axis in placed.mesh.axes]
     assert levels == sorted(levels)
+
+
+@pytest.mark.parametrize(
+    ("text", "mesh", "axes"),
+    [
+        ("fsdp=32 ep=8", "4x8", ((), (0, 1), (1,))),
+        ("fsdp=32 ep=4", "4x2x4", ((), (0, 1, 2), (2,))),
+        ("fsdp=16 tp=2 ep=16", "4x4x2", ((), (0, 1), (0, 1))),
+        ("dp=4 fsdp=8 ep=16", "2x2x8", ((0, 1), (2,), (1, 2))),
+        ("dp=32 ep=8", "4x8", ((0, 1), (), (1,))),
+    ],
+)
+def test_ep_is_the_innermost_part_of_what_splits_the_batch(
+    text: str, mesh: str, axes: tuple[tuple[int, ...], ...]
+) -> None:
+    placed = place(parse_strategy(text, 32), parse("4x8xh100"))
+    assert str(placed.mesh) == mesh
+    assert (placed.replicas, placed.shards, placed.experts) == axes
 
 
 def test_a_degree_that_lies_across_levels_is_refused() -> None:
