@@ -257,7 +257,7 @@ def test_what_a_name_means(text: str, name: str, levels: list[tuple[str, int]]) 
         ("8xh10", "Unknown cluster '8xh10'. Did you mean h100"),
         ("-1xh100", "Unknown cluster '-1xh100'. Did you mean h100"),
         ("9" * 5000 + "xh100", "Unknown cluster"),
-        ("8x", "Unknown cluster '8x'. Known: 1080ti, 2080ti, a100"),
+        ("8x", "Unknown cluster '8x'. Known: 1080ti, 2080ti, 3090, 4090, a100"),
         ("", "Unknown cluster ''"),
         ("lab.yaml", "ends in .toml or .json, not in .yaml"),
         ("nowhere.toml", "Cluster file nowhere.toml does not exist"),
