@@ -17,7 +17,7 @@ from shardfold.cluster import Cluster, from_plain, mesh_from_text, parse
 from shardfold.cluster.cluster import resized
 from shardfold.costs import Pricing, Profile, assumed, measured_by, optimizer_named, pricing_named
 from shardfold.costs.accuracy import spread_of
-from shardfold.errors import ClusterError, InputError
+from shardfold.errors import ClusterError, InfeasibleError, InputError
 from shardfold.explanation.explain import case_of, price_elsewhere
 from shardfold.explanation.explain import explain as explain_case
 from shardfold.explanation.explanation import Explanation, Kept, WhatIf
@@ -31,7 +31,7 @@ from shardfold.graph import Graph
 from shardfold.operators import Rules, rules_of
 from shardfold.operators.experts import imbalanced
 from shardfold.pipeline.cut import Layers, leaves_out_layers
-from shardfold.planner.batch_slices import scaled
+from shardfold.planner.batch_slices import items_in, scaled
 from shardfold.planner.case import ResolvedRequest
 from shardfold.planner.compare_methods import METHODS, Comparison, Effort, Methods, check_methods
 from shardfold.planner.estimate import estimate as estimate_stated
@@ -39,6 +39,7 @@ from shardfold.planner.estimated import Estimated
 from shardfold.planner.micro_batches import Captures, check_number
 from shardfold.planner.options import Options, Request
 from shardfold.planner.planner import select_plan
+from shardfold.planner.scaling import ScaleRow, Scaling
 from shardfold.planner.select import Selection
 from shardfold.plans import Plan, check
 from shardfold.plans.batch import example_for
@@ -231,6 +232,68 @@ class Planner:
         choices = list(configurations(target, cluster, sizes))
         found = project(plan, prices, target, version, job, choices)
         return replace(found, estimated=_ranged(found.estimated, asked, found.strategy.stages))
+
+    def scale(
+        self,
+        clusters: Sequence[Cluster],
+        nodes: Sequence[int],
+        *,
+        stack: str | None = None,
+        per_node: bool = False,
+        **options: Unpack[Options],
+    ) -> Scaling:
+        """The model on each of the clusters, with its own plan or as a stack runs it.
+
+        The batch is the planner's, whole; with `per_node` it is that of one node.
+        """
+        rows = []
+        for cluster, count in zip(clusters, nodes, strict=True):
+            row = ScaleRow(count, cluster.size)
+            try:
+                own = self._with_batch(count) if per_node else self
+                rows.append(own._scaled(row, cluster, stack, options))
+            except (InfeasibleError, InputError) as error:
+                rows.append(replace(row, reason=str(error).partition(":")[0]))
+        return Scaling(clusters[-1].name, tuple(rows))
+
+    def _with_batch(self, factor: float) -> Planner:
+        """The same questions of a batch that many times as large."""
+        if factor == 1:
+            return self
+        args, kwargs = scaled((self.args, self.kwargs), factor)
+        return Planner(
+            self.model,
+            args,
+            kwargs,
+            cluster=self.cluster,
+            loss=self.loss,
+            rules=self.rules,
+            watch=self.watch,
+            **self.options,
+        )
+
+    def _scaled(
+        self, row: ScaleRow, cluster: Cluster, stack: str | None, options: Options
+    ) -> ScaleRow:
+        if stack is not None:
+            told = self.plan_for(stack, cluster=cluster, beside_plan=False, **options)
+            e = told.estimated
+            figures = (e.step_seconds, e.rate, e.unit, e.peak_bytes)
+            return ScaleRow(row.nodes, row.devices, str(told.strategy), *figures)
+        asked = self._asked(Request(), cluster, {**self.options, **options})
+        captures = self._captured(asked, short=asked.request.fold)
+        found = self._select(asked, captures)[0]
+        if not found.fits:
+            return replace(row, reason="no plan fits in memory")
+        inputs = (t.type for t in captures.graph(1).tensors if t.role == "input" and t.type.shape)
+        first = next(inputs, None)
+        count, unit = (1, "steps") if first is None else items_in(first.dtype, first.shape)
+        won, step = found.winner, found.winner.seconds
+        passes = won.case.tables.micro_batches
+        how = f"mesh {won.case.mesh}" + (f", {passes} micro-batches" if passes > 1 else "")
+        return ScaleRow(
+            row.nodes, row.devices, how, step, count / step, unit, found.winner.peak_bytes
+        )
 
     def _priced_for(self, asked: _Asked, target: Target) -> tuple[Prices, Job, Sizes]:
         """What prices configurations of a stack, and what of the model goes into its file."""

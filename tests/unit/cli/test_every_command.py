@@ -20,6 +20,7 @@ SAMPLE = {
     "plan": ("plan", "alexnet-tiny", "--cluster", "2x2xa100"),
     "show": ("show", "PLAN"),
     "report": ("report", "PLAN", "-o", "FOLDER/page.html"),
+    "scale": ("scale", "alexnet-tiny", "--cluster", "2xa100", "--nodes", "1,2"),
     "export": ("export", "PLAN", "--to", "deepspeed", "--model", "alexnet-tiny"),
     "explain": ("explain", "PLAN", "fc6", "--model", "alexnet-tiny", "--seconds", "1"),
     "what-if": ("what-if", "PLAN", "--model", "alexnet-tiny", "--optimizer", "sgd"),
