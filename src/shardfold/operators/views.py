@@ -179,6 +179,11 @@ def _along(call: Call) -> Rule:
     return _changed(call, call.attribute("dim", 0))
 
 
+def _written_along(call: Call) -> Rule:
+    """A copy of one tensor with a range of another's elements; that dim stays whole."""
+    return _changed(call, call.attribute("dim", 0), engine="vector")
+
+
 def _slice(call: Call) -> Rule:
     """Every n-th of all is `(i n) -> i`; else the dim that is cut stays whole."""
     dim, step = call.attribute("dim", 0), call.attribute("step", 1)
@@ -312,6 +317,16 @@ def _joined(work: LocalWork, phase: str) -> list[Kernel]:
     return [memory_pass(2.0 * work.result_bytes(0), work.dtype, family)]
 
 
+def _overwritten(work: LocalWork, phase: str) -> list[Kernel]:
+    """A copy of the whole, and a part written into it; backward, a copy with zeros there."""
+    whole, part = 2.0 * work.result_bytes(0), work.operand_bytes(1)
+    if phase != "backward":
+        return [memory_pass(whole, work.dtype), memory_pass(2.0 * part, work.dtype, "strided")]
+    if 0 not in work.trained:
+        return []
+    return [memory_pass(whole, work.dtype), memory_pass(part, work.dtype, "fill")]
+
+
 def _expanded(work: LocalWork, phase: str) -> list[Kernel]:
     return broadcast_sum(work, 0) if phase == "backward" else []
 
@@ -366,6 +381,7 @@ TABLE: Mapping[str, Operator] = {
     **aten("roll flip", MOVED),
     **aten("pad constant_pad_nd", Operator(_pad, "own form")),
     **aten("cat concat", replace(MOVED, rule=_cat, kernels=_joined, memory="joined")),
+    "aten.slice_scatter": replace(MOVED, rule=_written_along, kernels=_overwritten),
     "aten.stack": replace(MOVED, rule=_stack, kernels=_joined, memory="joined"),
     "aten.repeat": Operator(_repeat, "own form", fills=True),
     # Capture leaves out what only names a tensor anew.

@@ -102,5 +102,6 @@ def _joins() -> list[Case]:
         case("cat", unequal, label="unequal"),
         case("cat", {**equal, "dim": -2}, label="rows"),
         case("concat", equal),
+        case("slice_scatter", {"self": normal(4, 6), "src": normal(4, 3), "dim": 1, "start": 3}),
         case("stack", equal),
     ]
