@@ -6,6 +6,7 @@ with what it captured. The functions below it are one-liners over it.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -38,9 +39,10 @@ from shardfold.planner.estimate import estimate as estimate_stated
 from shardfold.planner.estimated import Estimated
 from shardfold.planner.micro_batches import Captures, check_number
 from shardfold.planner.options import Options, Request
+from shardfold.planner.pipelines import PipelinePlan, micro_batches_for, search_pipelines
 from shardfold.planner.planner import select_plan
 from shardfold.planner.scaling import ScaleRow, Scaling
-from shardfold.planner.select import Selection
+from shardfold.planner.select import HINT, Selection
 from shardfold.plans import Plan, check
 from shardfold.plans.batch import example_for
 from shardfold.plans.build import describe
@@ -462,7 +464,15 @@ class Planner:
         search, request = asked.search, asked.request
         # A pin may tell apart what a short graph takes together.
         captures = self._captured(asked, short=request.fold and not search.pins)
-        selection, searched = self._select(asked, captures)
+        try:
+            selection, searched = self._select(asked, captures)
+        except InfeasibleError:
+            if request.pipeline in ("off", 1):
+                raise
+            free = replace(asked, search=replace(search, limit_bytes=None))
+            selection, searched = self._select(free, captures)
+            selection = replace(selection, limit_bytes=search.limit)
+        piped, looked = self._pipelined(asked, selection)
         won = selection.winner.case
         if save_problem is not None:
             meta = {"cluster": search.cluster.name, "mesh": str(won.mesh), "unit": "seconds"}
@@ -472,10 +482,35 @@ class Planner:
             selection,
             request=request,
             capture_seconds=captures.seconds,
-            search_seconds=searched,
+            search_seconds=searched + looked,
             model=type(self.model).__name__,
-            cuts=captures.cuts(won.tables.micro_batches),
+            cuts=captures.cuts(won.tables.micro_batches if piped is None else piped.micro_batches),
+            piped=piped,
         ).with_notes(*sorted(asked.notes))
+
+    def _pipelined(self, asked: _Asked, selection: Selection) -> tuple[PipelinePlan | None, float]:
+        """The best pipeline, where one is wished for or faster; seconds of search."""
+        wish = asked.request.pipeline
+        if wish in ("off", 1):
+            return None, 0.0
+        if not asked.search.pricing.overlaps:
+            raise InputError("Stages are simulated, which these costs do not know: pipeline=off.")
+        captures = self._captured(asked, short=asked.request.fold)
+        if leaves_out_layers(captures.graph(1)):
+            captures = self._captured(asked, short=False)
+        started, before = time.perf_counter(), captures.seconds
+        found = search_pipelines(
+            captures.graph,
+            lambda stages: micro_batches_for(stages, asked.request.micro_batches, captures.samples),
+            asked.search,
+            wish if isinstance(wish, int) else None,
+            selection.winner.seconds if selection.fits else math.inf,
+            self.watch,
+        )
+        if found is None and not selection.fits and asked.request.memory_limit is not None:
+            needed, limit = selection.needed_bytes, selection.limit_bytes
+            raise InfeasibleError(needed_bytes=needed, limit_bytes=limit, hint=HINT)
+        return found, time.perf_counter() - started - (captures.seconds - before)
 
     def _graph(self, plan: Plan, dtype: str | None, factor: float = 1.0) -> Graph:
         """The whole graph of a micro-batch of the plan, of a batch that many times as large."""

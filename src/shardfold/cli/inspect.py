@@ -202,6 +202,11 @@ def simulate(file: str, trace: str | None, as_json: bool) -> None:
     if trace is not None and not Path(trace).parent.is_dir():
         raise PlanError(f"Cannot write {trace}: the folder {Path(trace).parent} does not exist.")
     plan = load(file)
+    if plan.pipeline is not None:
+        raise PlanError(
+            f"{file} has pipeline stages, which were simulated when it was planned: shardfold show "
+            "has their figures. A schedule over time is only of plans without stages yet."
+        )
     if plan.schedule is None:
         raise PlanError(f"{file} holds no schedule: an older shardfold made it. Plan again.")
     if trace is None:

@@ -137,7 +137,7 @@ def _launch(
     plan: Plan, nodes: int | None, hosts: Sequence[str], port: int, program: tuple[str, ...]
 ) -> Launch:
     """Share the plan's processes out over the nodes."""
-    size = prod(axis.size for axis in plan.mesh)
+    size = plan.processes
     if nodes is None:
         nodes = len(hosts) or _nodes(plan)
     if hosts and len(hosts) != nodes:

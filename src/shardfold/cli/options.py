@@ -83,6 +83,15 @@ def micro_batches(context: Any, option: Any, text: str | None) -> int | str | No
     return int(text)
 
 
+def pipeline_stages(context: Any, option: Any, text: str | None) -> int | str | None:
+    """A number of pipeline stages, or a word for how it is found."""
+    if text is None or text in ("auto", "off"):
+        return text
+    if not text.isdecimal() or int(text) < 1:
+        raise click.BadParameter(f"{text!r} is no number of stages; write off, auto or 4.")
+    return int(text)
+
+
 def size_in_bytes(text: str) -> float:
     """A size as the user writes it; the same texts as in Python."""
     from shardfold.errors import InputError
@@ -123,6 +132,12 @@ _PLANNING = (
         "nothing fits otherwise (auto), the fastest number where memory binds (search), or N.",
     ),
     click.option(
+        "--pipeline",
+        metavar="off|auto|N",
+        callback=pipeline_stages,
+        help="Pipeline stages: none (off, the default), where they win (auto), or N.",
+    ),
+    click.option(
         "--pin",
         "pins",
         multiple=True,
@@ -146,6 +161,7 @@ PLANNING = (
     "memory_limit",
     "recompute",
     "micro_batches",
+    "pipeline",
     "pins",
     "imbalance",
     "fold",

@@ -41,9 +41,7 @@ def run_options(command: Function) -> Function:
 
 def processes_of(plan: Plan, local: int | None) -> int:
     """How many processes to start; as many as the plan is for."""
-    from math import prod
-
-    size = prod(axis.size for axis in plan.mesh)
+    size = plan.processes
     if local is not None and local != size:
         raise RunError(f"The plan is for {size} processes, not --local {local}.")
     if local is None and size > 1:
@@ -275,7 +273,6 @@ def _plan_for_all(rank: int, plan: Plan, example: Example, profile: str | None) 
     """The plan itself where it is for as many processes as there are; else a new one, by rank 0."""
     import os
     from datetime import timedelta
-    from math import prod
 
     import torch.distributed as dist
 
@@ -284,7 +281,7 @@ def _plan_for_all(rank: int, plan: Plan, example: Example, profile: str | None) 
     from shardfold.runtime.checkpoint.folders import on_first
 
     world = dist.get_world_size() if dist.is_initialized() else 1
-    if world == prod(axis.size for axis in plan.mesh):
+    if world == plan.processes:
         return plan
     within = int(os.environ.get("LOCAL_WORLD_SIZE", world))
 

@@ -347,6 +347,11 @@ def case_of(
     plan: Plan, graph: Graph, subdims: Subdims, cluster: Cluster, pricing: Pricing
 ) -> tuple[Case, Setting]:
     """The plan's tables made anew, with its own choice, pins and limit."""
+    if plan.pipeline is not None:
+        raise PlanError(
+            "The splits of a plan with pipeline stages cannot be explained yet. Plan with "
+            "pipeline=off to see why splits are chosen."
+        )
     workspace = Scheduler(graph, subdims, cluster).workspace_bytes
     limit = plan.estimate.limit_bytes - workspace  # what is left for a sum of bytes
     setting = Setting(plan, graph, subdims, cluster, pricing, limit)
@@ -366,6 +371,8 @@ def price_elsewhere(
     optimizer: Optimizer,
 ) -> Priced:
     """What the plan's choice costs in another setting, or why it is not possible there."""
+    if plan.pipeline is not None:
+        return Priced(None, None, "The stages of a pipeline are not priced elsewhere yet.")
     try:
         mesh = mesh_from_text("x".join(str(axis.size) for axis in plan.mesh) or "1", cluster)
         model = pricing.model(cluster, mesh)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from shardfold.cluster import Cluster, Mesh
@@ -16,6 +17,7 @@ class StageLinks:
 
     stage: Cluster
     between: Mesh
+    outer: int  # levels of the whole cluster that a stage has nothing of
 
     def hop(self, first: int, second: int) -> int:
         """The axis that a message between two stages crosses: the outermost that differs."""
@@ -25,6 +27,15 @@ class StageLinks:
             if first // inner != second // inner:
                 return number
         raise AssertionError(f"{first} and {second} are one stage.")
+
+    def sends_parts(self, hop: int, axes: Sequence[Axis]) -> bool:
+        """Whether devices along some axes of a stage share out a message that all of them have.
+
+        Each sends a part over the links between stages, and the receivers gather it, where their
+        own links are faster: further in.
+        """
+        level = self.between.axes[hop].level
+        return bool(axes) and min(axis.level for axis in axes) + self.outer > level
 
 
 def cut_cluster(cluster: Cluster, stages: int) -> StageLinks:
@@ -44,7 +55,8 @@ def cut_cluster(cluster: Cluster, stages: int) -> StageLinks:
             f"of its levels ({' x '.join(f'{each.size} {each.name}' for each in cluster.levels)}), "
             f"the outermost first. Try pp={_nearest(cluster, stages)}."
         )
-    return StageLinks(replace(cluster, levels=tuple(levels)), Mesh(tuple(axes)))
+    stage = replace(cluster, levels=tuple(levels))
+    return StageLinks(stage, Mesh(tuple(axes)), len(cluster.levels) - len(stage.levels))
 
 
 def _nearest(cluster: Cluster, stages: int) -> int:

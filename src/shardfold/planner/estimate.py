@@ -14,7 +14,7 @@ from shardfold.planner.batch_slices import items_in
 from shardfold.planner.case import ResolvedRequest
 from shardfold.planner.estimated import Communication, Estimated
 from shardfold.planner.staged import Staged, stage
-from shardfold.planner.stated_run import Run, StatedRun, run_stated
+from shardfold.planner.stated_run import Run, run_stated
 from shardfold.simulate import Exposed
 from shardfold.simulate import simulate as run_schedule
 from shardfold.strategies.stacks import OWN, Stack
@@ -35,12 +35,12 @@ def estimate(
     if not request.pricing.overlaps:
         raise InputError("A step is estimated with overlap, which these costs do not know.")
     if stated.stages > 1:
-        return _of_stages(request, stage(graph, request, stated, stack, run_on))
+        return _of_stages(request, stated, stage(graph, request, stated, stack, run_on))
     run = run_on(graph, request, stated, stack)
     schedule = run.schedule()
     found = run_schedule(schedule)
     useful, again = schedule.flops, run.recomputed_flops(schedule)
-    rate, unit = _rate(run, found.step_seconds)
+    rate, unit = _rate(graph, stated, found.step_seconds)
     return Estimated(
         strategy=str(stated),
         cluster=request.cluster.name,
@@ -59,16 +59,16 @@ def estimate(
     )
 
 
-def _of_stages(request: ResolvedRequest, found: Staged) -> Estimated:
+def _of_stages(request: ResolvedRequest, stated: Stated, found: Staged) -> Estimated:
     run, step = found.run, found.step_seconds
-    rate, unit = _rate(run, step)
+    rate, unit = _rate(run.graph, stated, step)
     sent = Communication("send_recv", found.send_seconds, found.exposed_send_seconds)
     peak = max(found.peaks, key=lambda each: sum(each.values()))
     return Estimated(
-        strategy=str(run.stated),
+        strategy=str(stated),
         cluster=request.cluster.name,
         devices=request.cluster.size,
-        mesh=f"{run.stated.stages} stages of {run.mesh}",
+        mesh=f"{stated.stages} stages of {run.mesh}",
         step_seconds=step,
         compute_seconds=found.compute_seconds,
         rate=rate,
@@ -83,12 +83,12 @@ def _of_stages(request: ResolvedRequest, found: Staged) -> Estimated:
     )
 
 
-def _rate(run: StatedRun, step_seconds: float) -> tuple[float, str]:
+def _rate(graph: Graph, stated: Stated, step_seconds: float) -> tuple[float, str]:
     """Tokens or samples in a second, and which of them."""
-    inputs = (t.type for t in run.graph.tensors if t.role == "input" and t.type.shape)
+    inputs = (t.type for t in graph.tensors if t.role == "input" and t.type.shape)
     first = next(inputs, None)
     count, unit = (1, "steps") if first is None else items_in(first.dtype, first.shape)
-    return count * run.stated.micro_batches / step_seconds, unit
+    return count * stated.micro_batches / step_seconds, unit
 
 
 def _by_kind(found: Iterable[tuple[Exposed, float]]) -> tuple[Communication, ...]:

@@ -22,6 +22,7 @@ from shardfold.strategies.pins import parse_pins
 
 Recompute = Literal["auto", "never", "always"]
 MicroBatches = int | Literal["auto", "search"]
+Stages = int | Literal["auto", "off"]
 Pins = Mapping[str, str] | Iterable[str] | None  # {pattern: split}, or texts "pattern=split"
 DTYPES = ("fp32", "bf16", "fp16", "fp64")
 MOST_MICRO_BATCHES = 1_000_000
@@ -45,6 +46,8 @@ class Options(TypedDict, total=False):
     - `micro_batches` (`auto`): gradient accumulation over that many equal parts of the batch: more
       than one only if nothing fits otherwise; `search`, the fastest number if the limit binds; or
       a number.
+    - `pipeline` (`off`): pipeline stages: `auto`, where that is faster than any plan without;
+      or a number of them.
     - `pins` (none): splits to keep to, as `{"layers.*.mlp.up_proj": "out/8"}` or as texts
       `layers.*.mlp.up_proj=out/8`. The plan says what they cost.
     - `imbalance` (1): of experts that are split, how many times the even share of rows the fullest
@@ -61,6 +64,7 @@ class Options(TypedDict, total=False):
     memory_limit: float | str | None
     recompute: Recompute
     micro_batches: MicroBatches
+    pipeline: Stages
     pins: Pins
     imbalance: float
     fold: bool
@@ -86,6 +90,7 @@ class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     micro_batches: (
         Annotated[int, msgspec.Meta(ge=1, le=MOST_MICRO_BATCHES)] | Literal["auto", "search"]
     ) = "auto"
+    pipeline: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] | Literal["auto", "off"] = "off"
     pins: tuple[str, ...] = ()
     imbalance: Annotated[float, msgspec.Meta(ge=1)] = 1.0
     fold: bool = True
@@ -127,6 +132,11 @@ class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 f"Unknown recompute {self.recompute!r}. {nearest(str(self.recompute), words)}"
             )
         check_micro_batches(self.micro_batches)
+        check_stages(self.pipeline)
+        if self.pipeline not in ("off", 1) and (self.pins or self.mesh is not None):
+            raise InputError(
+                "Stages go with neither pins nor a mesh yet: leave those out, or pipeline=off."
+            )
         if not 1 <= self.imbalance < math.inf:
             raise InputError(
                 f"The imbalance of experts is at least 1 (the even share of rows), got "
@@ -171,6 +181,16 @@ def check_micro_batches(wish: object) -> None:
         raise InputError(
             f"A step takes at most {MOST_MICRO_BATCHES:,} micro-batches, got {wish:,}."
         )
+
+
+def check_stages(wish: object) -> None:
+    """Refuse what is no number of pipeline stages, and no word for one."""
+    words = ("auto", "off")
+    if isinstance(wish, str):
+        if wish not in words:
+            raise InputError(f"Unknown number of stages {wish!r}. {nearest(wish, words)}")
+    elif isinstance(wish, bool) or not isinstance(wish, int) or wish < 1:
+        raise InputError(f"A pipeline has 1 stage or more, got {wish!r}.")
 
 
 def bytes_in(size: float | str) -> float:

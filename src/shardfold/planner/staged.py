@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -35,13 +35,14 @@ from shardfold.pipeline.simulator import held
 from shardfold.planner.as_run import FLOAT32, reduced_after
 from shardfold.planner.case import ResolvedRequest
 from shardfold.planner.estimated import EstimatedStage, Pipelined
-from shardfold.planner.stated_run import Run, StatedRun, run_stated
+from shardfold.planner.stated_run import ChosenRun, Run, run_stated
+from shardfold.sharding.layouts import copy_axes
 from shardfold.simulate import Exposed, Schedule
 from shardfold.simulate.memory import LocalLayouts
 from shardfold.simulate.parts import Part
 from shardfold.simulate.simulate import Pass, passes, whole_step
 from shardfold.strategies.baselines import Axes
-from shardfold.strategies.stacks import Stack
+from shardfold.strategies.stacks import OWN, Stack
 from shardfold.strategies.stated import Stated
 
 Bytes = Mapping[str, float]  # by class
@@ -113,7 +114,7 @@ def _is_weighted(graph: Graph, op: int) -> bool:
 class Staged:
     """A pipeline with all its parts priced."""
 
-    run: StatedRun
+    run: ChosenRun
     request: ResolvedRequest
     pipeline: Pipeline
     links: StageLinks
@@ -121,18 +122,20 @@ class Staged:
     counts: Sequence[int]  # of layers in each stage
     parts: Sequence[Part]
     untied: Untied
+    known: dict[tuple[Part, bool], StagePasses] = field(default_factory=dict)  # of the run
 
     @cached_property
     def stages(self) -> list[StagePasses]:
         """Every part; those that are alike are simulated once."""
-        known: dict[tuple[Part, bool], StagePasses] = {}
-        found = []
-        for number, part in enumerate(self.parts):
-            key = (part, number < self.pipeline.devices)
-            if key not in known:
-                known[key] = self._passes(part, is_first=key[1])
-            found.append(known[key])
-        return found
+        first = self.pipeline.devices
+        return [self.passes_of(part, is_first=k < first) for k, part in enumerate(self.parts)]
+
+    def passes_of(self, part: Part, *, is_first: bool = True) -> StagePasses:
+        """What a part of the model does, simulated once."""
+        key = (part, is_first)
+        if key not in self.known:
+            self.known[key] = self._passes(part, is_first=is_first)
+        return self.known[key]
 
     def _passes(self, part: Part, *, is_first: bool) -> StagePasses:
         schedule = reduced_after(self.run.schedule_part(part, is_first=is_first))
@@ -143,16 +146,16 @@ class Staged:
             passes(schedule),
             self._weight_seconds(schedule),
             self._message(part.sent(graph)),
-            self._message(back),
+            self._message(back, of_gradient=True),
         )
 
-    def _message(self, tensors: Sequence[int]) -> Message:
+    def _message(self, tensors: Sequence[int], *, of_gradient: bool = False) -> Message:
         """What a device sends of these tensors."""
         layouts = LocalLayouts(self.run.whole.decoded, self.run.case.scheduler.facts)
         found: dict[Axes, float] = {}
         for tensor in tensors:
             row = layouts.crossing_row(tensor)
-            copies = tuple(axis for axis, state in enumerate(row) if state < 0)
+            copies = copy_axes(row, of_gradient=of_gradient)
             found[copies] = found.get(copies, 0.0) + layouts.crossing_bytes(tensor)
         return found
 
@@ -213,14 +216,20 @@ class Staged:
         return sum(self._sent_seconds(hop, copies, size) for copies, size in message.items())
 
     def _sent_seconds(self, hop: int, copies: Axes, size: float) -> float:
-        """Whole from every device; or each copy a part of it, gathered where it arrives."""
+        """Whole from every device; or each copy a part of it, gathered where it arrives.
+
+        Our own runner does the latter where links within a stage are faster; others, where it pays.
+        """
         model = self._model(self.links.between)
         whole = _seconds(model, "halo", (hop,), size)
-        if not copies:
+        is_own = self.run.stack is OWN
+        axes = [self.run.mesh.axes[axis] for axis in copies]
+        if not copies or (is_own and not self.links.sends_parts(hop, axes)):
             return whole
         parts = math.prod(self.run.mesh.axes[axis].size for axis in copies)
         part = _seconds(model, "halo", (hop,), size / parts)
-        return min(whole, part + _seconds(self.run.model, "all_gather", copies, size))
+        gathered = part + _seconds(self.run.model, "all_gather", copies, size)
+        return gathered if is_own else min(whole, gathered)
 
     def _model(self, mesh: Mesh) -> CostModel:
         """The prices of messages between stages."""

@@ -7,7 +7,7 @@ The splits are priced as the planner's own; what ZeRO and the stack that runs it
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from shardfold.cluster import Mesh
 from shardfold.costs import CostModel
@@ -23,19 +23,17 @@ from shardfold.simulate.decoded import UnrolledChoice
 from shardfold.simulate.parts import Part
 from shardfold.simulate.tasks import Scheduler
 from shardfold.strategies.baselines import Setting
-from shardfold.strategies.stacks import Stack
+from shardfold.strategies.stacks import OWN, Stack
 from shardfold.strategies.stated import Placed, Stated, choose_stated, place
 
 
 @dataclass(frozen=True)
-class StatedRun:
-    """A model under a stated strategy; of a pipeline, all stages on the mesh that each has."""
+class ChosenRun:
+    """A model under a choice of splits; of a pipeline, all stages on the mesh that each has."""
 
-    stated: Stated
-    stack: Stack
-    placed: Placed
     case: Case
     whole: UnrolledChoice
+    stack: Stack = OWN
 
     @property
     def graph(self) -> Graph:
@@ -45,30 +43,16 @@ class StatedRun:
     @property
     def mesh(self) -> Mesh:
         """That of a stage."""
-        return self.placed.mesh
+        return self.case.mesh
 
     @property
     def model(self) -> CostModel:
         """The prices of the stack."""
         return self.case.cost_model
 
-    @property
-    def item_bytes(self) -> int:
-        """Of an item of most parameters."""
-        return parameter_type(self.graph).item_bytes
-
-    def schedule(self) -> Schedule:
-        """The whole model."""
-        return self._as_run(self.case.scheduler.schedule(self.whole), self.stack)
-
     def schedule_part(self, part: Part, *, is_first: bool = True) -> Schedule:
         """A part of it; buffers of a fixed size are with the first of a device."""
-        stack = self.stack if is_first else replace(self.stack, buffer_bytes=0.0)
-        found = self.case.scheduler.schedule_part(self.whole, part, is_first=is_first)
-        return self._as_run(found, stack)
-
-    def _as_run(self, schedule: Schedule, stack: Stack) -> Schedule:
-        return as_run(schedule, self.stated, self.placed, stack, self.model, self.item_bytes)
+        return self.case.scheduler.schedule_part(self.whole, part, is_first=is_first)
 
     def recomputed_flops(self, schedule: Schedule) -> float:
         """FLOP of the products that backward computes again, on one device."""
@@ -88,6 +72,31 @@ class StatedRun:
             if rules[name].engine == "matrix"
         )
         return total / self.mesh.size
+
+
+@dataclass(frozen=True)
+class StatedRun(ChosenRun):
+    """A model under a stated strategy, as its stack runs it."""
+
+    stated: Stated = field(kw_only=True)
+    placed: Placed = field(kw_only=True)
+
+    @property
+    def item_bytes(self) -> int:
+        """Of an item of most parameters."""
+        return parameter_type(self.graph).item_bytes
+
+    def schedule(self) -> Schedule:
+        """The whole model."""
+        return self._as_run(self.case.scheduler.schedule(self.whole), self.stack)
+
+    def schedule_part(self, part: Part, *, is_first: bool = True) -> Schedule:
+        """A part of it; buffers of a fixed size are with the first of a device."""
+        stack = self.stack if is_first else replace(self.stack, buffer_bytes=0.0)
+        return self._as_run(super().schedule_part(part, is_first=is_first), stack)
+
+    def _as_run(self, schedule: Schedule, stack: Stack) -> Schedule:
+        return as_run(schedule, self.stated, self.placed, stack, self.model, self.item_bytes)
 
 
 Run = Callable[[Graph, ResolvedRequest, Stated, Stack], StatedRun]
@@ -122,7 +131,7 @@ def run_stated(
     setting = Setting(graph, scheduler.subdims, case.tables, request.limit, case.unrolled)
     choice = choose_stated(setting, stated, placed)
     whole = case.decode(case.unrolled.extended(choice).tolist())
-    return StatedRun(stated, stack, placed, case, whole)
+    return StatedRun(case, whole, stack, stated=stated, placed=placed)
 
 
 def scheduler_of(

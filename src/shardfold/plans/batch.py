@@ -149,7 +149,7 @@ def _rank(plan: Plan) -> int:
         return int(distributed.get_rank())
     if "RANK" in os.environ:
         return int(os.environ["RANK"])
-    if math.prod(axis.size for axis in plan.mesh) == 1:
+    if plan.processes == 1:
         return 0
     raise RunError("No process group is initialised: give the rank, or start it with torchrun.")
 

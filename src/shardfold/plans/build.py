@@ -5,11 +5,15 @@ from __future__ import annotations
 import math
 import platform
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
+
+import msgspec
 
 from shardfold.costs.activations import in_model
 from shardfold.planner.case import Source
 from shardfold.planner.options import Request
+from shardfold.planner.pipelines import PipelinePlan
 from shardfold.planner.proposals import KNOWN
 from shardfold.planner.select import Selection
 from shardfold.plans.batch import inputs_of
@@ -31,9 +35,13 @@ from shardfold.plans.plan import (
     OperatorEntry,
     PinEntry,
     Pinned,
+    PipelineEntry,
     Plan,
     Provenance,
+    StageEntry,
 )
+from shardfold.search import Solution
+from shardfold.simulate import Simulation
 from shardfold.simulate.decoded import UnrolledChoice
 from shardfold.strategies.baselines import batch_factors, fully_sharded, replicated
 from shardfold.strategies.pins import matching
@@ -47,25 +55,29 @@ def describe(
     search_seconds: float,
     model: str = "",
     cuts: Mapping[str, tuple[str, int]] | None = None,
+    piped: PipelinePlan | None = None,
 ) -> Plan:
     """Put the decisions, their estimate and what was asked for into a plan.
 
     Where candidates were simulated, the plan has their figures, too; with pins, what they cost
     against the selection without. `cuts` are the inputs that are cut into micro-batches, by name:
-    their places, and the dims.
+    their places, and the dims. `piped` is the pipeline that wins over the selection.
     """
-    winner, case = selection.winner, selection.winner.case
-    cluster, whole = case.request.cluster, case.decode(winner.choice)
+    winner = selection.winner if piped is None else piped.as_candidate
+    case, cluster = winner.case, selection.winner.case.request.cluster
+    whole = case.decode(winner.choice)
     operators, parameters = every_operator(whole), every_parameter(whole)
     return Plan(
         format=FORMAT,
         version=VERSION,
         cluster=cluster.name,
         mesh=tuple(
-            AxisEntry(axis.name, axis.size, cluster.levels[axis.level].name)
+            AxisEntry(axis.name, axis.size, case.request.cluster.levels[axis.level].name)
             for axis in case.mesh.axes
         ),
-        estimate=_estimate(whole, selection),
+        estimate=_estimate(whole, selection)
+        if piped is None
+        else _piped_estimate(whole, selection, piped, winner.solution),
         meshes=tuple(
             MeshEntry(
                 str(c.case.mesh),
@@ -96,11 +108,69 @@ def describe(
         pinned=_pinned(operators, selection),
         recompute=tuple((r.start, r.stop) for r in in_model(case.recomputed, case.graph).ranges),
         sketch=sketch(whole),
-        simulation=winner.simulation,
-        finalists=_finalists(selection),
-        schedule=winner.schedule(),
+        simulation=winner.simulation if piped is None else _piped_simulation(piped),
+        finalists=_finalists(selection, piped),
+        schedule=winner.schedule() if piped is None else None,
         micro_batches=case.tables.micro_batches,
         experiments=experiment_entries(whole),
+        pipeline=None if piped is None else _pipeline(piped),
+    )
+
+
+def _pipeline(piped: PipelinePlan) -> PipelineEntry:
+    staged = piped.staged
+    found = staged.pipelined
+    return PipelineEntry(
+        schedule=staged.pipeline.schedule,
+        parts=staged.pipeline.devices,
+        chunks=staged.pipeline.chunks,
+        layers=tuple(staged.counts),
+        bubble=found.bubble,
+        stages=tuple(StageEntry(**asdict(each)) for each in found.stages),
+    )
+
+
+def _piped_estimate(
+    whole: UnrolledChoice, selection: Selection, piped: PipelinePlan, solution: Solution
+) -> Estimate:
+    """The figures of a pipeline beside those of the baselines without stages.
+
+    Sums are over all stages; no bound on other pipelines is proven.
+    """
+    totals = whole.totals()
+    return msgspec.structs.replace(
+        _estimate(selection.winner.case.decode(selection.winner.choice), selection),
+        step_seconds=piped.seconds,
+        additive_seconds=solution.cost,
+        additive_lower_bound_seconds=min(piped.candidate.solution.lower_bound, solution.cost),
+        optimal=False,
+        compute_seconds=totals["compute"],
+        communication_seconds=totals["communication"],
+        update_seconds=totals["update"],
+        peak_bytes=piped.peak_bytes,
+        limit_bytes=piped.limit_bytes,
+        min_feasible_bytes=None if piped.fits else selection.smallest_bytes,
+    )
+
+
+def _piped_simulation(piped: PipelinePlan) -> Simulation:
+    """The step of all stages: work and communication of the mean device, peak of the fullest."""
+    staged = piped.staged
+    totals = [sum(each.values()) for each in staged.peaks]
+    fullest = totals.index(max(totals))
+    inside = [(each, share) for each, share in staged.collectives]
+    step = staged.step_seconds
+    return Simulation(
+        step_seconds=step,
+        compute_seconds=staged.compute_seconds,
+        communication_seconds=sum(e.seconds * share for e, share in inside) + staged.send_seconds,
+        exposed_seconds=sum(e.exposed_seconds * share for e, share in inside)
+        + staged.exposed_send_seconds,
+        peak_bytes=totals[fullest],
+        peak_by_class=dict(staged.peaks[fullest]),
+        peak_at=f"part {fullest + 1} of {len(totals)}",
+        mfu=staged.flops / (step * staged.peak_flops),
+        utilisation={"work": 1 - staged.simulation.bubble},
     )
 
 
@@ -123,9 +193,9 @@ def _pinned(operators: Sequence[OperatorEntry], selection: Selection) -> Pinned 
     return Pinned(tuple(entries), *best)
 
 
-def _finalists(selection: Selection) -> tuple[FinalistEntry, ...]:
+def _finalists(selection: Selection, piped: PipelinePlan | None) -> tuple[FinalistEntry, ...]:
     """The best simulated candidate of each label, the fastest first."""
-    found = []
+    found = [] if piped is None else [_piped_finalist(piped)]
     for label, candidate in selection.best_by_label().items():
         figures = candidate.simulation
         if figures is not None:
@@ -143,6 +213,21 @@ def _finalists(selection: Selection) -> tuple[FinalistEntry, ...]:
                 )
             )
     return tuple(sorted(found, key=lambda entry: entry.step_seconds))
+
+
+def _piped_finalist(piped: PipelinePlan) -> FinalistEntry:
+    figures, case = _piped_simulation(piped), piped.candidate.case
+    return FinalistEntry(
+        f"{piped.staged.pipeline.devices} stages, {piped.staged.pipeline.schedule}",
+        str(case.mesh),
+        figures.step_seconds,
+        piped.candidate.solution.cost,
+        figures.exposed_seconds,
+        figures.peak_bytes,
+        figures.mfu,
+        bool(case.recomputed),
+        "pipeline",
+    )
 
 
 def _estimate(whole: UnrolledChoice, selection: Selection) -> Estimate:

@@ -6,16 +6,16 @@ import json
 import shlex
 from collections.abc import Iterable, Mapping
 from itertools import chain
-from math import prod
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from shardfold.cluster import from_plain
-from shardfold.errors import ClusterError, InputError, PlanError
+from shardfold.errors import ClusterError, InputError, PlanError, nearest
 from shardfold.graph import Graph
-from shardfold.plans.plan import VERSION, Plan
+from shardfold.pipeline import SCHEDULES
+from shardfold.plans.plan import VERSION, PipelineEntry, Plan
 from shardfold.simulate import Schedule
 from shardfold.versioned_json import Document
 
@@ -97,14 +97,27 @@ def _check_parts(plan: Plan) -> None:
                 f"axis {axis.name} lies on the level {axis.level!r}, but the cluster has "
                 f"{', '.join(levels) or 'none'}."
             )
-    devices = prod(axis.size for axis in plan.mesh)
-    if devices != cluster.size:
-        raise ClusterError(f"its mesh has {devices:,} devices, its cluster {cluster.size:,}.")
+    if plan.processes != cluster.size:
+        what = "its mesh has" if plan.pipeline is None else "the parts of its pipeline have"
+        raise ClusterError(f"{what} {plan.processes:,} devices, its cluster {cluster.size:,}.")
+    if plan.pipeline is not None:
+        _check_pipeline(plan.pipeline)
     plan.provenance.request.check()
     if plan.schedule is not None:
         _check_schedule(plan.schedule)
     if plan.sketch is not None:
         _check_pieces(plan)
+
+
+def _check_pipeline(entry: PipelineEntry) -> None:
+    if entry.schedule not in SCHEDULES:
+        known = nearest(entry.schedule, SCHEDULES)
+        raise PlanError(f"its pipeline has the schedule {entry.schedule!r}. {known}")
+    if len(entry.layers) != entry.parts * entry.chunks:
+        raise PlanError(
+            f"its pipeline has {entry.parts} parts of {entry.chunks} chunks, and lists the layers "
+            f"of {len(entry.layers)} stages."
+        )
 
 
 def _check_schedule(schedule: Schedule) -> None:

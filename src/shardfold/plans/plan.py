@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sized
 from typing import TYPE_CHECKING, Annotated, NoReturn, TypeVar
 
@@ -103,6 +104,36 @@ class InputEntry(Value, frozen=True, omit_defaults=True):
     def whole(self, passes: int) -> tuple[int, ...]:
         """The shape that the whole batch has."""
         return tuple(n * passes if dim == self.cut else n for dim, n in enumerate(self.shape))
+
+
+class StageEntry(Value, frozen=True):
+    """One part of the cluster in a pipeline: the layers that it has, and what it does.
+
+    Seconds of a pass are those of a micro-batch through all chunks that the part has; `in_flight`
+    are the most micro-batches between forward and backward.
+    """
+
+    layers: str
+    forward_seconds: float
+    backward_seconds: float
+    busy_seconds: float
+    in_flight: int
+    peak_bytes: float
+
+
+class PipelineEntry(Value, frozen=True):
+    """Pipeline stages: equal parts of the cluster in a row, each on the plan's mesh.
+
+    `layers` says how many of the model's layers each stage has, in the order of the model. With
+    several `chunks`, a part of the cluster has as many stages.
+    """
+
+    schedule: str
+    parts: AxisSize
+    chunks: Share
+    layers: tuple[Size, ...]
+    bubble: float = 0.0
+    stages: tuple[StageEntry, ...] = ()  # by part of the cluster
 
 
 class UnsplitEntry(Value, frozen=True):
@@ -288,6 +319,13 @@ class Plan(Value, frozen=True, omit_defaults=True):
     schedule: Schedule | None = None  # what `shardfold simulate` reads
     micro_batches: Share = 1  # passes of a step, each over an equal part of the batch
     experiments: tuple[ExperimentEntry, ...] = ()
+    pipeline: PipelineEntry | None = None
+
+    @property
+    def processes(self) -> int:
+        """How many run it: one for each device."""
+        parts = 1 if self.pipeline is None else self.pipeline.parts
+        return parts * math.prod(axis.size for axis in self.mesh)
 
     @property
     def fits(self) -> bool:

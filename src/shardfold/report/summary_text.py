@@ -5,7 +5,6 @@ An estimated strategy in sentences: its step, its memory, and the plan beside it
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -37,6 +36,8 @@ def heading(plan: Plan, model: str | None = None) -> tuple[str, str]:
     """What was planned, on what, and under which assumptions."""
     made = plan.provenance
     axes = " x ".join(f"{axis.name}={axis.size}" for axis in plan.mesh) or "one device"
+    if plan.pipeline is not None:
+        axes += f" in each of {plan.pipeline.parts} parts of a pipeline"
     dtype = "" if made.request.dtype is None else f", {made.request.dtype}"
     parts = f", {plan.micro_batches} micro-batches" if plan.micro_batches > 1 else ""
     return (
@@ -52,6 +53,7 @@ def sentences(plan: Plan) -> tuple[Sentence, ...]:
         *(Sentence(text, "alarm") for text in _too_large(plan)),
         *(Sentence(text, "warning") for text in _without_rule(plan)),
         *map(Sentence, _step(plan)),
+        *map(Sentence, _pipelined_plan(plan)),
         Sentence(f"Additive cost, without overlap: {parts(plan)}; {proof(plan)}."),
         *map(Sentence, _against_baselines(plan)),
         *map(Sentence, _recomputed(plan)),
@@ -83,12 +85,30 @@ def _step(plan: Plan) -> Iterator[str]:
     )
 
 
+def _pipelined_plan(plan: Plan) -> Iterator[str]:
+    """The stages of a plan: which layers each has, and how long it works in a step."""
+    found = plan.pipeline
+    if found is None:
+        return
+    chunks = f" with {found.chunks} chunks of the model each" if found.chunks > 1 else ""
+    yield (
+        f"Pipeline: {found.parts} parts of the cluster{chunks}, schedule {found.schedule}, "
+        f"{plan.micro_batches} micro-batches, bubble {found.bubble:.1%}. Operators are as in one "
+        "micro-batch; times are for all."
+    )
+    for place, stage in enumerate(found.stages, 1):
+        yield (
+            f"Part {place}: {stage.layers}; busy {seconds(stage.busy_seconds)}, at most "
+            f"{stage.in_flight} micro-batches in flight, peak {size(stage.peak_bytes)}."
+        )
+
+
 def spread(plan: Plan) -> Spread | None:
     """How far predictions of this kind were off where they were measured."""
-    made, devices = plan.provenance, math.prod(axis.size for axis in plan.mesh)
+    made, stages = plan.provenance, 1 if plan.pipeline is None else plan.pipeline.parts
     if not made.cluster:
         return None
-    return spread_of(made.request.cost, from_plain(made.cluster), devices)
+    return spread_of(made.request.cost, from_plain(made.cluster), plan.processes, stages)
 
 
 def likely_range(plan: Plan) -> tuple[float, float] | None:
@@ -129,6 +149,8 @@ def parts(plan: Plan) -> str:
 def proof(plan: Plan) -> str:
     """How sure the search is that no choice has a lower additive cost."""
     e = plan.estimate
+    if plan.pipeline is not None:
+        return "of all stages together; no bound on other pipelines is proven"
     if e.optimal:
         return "proven optimal" if plan.fits else "proven the least if memory did not count"
     gap = 1 - e.additive_lower_bound_seconds / e.additive_seconds
@@ -215,7 +237,7 @@ def _recomputed(plan: Plan) -> Iterator[str]:
 
 def _accumulated(plan: Plan) -> Iterator[str]:
     """In how many micro-batches a step takes its batch."""
-    if plan.micro_batches > 1:
+    if plan.micro_batches > 1 and plan.pipeline is None:
         yield (
             f"Gradient accumulation: a step takes its batch in {plan.micro_batches} micro-batches "
             "to save memory. Operators are as in one of them; times and the bound are for all."
@@ -232,6 +254,12 @@ def _too_large(plan: Plan) -> Iterator[str]:
 
 def meshes(plan: Plan) -> str:
     """Which meshes were tried, and by how much the winner won."""
+    if plan.pipeline is not None:
+        steps = [entry.step_seconds for entry in plan.meshes if entry.step_seconds is not None]
+        if not steps:
+            return "Nothing fits without stages."
+        behind = min(steps) / plan.estimate.step_seconds - 1
+        return f"Without stages the best step is {seconds(min(steps))} ({behind:+.1%})."
     shape = "x".join(str(axis.size) for axis in plan.mesh) or "1"
     others = [entry for entry in plan.meshes if entry.mesh != shape]
     if not others:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import combinations
 from typing import Any
 
 import torch
@@ -25,7 +26,14 @@ from shardfold.plans import Plan
 from shardfold.runtime.inputs_outputs import put_together
 from shardfold.runtime.lower import Instruction, alone
 from shardfold.runtime.module import Parallel
-from shardfold.runtime.parallelize import LOSS_PREFIX, Settings, assemble, lowered_here, prepared
+from shardfold.runtime.parallelize import (
+    LOSS_PREFIX,
+    Settings,
+    assemble,
+    assemble_stages,
+    lowered_here,
+    prepared,
+)
 from shardfold.runtime.ranks import agreed
 from shardfold.runtime.reference import Batch, Outcome, Reference, UnlikeError, other_batch
 from shardfold.runtime.reshard import Lie, gradients, values
@@ -60,6 +68,7 @@ class Comparison:
     model: tuple[Difference, ...] = ()  # of the captured program from the model itself
     unlike: str = "it was not asked for"  # why the model itself was not run; empty: it was
     split: int = 0  # operators of which no device computes all
+    stages: int = 1
 
     @property
     def is_equal(self) -> bool:
@@ -77,7 +86,7 @@ class Comparison:
                 f"The model itself was not run ({self.unlike}): both sides are its captured "
                 "program, and what capture may have lost is not seen."
             )
-        if not self.split:
+        if not self.split and self.stages == 1:
             lines.append(
                 "The plan splits no operator: every process runs the whole model, and nothing was "
                 "said about splits. Check a plan with splits: a larger cluster or batch, or pins."
@@ -88,7 +97,8 @@ class Comparison:
         whom = "its captured program" if self.unlike else "the model itself"
         return [
             f"Same loss {self.loss:.12g}, gradients and buffers as {whom} on one device "
-            f"(largest difference {self.largest:.1e}; {self.split} operators are split)."
+            f"(largest difference {self.largest:.1e}; {self.split} operators are split"
+            f"{f', in {self.stages} stages' if self.stages > 1 else ''})."
         ]
 
     def _different(self) -> list[str]:
@@ -193,7 +203,15 @@ def _compared(
     """Step by step, until something differs."""
     program, subdims = captured
     single = assemble(model, program, alone(program, subdims), settings)
-    split = assemble(model, program, lowered_here(plan, program, subdims, rules), settings)
+    lowered = lowered_here(plan, program, subdims, rules)
+    if plan.pipeline is None:
+        split = assemble(model, program, lowered, settings)
+    else:
+        split = assemble_stages(model, program, lowered, settings, plan)
+        every = range(len(lowered.mesh.axes))
+        split._run.context.groups.make(
+            axes for count in every for axes in combinations(every, count + 1)
+        )
     many = sum(i.site.is_split for i in split._run.lowered.instructions)
     largest = 0.0
     for batch in batches:
@@ -209,7 +227,8 @@ def _compared(
             except UnlikeError as error:
                 reference, unlike = None, str(error)
         largest = max(largest, most)
-        result = Comparison(reached, wanted, operator, state, largest, lost, unlike, many)
+        stages = 1 if plan.pipeline is None else len(plan.pipeline.layers)
+        result = Comparison(reached, wanted, operator, state, largest, lost, unlike, many, stages)
         if not result.is_equal:
             break
         split.zero_grad()
@@ -226,6 +245,9 @@ def _step(module: Parallel, batch: Batch) -> tuple[_Watch, float, list[Tensor]]:
     """What the last pass leaves, the loss of all, and the random numbers that were drawn."""
     run, total = module._run, 0.0
     drawn: list[Tensor] = []
+    if run.stages is not None:
+        watch = _Watch()
+        return watch, float(module._run_stages(batch, watch)), drawn
     run.context.drawn = drawn
     for number, (part, named) in enumerate(_parts(module, batch)):
         watch = _Watch()
@@ -285,7 +307,9 @@ def _first_operator(
                 wholes.of(t, values(left), found.results[t]),
                 expected.results[t],
                 _rounding(i, expected),
-            ),
+            )
+            if t in found.results
+            else 0.0,  # of another stage
         )
         for i in instructions
         if "empty" not in i.site.op.kind  # memory that nobody has written yet
@@ -298,7 +322,9 @@ def _first_operator(
             _readers(instructions, t) or _name(i),
             difference(
                 wholes.of(t, gradients(left), found.gradients[t]), expected.gradients[t], floor
-            ),
+            )
+            if t in found.results
+            else 0.0,
         )
         for i in reversed(instructions)
         for t, left in zip(i.results, i.left, strict=True)
@@ -352,9 +378,12 @@ def _parameters(split: Parallel, single: Parallel) -> tuple[tuple[Difference, ..
     sizes = (float(p.grad.abs().max()) for p in expected.values() if _has_gradient(p))
     floor = SMALL * max(sizes, default=0.0)
     keepings = split._run.named()
-    named = []
-    for name, parameter in split.named_parameters():
-        here, there = parameter.grad, expected[name].grad
+    named, own = [], dict(split.named_parameters())
+    for name in expected:
+        if name not in own:
+            named.append((f"the gradient of {name}", 0.0))  # of another stage
+            continue
+        here, there = own[name].grad, expected[name].grad
         if here is None or there is None:
             named.append((f"the gradient of {name}", 0.0 if here is there else float("inf")))
         else:

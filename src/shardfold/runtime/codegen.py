@@ -67,7 +67,7 @@ def _advised(**advice: object) -> Iterator[None]:
         noted |= before
 
 
-Step = Callable[..., Tensor]
+Step = Callable[..., tuple[Tensor, ...]]
 INDENT = "    "
 NUMBERS = count()
 
@@ -78,14 +78,14 @@ class Style:
 
     target: Target
     given: tuple[int, ...]  # the tensors that no operator makes, in the order they are given
-    loss: int
+    returns: tuple[int, ...]  # the loss; of a stage of a pipeline, what it sends on
     uses: Uses | None = None  # None: parameters are ordinary tensors
     is_observed: bool = False
     is_traced: bool = False
 
 
 def write(lowered: Lowered, style: Style) -> Step:
-    """The step as a function of (context, given, leaves, observe)."""
+    """The step as a function of (context, given, leaves, observe), and what it returns."""
     writer = _Writer(lowered, style)
     source = "\n".join(writer.lines())
     name = f"<shardfold step {next(NUMBERS)}>"
@@ -110,7 +110,7 @@ class _Writer:
         functions = (perform, write_back, promising, leaves_of, twice, made_again)
         for function in (*functions, torch.no_grad):
             self.names.add(function.__name__, function)
-        self.read = {t for i in self.lowered.instructions for t in i.drops} | {self.style.loss}
+        self.read = {t for i in self.lowered.instructions for t in i.drops} | {*self.style.returns}
         self.inside: set[int] = set()  # of a stretch that runs again: what it is given
         self.hidden: set[int] = set()  # and what it cannot see
         self.runs_twice = False
@@ -129,7 +129,7 @@ class _Writer:
         for stretch, is_again in self._stretches():
             for line in self._block(stretch) if is_again else self._body(stretch):
                 yield INDENT + line
-        yield f"{INDENT}return t{self.style.loss}"
+        yield f"{INDENT}return {''.join(f't{t}, ' for t in self.style.returns)}".rstrip()
 
     def _summed(self) -> Iterator[str]:
         """Parameters whose readers' gradients are added up: the sum is reduced where they end."""

@@ -11,7 +11,7 @@ The same program on one device: what every plan's numbers are compared with.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -41,6 +41,7 @@ class Feed:
     owns_value: bool = False  # nobody else reads the value: it may be written to
     owns_gradient: bool = False  # the gradient that comes is new: it may be written to
     onward: Moves | None = None  # of the last gradient of several: where their sum goes then
+    row: Row | None = None  # of a result that several read: how it lies then
 
     @property
     def moves(self) -> bool:
@@ -61,6 +62,16 @@ class Instruction:
     has_gradient: bool
     writes: tuple[int, ...]  # operands that are written, of which this device has a part
     drops: tuple[int, ...]  # tensors that nobody reads after this
+
+    def shape(self, result: int) -> tuple[int, ...]:
+        """The part of a result that this device has, as its readers find it."""
+        shared = self.shared[result]
+        return self.site.results[result].shape if shared is None else shared.there.target
+
+    def layout(self, result: int) -> Row:
+        """The layout in which readers find a result."""
+        shared = self.shared[result]
+        return self.left[result] if shared is None or shared.row is None else shared.row
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,6 +270,7 @@ class _Lowering:
             self._edge(self.wiring.edges[number]),
             owns_value=self.made[tensor],
             owns_gradient=anew and tensor != self.graph.loss,
+            row=self.decisions.shared[tensor],
         )
 
     def _makes_gradient(self, reader: int, operand: int) -> bool:
@@ -292,6 +304,43 @@ class _Lowering:
     def _lie(self, tensor: int) -> Lie:
         kind = self.graph.tensors[tensor].type
         return Lie(kind, self.subdims.tensors[tensor], self.subdims.dims[tensor], self.place)
+
+
+def part_of(
+    lowered: Lowered, ops: Sequence[int], before: Sequence[int], tied: Container[int]
+) -> Lowered:
+    """The instructions of a stage: a stretch of operators, and those before it that it repeats.
+
+    What comes from other stages is nobody's to write to: autograd keeps it. Gradients of `tied`
+    parameters, which other stages read, too, do not go on from here: only their sum does.
+    """
+    own = [*before, *ops]
+    made = {t for op in own for t in lowered.instructions[op].results}
+    instructions = tuple(_apart(lowered.instructions[op], made, tied) for op in own)
+    read = {feed.tensor for instruction in instructions for feed in instruction.feeds}
+    inside = range(ops[0], ops[-1] + 1) if ops else range(0)
+    stretches = [range(max(r.start, inside.start), min(r.stop, inside.stop)) for r in lowered.again]
+    shift = len(before) - inside.start
+    return replace(
+        lowered,
+        instructions=instructions,
+        parameters=tuple(stored for stored in lowered.parameters if stored.tensor in read),
+        written=tuple(written for written in lowered.written if written.tensor in read),
+        inputs={tensor: given for tensor, given in lowered.inputs.items() if tensor in read},
+        again=tuple(range(r.start + shift, r.stop + shift) for r in stretches if r),
+    )
+
+
+def _apart(instruction: Instruction, made: set[int], tied: Container[int]) -> Instruction:
+    feeds = tuple(
+        replace(
+            feed,
+            owns_value=feed.owns_value and feed.tensor in made,
+            onward=None if feed.tensor in tied else feed.onward,
+        )
+        for feed in instruction.feeds
+    )
+    return replace(instruction, feeds=feeds)
 
 
 def _first(rows: Layouts) -> Row:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache, partial
@@ -28,6 +28,7 @@ from shardfold.runtime.parameter_uses import Uses, differentiable, uses_of
 from shardfold.runtime.parameters import Keeping
 from shardfold.runtime.ranks import fingerprint, is_same_everywhere
 from shardfold.runtime.reshard import perform
+from shardfold.runtime.stages import Stages
 from shardfold.runtime.whole_optimizers import known
 
 Observer = Callable[[Instruction, list[Tensor]], list[Tensor]]
@@ -116,10 +117,15 @@ class Parallel(Captured):
         """Complete the running statistics of which each rank updates a part; on all ranks."""
         run = self._run
         for written in run.lowered.written:
-            source = run.program.sources[written.tensor]
-            buffer = self.get_buffer(run.name(source.name))
+            buffer = self._buffer(written.tensor)
             part = perform(written.there, buffer, run.context.groups)
             buffer.copy_(perform(written.back, part, run.context.groups))
+        if run.stages is not None:
+            for tensor, device in run.stages.changed.items():
+                run.stages.links.from_part(self._buffer(tensor), device)
+
+    def _buffer(self, tensor: int) -> Tensor:
+        return self.get_buffer(self._run.name(self._run.program.sources[tensor].name))
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         """The loss of a batch; the same on every rank."""
@@ -135,11 +141,13 @@ class Parallel(Captured):
         gradients are wanted, there is no backward.
         """
         run = self._run
-        if run.passes > 1 and self._compiled_call_impl is not None:
+        if (run.passes > 1 or run.stages) and self._compiled_call_impl is not None:
             raise RunError(
                 f"The plan takes {run.passes} micro-batches, which a compiled module cannot add "
                 "up: leave the module as it is, or plan with micro_batches=1."
             )
+        if run.stages is not None:
+            return self._run_stages((args, kwargs))
         losses = []
         for number, (part, named) in enumerate(cut(args, kwargs, run.cuts, run.passes)):
             with run.in_pass(number):
@@ -149,8 +157,27 @@ class Parallel(Captured):
             losses.append(loss.detach())
         return torch.stack(losses).mean() if run.passes > 1 else losses[0]
 
+    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
+        """As torch.nn.utils.clip_grad_norm_, over the parameters of all stages of a pipeline.
+
+        The norm that torch's own function finds there is that of the stage alone. Without stages
+        the two are the same.
+        """
+        stages = self._run.stages
+        if stages is None:
+            return nn.utils.clip_grad_norm_(self.parameters(), max_norm, norm_type)
+        with torch.no_grad():
+            total = stages.norm(self, norm_type)
+            nn.utils.clip_grads_with_norm_(self.parameters(), max_norm, total)
+        return total
+
     def observed(self, observe: Observer | None, *args: Any, **kwargs: Any) -> Tensor:
         """As `forward`; `observe` sees the local results of every operator."""
+        if self._run.stages is not None:
+            raise RunError(
+                "The stages of a pipeline run forward and backward in turns: call accumulate() "
+                "with the batch of a step, which leaves the gradients and returns the loss."
+            )
         run = self._run.taking(self, args, kwargs)
         observe = run.observer(observe)
         if not self.training:
@@ -164,6 +191,8 @@ class Parallel(Captured):
         A name is a module's path (its last result), or an operator's name as the plan lists it:
         `with model.outputs("lm_head") as found: loss = model(**batch)`, then `found["lm_head"]`.
         """
+        if self._run.stages is not None:
+            raise RunError("Outputs cannot be asked of the stages of a pipeline yet.")
         wanted = Outputs.of(self._run.program, self._run.prefix, names)
         self._run.wanted = wanted
         try:
@@ -171,6 +200,17 @@ class Parallel(Captured):
         finally:
             for run in (self._run, *self._run.others.values()):
                 run.wanted = None
+
+    def _run_stages(self, batch: Batch, observe: Observer | None = None) -> Tensor:
+        stages = self._run.stages
+        assert stages is not None
+        if not self.training:
+            return stages.in_eval(self).evaluate(self, batch)
+        is_plain = torch.is_grad_enabled()
+        loss = stages.step(self, batch, observe) if is_plain else stages.evaluate(self, batch)
+        for _ in range(self._run.passes):
+            self._counted(loss)
+        return loss
 
     def _counted(self, loss: Tensor) -> Tensor:
         run = self._run
@@ -211,6 +251,10 @@ class Run:
             uses = uses_of(lowered, self.by_tensor)
             levels = [axis.level for axis in lowered.mesh.axes]
             self.uses = Uses(uses, self.by_tensor, context.groups, levels)
+        self.received: tuple[int, ...] = ()  # of a stage: tensors of the stage before
+        self.returns: tuple[int, ...] = (program.graph.loss,)
+        self.stages: Stages | None = None  # of a pipeline: what runs in its place
+        self.elsewhere = frozenset[str]()  # parameters that only other stages have
         self.constants: dict[int, Tensor] = {}
         self.owners: list[tuple[str, int, Any, str]] = []  # where parameters and buffers are held
         self._eager = cache(self._written)
@@ -301,6 +345,8 @@ class Run:
 
     def prepare(self, module: Parallel) -> None:
         """Find out where the module holds its tensors, and have the constants ready."""
+        for stage in self.stages.stages.values() if self.stages is not None else ():
+            stage.run.prepare(module)
         for tensor, source in self.program.sources.items():
             path, _, leaf = self.name(source.name).rpartition(".")
             if source.role in ("parameter", "buffer"):
@@ -315,8 +361,8 @@ class Run:
     def _written(self, is_observed: bool, is_traced: bool) -> Step:
         style = Style(
             self.context.target,
-            tuple(self.program.sources),
-            self.program.graph.loss,
+            (*self.program.sources, *self.received),
+            self.returns,
             None if is_traced else self.uses,
             is_observed,
             is_traced,
@@ -342,9 +388,24 @@ class Run:
             parameters = {t: p._local_tensor for t, p in wholes.items()}
         given = self.given(module, parameters, args, kwargs)
         context = self.context.now()
-        loss = self._eager(observe is not None, False)(context, given, leaves, observe)
+        (loss,) = self._eager(observe is not None, False)(context, given, leaves, observe)
         self._leave(context.writes)
         return loss if self.uses is None else differentiable(loss, wholes.values())
+
+    def stage(
+        self, module: Parallel, batch: Batch, received: Sequence[Tensor], observe: Observer | None
+    ) -> tuple[Tensor, ...]:
+        """What a stage of a pipeline makes of a micro-batch and of what the one before sends."""
+        wholes = self._parameters(module)
+        parameters, leaves = {t: self._local(p, t) for t, p in wholes.items()}, list[Tensor]()
+        if self.uses is not None:
+            leaves = self.uses.leaves_for(wholes)
+            parameters = {t: p._local_tensor for t, p in wholes.items()}
+        given = [*self.given(module, parameters, *batch), *received]
+        context = self.context.now()
+        found = self._eager(observe is not None, False)(context, given, leaves, observe)
+        self._leave(context.writes)
+        return found
 
     @torch.no_grad()
     def _leave(self, writes: Mapping[int, Tensor]) -> None:
@@ -373,7 +434,8 @@ class Run:
     def _recorded(self, clock: Tensor, *given: Tensor) -> Tensor:
         with kept():  # the clock itself has moved on when backward asks
             clock = clock.clone()
-        return self._eager(False, True)(self.context.now(clock), given, (), None)
+        (loss,) = self._eager(False, True)(self.context.now(clock), given, (), None)
+        return loss
 
     def name(self, source: str) -> str:
         """The model's own name of a parameter or buffer that the program names."""
@@ -416,7 +478,7 @@ class Run:
         parameters = {t: self._local(p, t) for t, p in self._parameters(module).items()}
         given = self.given(module, parameters, args, kwargs)
         context = self.context.now()
-        loss = self._eager(observe is not None, True)(context, given, (), observe)
+        (loss,) = self._eager(observe is not None, True)(context, given, (), observe)
         self._leave(context.writes)
         for name, by in self.program.increments.items():
             module.get_buffer(self.name(name)).add_(by)

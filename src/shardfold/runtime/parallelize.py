@@ -25,10 +25,10 @@ from shardfold.plans.files import check, dumps
 from shardfold.plans.read import decisions_of
 from shardfold.runtime.evaluate import Original, evaluating
 from shardfold.runtime.inputs_outputs import with_parts
-from shardfold.runtime.lower import Lowered, lower
+from shardfold.runtime.lower import Lowered, lower, part_of
 from shardfold.runtime.module import Batch, Evaluation, Parallel, Run
 from shardfold.runtime.ops import Context
-from shardfold.runtime.parameters import keeping, tensors_of
+from shardfold.runtime.parameters import Keeping, keeping, tensors_of
 from shardfold.runtime.process_groups import Groups, shared
 from shardfold.runtime.ranks import (
     agreed,
@@ -40,6 +40,20 @@ from shardfold.runtime.ranks import (
     versions,
 )
 from shardfold.runtime.shards import Place
+from shardfold.runtime.stages import (
+    SIDES,
+    Links,
+    Stage,
+    Stages,
+    changed_buffers,
+    crossings,
+    cuts_of,
+    own_program,
+    parts_senders,
+    pipeline_of,
+    position,
+    tied_parameters,
+)
 from shardfold.sharding import Subdims, find_subdims
 
 LOSS_PREFIX = "model."  # what capture puts before the names of a model that is given a loss
@@ -85,11 +99,15 @@ def parallelize(
         "Give every rank the same plan file, arguments and code.",
     )
     prefix = "" if loss is None else LOSS_PREFIX
+    pipeline = pipeline_of(plan)
     dtype, dims = plan.provenance.request.dtype, plan.micro_batch_dims
     settings = Settings(dtype, seed, float64, prefix, plan.micro_batches, dims)
-    module = assemble(model, program, lowered, settings)
     original = Original.of(model, *example_for(plan, args, kwargs), dtype, loss)
     again = Again(plan, rules, original, program, lowered)
+    if pipeline is not None:
+        evaluation = partial(again.evaluation, program, subdims, original)
+        return assemble_stages(model, program, lowered, settings, plan, evaluation)
+    module = assemble(model, program, lowered, settings)
     module._run.make_evaluation = partial(again.evaluation, program, subdims, original)
     module._run.make_other = again.for_batch
     return module
@@ -181,7 +199,7 @@ def lowered_here(
     """The instructions of this process."""
     _check_world(plan)
     decisions = decisions_of(plan, program.graph, subdims, of_any_size=of_any_size)
-    rank = dist.get_rank() if decisions.mesh.axes else 0
+    rank = position(plan, dist.get_rank()) if decisions.mesh.axes else 0
     place = Place.of_rank(rank, decisions.mesh.shape)
     lowered = lower(program, subdims, decisions, place)
     ahead = lowered.ahead if plan.schedule is None else plan.schedule.ahead
@@ -202,23 +220,109 @@ class Settings:
 
 def assemble(model: nn.Module, program: Program, lowered: Lowered, settings: Settings) -> Parallel:
     """The module of one rank, with its part of the weights; all ranks together."""
+    context, mesh = _start(model, lowered, settings)
+    run = Run(program, lowered, _keepings(program, lowered), context, mesh, settings.prefix)
+    return _filled(model, run, settings)
+
+
+def assemble_stages(
+    model: nn.Module,
+    program: Program,
+    lowered: Lowered,
+    settings: Settings,
+    plan: Plan,
+    evaluation: Evaluation | None = None,
+) -> Parallel:
+    """The module of one rank of a pipeline, with the parameters that its stages read."""
+    pipeline = pipeline_of(plan)
+    assert pipeline is not None
+    context, mesh = _start(model, lowered, settings, pipeline.devices)
+    size = plan.processes // pipeline.devices
+    links = Links.make(pipeline.devices, size, dist.get_rank())
+
+    def stages(program: Program, lowered: Lowered, mesh: Any) -> Stages:
+        cuts, senders = cuts_of(plan, program), parts_senders(plan, pipeline)
+        across = [
+            crossings(program, lowered, cut.sent, settings.float64, sends)
+            for cut, sends in zip(cuts[:-1], senders, strict=True)
+        ]
+        axes = {each.axes(side) for cut in across for each in cut for side in SIDES} - {()}
+        context.groups.make(axes)
+        tied = tied_parameters(program, lowered, cuts, pipeline)
+        found = {}
+        for number in pipeline.stages_on(links.device):
+            cut = cuts[number]
+            part = part_of(lowered, cut.part.ops, cut.part.makes_again(program.graph), tied)
+            keepings = _keepings(program, part)
+            run = Run(own_program(program, part), part, keepings, context, mesh, settings.prefix)
+            run.received, run.returns = cut.received, cut.sent or (program.graph.loss,)
+            before, after = ((), *across)[number], (*across, ())[number]
+            found[number] = Stage(number, run, before, after)
+        own = {t: each for t, each in tied.items() if links.device in each.devices}
+        changed = changed_buffers(program, lowered, cuts, pipeline)
+        return Stages(pipeline, found, links, own, changed)
+
+    def in_eval() -> Stages:
+        assert evaluation is not None
+        evaluated, again = evaluation()
+        context.groups.make(again.axes())
+        return stages(evaluated, again, None)
+
+    here = stages(program, lowered, mesh)
+    here.make_evaluation = None if evaluation is None else in_eval
+    graph = program.graph
+    read = {t for stage in here.stages.values() for t in stage.run.program.sources}
+    held = read | ({*graph.parameters()} - graph.readers().keys())
+    kept = tuple(stored for stored in lowered.parameters if stored.tensor in held)
+    sources = {t: s for t, s in program.sources.items() if s.role != "parameter" or t in held}
+    run = Run(
+        replace(program, sources=sources),
+        replace(lowered, parameters=kept),
+        _keepings(program, replace(lowered, parameters=kept)),
+        context,
+        mesh,
+        settings.prefix,
+    )
+    run.stages = here
+    names = (graph.tensors[t].names for t in graph.parameters() if t not in held)
+    run.elsewhere = frozenset(run.name(name) for each in names for name in each)
+    return _filled(model, run, settings)
+
+
+def _start(
+    model: nn.Module, lowered: Lowered, settings: Settings, parts: int = 1
+) -> tuple[Context, Any]:
+    """What a run needs of the processes: groups, a device, a mesh of each part of them."""
     device = _device(model)
     mesh = None
     if lowered.mesh.axes:
         shape, names = lowered.mesh.shape, lowered.mesh.names
         mesh = shared(
-            ("mesh", device.type, shape, names),
-            lambda: init_device_mesh(device.type, shape, mesh_dim_names=names),
+            ("mesh", device.type, parts, shape, names),
+            lambda: _device_mesh(device.type, parts, shape, names),
         )
-    groups = Groups(lowered.place)
+    groups = Groups(lowered.place, parts=parts)
     groups.make(lowered.axes())
     groups.make_background(lowered.background_axes())
+    seed, double = settings.seed, settings.float64
+    return Context(groups, device, seed=seed, double=double, ahead=lowered.ahead), mesh
+
+
+def _device_mesh(device: str, parts: int, shape: tuple[int, ...], names: tuple[str, ...]) -> Any:
+    """The mesh of this process's part."""
+    if parts == 1:
+        return init_device_mesh(device, shape, mesh_dim_names=names)
+    whole = init_device_mesh(device, (parts, *shape), mesh_dim_names=("stage", *names))
+    return whole[names]
+
+
+def _keepings(program: Program, lowered: Lowered) -> dict[str, Keeping]:
     tensors = program.graph.tensors
-    keepings = {tensors[s.tensor].name: keeping(s) for s in lowered.parameters}
-    context = Context(
-        groups, device, seed=settings.seed, double=settings.float64, ahead=lowered.ahead
-    )
-    run = Run(program, lowered, keepings, context, mesh, settings.prefix)
+    return {tensors[s.tensor].name: keeping(s) for s in lowered.parameters}
+
+
+def _filled(model: nn.Module, run: Run, settings: Settings) -> Parallel:
+    """The module, with its part of the weights."""
     run.passes, run.cuts = settings.passes, dict(settings.cuts)
     shorter = DTYPES[settings.dtype] if settings.dtype else None
     tree = _tree(model, run, torch.float64 if settings.float64 else shorter)
@@ -228,12 +332,12 @@ def assemble(model: nn.Module, program: Program, lowered: Lowered, settings: Set
 
 
 def _check_world(plan: Plan) -> None:
-    size = 1
-    for axis in plan.mesh:
-        size *= axis.size
+    size = plan.processes
     world = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
     if world != size:
         shape = " x ".join(f"{axis.name}={axis.size}" for axis in plan.mesh) or "one device"
+        if plan.pipeline is not None:
+            shape = f"{plan.pipeline.parts} parts in a pipeline, each {shape}"
         started = (
             f"{world} processes run"
             if world > 1 or dist.is_initialized()
@@ -268,6 +372,8 @@ def _tree(model: nn.Module, run: Run, dtype: torch.dtype | None) -> dict[str, Te
         if run.mesh is not None:
             prints[first] = fingerprint(value)
         if first in trained:
+            if first not in keepings:
+                continue  # of another stage
             kept = keepings[first]
             value = kept.parameter(kept.part(value), run.mesh, trained[first])
         elif value is tensor:
@@ -277,7 +383,7 @@ def _tree(model: nn.Module, run: Run, dtype: torch.dtype | None) -> dict[str, Te
         if source.role == "constant" and source.value is not None and not source.value.is_meta:
             prints[f"the constant {source.name}"] = fingerprint(source.value)
     check_tensors_alike(prints)
-    return {name: found[name] for name in _order(model)}
+    return {name: found[name] for name in _order(model) if name in found}
 
 
 def _names(model: nn.Module) -> dict[str, list[str]]:

@@ -160,6 +160,7 @@ class Uses:
         self.sums = {t: Sum(number) for t, number in self._summed_here()}
         self.reducer: Reducer | None = None
         self.turn = (0, 1)  # the number of this pass, and how many a step takes
+        self.is_held = False  # gradients wait for `settle`: other stages have a part in them
 
     def _summed_here(self) -> Iterator[tuple[int, int]]:
         """Parameters whose gradients only wait for one another, and how many come."""
@@ -169,7 +170,13 @@ class Uses:
                 yield tensor, sum(use.has_gradient for use in uses)
 
     def bind(self, parameters: Mapping[int, Any]) -> list[Tensor]:
-        """The leaf of every use, for these parameters; the same ones as before where they are."""
+        """The leaf of every use, for these parameters, and be ready for their gradients."""
+        found = self.leaves_for(parameters)
+        self.begin()
+        return found
+
+    def leaves_for(self, parameters: Mapping[int, Any]) -> list[Tensor]:
+        """The leaf of every use; the same ones as before where the parameters are."""
         same = self.reducer is not None
         for tensor, parameter in parameters.items():
             part = parameter._local_tensor
@@ -183,13 +190,18 @@ class Uses:
             wanted = self.parameters[use.feed.tensor].requires_grad
             if leaf.requires_grad != wanted:
                 leaf.requires_grad_(wanted)
+        return self.leaves
+
+    def begin(self) -> None:
+        """Be ready for the backward of this turn."""
+        assert self.reducer is not None
         self.reducer.begin(*self.turn)
         if self.reducer.is_first:
             self.found.clear()
-            self.joined.clear()
+            if not self.is_held:
+                self.joined.clear()
         for summed in self.sums.values():
             summed.take()
-        return self.leaves
 
     def _make(self) -> None:
         self.leaves = []
@@ -273,6 +285,16 @@ class Uses:
             found = context.promises[joint.first] = Promise(joint, context)
         return found
 
+    def trains(self, tensor: int) -> bool:
+        """Whether a gradient comes for a parameter."""
+        is_read = any(use.feed.tensor == tensor and use.has_gradient for use in self.uses)
+        return is_read and self.parameters[tensor].requires_grad
+
+    def nothing(self, tensor: int) -> Tensor:
+        """A gradient of zeros, as those of a parameter's uses come."""
+        moves = next(u.feed.back for u in self.uses if u.feed.tensor == tensor and u.feed.back)
+        return self.parts[tensor].new_zeros(moves.target)
+
     @property
     def launched(self) -> list[Launched]:
         """The collectives of the latest step that stand for several of the plan's."""
@@ -287,6 +309,10 @@ class Uses:
         self.found[tensor] = gradient if found is None else found.add_(gradient)
 
     def _settle(self) -> None:
+        if not self.is_held:
+            self.settle()
+
+    def settle(self) -> None:
         """Give every parameter its gradient, and call what the user wants called then."""
         for tensor, gradient in self.found.items():
             parameter = self.parameters[tensor]

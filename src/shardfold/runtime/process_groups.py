@@ -7,6 +7,7 @@ not be the same on all devices. For a compiler, the same collectives are functio
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import product
@@ -49,16 +50,20 @@ def shared(key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
 
 @dataclass(slots=True)
 class Groups:
-    """The group of this device for each set of axes; made by all processes together."""
+    """The group of this device for each set of axes; made by all processes together.
+
+    The processes are `parts` meshes in a row: the stages of a pipeline.
+    """
 
     place: Place
     by_axes: dict[Axes, Any] = field(default_factory=dict)
     in_background: dict[Axes, Any] = field(default_factory=dict)
+    parts: int = 1
 
     def make(self, wanted: Iterable[Axes]) -> None:
         """Make the groups for these sets of axes, in an order that all processes share."""
         for axes in sorted(set(wanted) - set(self.by_axes)):
-            whole = len(axes) == len(self.place.shape)
+            whole = len(axes) == len(self.place.shape) and self.parts == 1
             self.by_axes[axes] = dist.group.WORLD if whole else self._made(axes, "")
 
     def make_background(self, wanted: Iterable[Axes]) -> None:
@@ -70,19 +75,22 @@ class Groups:
         rest = [
             range(n) if axis not in axes else range(1) for axis, n in enumerate(self.place.shape)
         ]
+        size = math.prod(self.place.shape)
         ranks = [
-            [self.place.rank(at) for at in Place(self.place.shape, start).members(axes)]
+            [part * size + self.place.rank(at) for at in members]
+            for part in range(self.parts)
             for start in product(*rest)
+            if (members := Place(self.place.shape, start).members(axes))
         ]
         return shared((use, str(ranks)), lambda: dist.new_subgroups_by_enumeration(ranks)[0])
 
     def background(self) -> Groups:
         """The same collectives, on the groups of what runs in the background."""
-        return Groups(self.place, self.in_background)
+        return Groups(self.place, self.in_background, parts=self.parts)
 
     def functional(self) -> Groups:
         """The same collectives, as functions that a compiler can record."""
-        return Functional(self.place, self.by_axes)
+        return Functional(self.place, self.by_axes, parts=self.parts)
 
     def all_reduce(self, tensor: Tensor, axes: Axes, *, most: bool = False) -> Tensor:
         """The sum (or the maximum) over the group; the tensor itself is written to."""

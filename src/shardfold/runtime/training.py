@@ -19,7 +19,6 @@ to save and end: all ranks agree on the step after which they do.
 from __future__ import annotations
 
 import inspect
-import math
 import signal
 import statistics
 import time
@@ -110,7 +109,7 @@ def advance(state: State, batch: Batch, clip: float | None = None) -> float:
     args, kwargs = batch
     loss = state.module.accumulate(*args, **kwargs)
     if clip is not None:
-        nn.utils.clip_grad_norm_(state.module.parameters(), clip)
+        state.module.clip_grad_norm_(clip)
     state.optimizer.step()
     state.optimizer.zero_grad(set_to_none=True)  # forward needs the memory, not the gradients
     state.schedule.step()
@@ -179,7 +178,7 @@ class Figures:
 def figures(plan: Plan, graph: Graph, reports: Sequence[StepReport], example: Batch) -> Figures:
     """The figures of some steps: the graph's own work, against the peak of the plan's device."""
     seconds = statistics.median([r.seconds for r in reports[1:] or reports])
-    devices = math.prod(axis.size for axis in plan.mesh)
+    devices = plan.processes
     subdims = find_subdims(graph, rules_of(graph))
     ideal = ideal_seconds(graph, subdims, from_plain(dict(plan.provenance.cluster)).device)
     samples, tokens = _sizes([*example[0], *example[1].values()])

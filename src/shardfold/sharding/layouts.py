@@ -53,6 +53,18 @@ def gradient_states(layouts: Layouts) -> Layouts:
     return np.where(layouts == SHARED, PENDING, swapped).astype(np.int8)
 
 
+def copy_axes(row: Sequence[int], *, of_gradient: bool = False) -> tuple[int, ...]:
+    """The axes along which all devices have the same value, or the same gradient.
+
+    >>> copy_axes((0, REPLICATED, SHARED, PENDING))
+    (1, 2)
+    >>> copy_axes((0, REPLICATED, SHARED, PENDING), of_gradient=True)
+    (1, 3)
+    """
+    same = (REPLICATED, PENDING if of_gradient else SHARED)
+    return tuple(axis for axis, state in enumerate(row) if state in same)
+
+
 def split_counts(layouts: Layouts, subdims: int, shape: Sequence[int]) -> NDArray[np.int64]:
     """For each layout and sub-dim, over how many devices the sub-dim is split."""
     counts = np.ones((len(layouts), subdims), dtype=np.int64)

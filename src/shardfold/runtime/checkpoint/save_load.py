@@ -31,6 +31,7 @@ from shardfold.runtime.checkpoint.state import (
     bare,
     check_groups,
     check_model,
+    elsewhere,
     make_state,
     model_parts,
     optimizer_entry,
@@ -188,7 +189,7 @@ def _fill(model: nn.Module, optimizer: Any, folder: Path, index: Index) -> None:
 
     def prepared() -> tuple[State, dict[str, Part]]:
         parts, state = model_parts(model), State()
-        check_model(parts, index, str(folder))
+        check_model(parts, index, str(folder), elsewhere(model))
         if optimizer is not None:
             state, more = make_state(model, optimizer, index, str(folder))
             parts |= more

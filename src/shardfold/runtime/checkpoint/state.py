@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
@@ -88,8 +89,18 @@ def model_parts(model: nn.Module) -> dict[str, Part]:
 
 
 def aliases(model: nn.Module) -> dict[str, str]:
-    """Further names of tied tensors."""
-    return {name: first for name, first in _firsts(model).items() if name != first}
+    """Further names of tied tensors; of the stages of a pipeline, all together."""
+    own = {name: first for name, first in _firsts(model).items() if name != first}
+    if not elsewhere(model):
+        return own
+    told: list[dict[str, str]] = [own] * dist.get_world_size()
+    dist.all_gather_object(told, own)
+    return {name: first for each in told for name, first in each.items()}
+
+
+def elsewhere(model: nn.Module) -> frozenset[str]:
+    """Names of parameters that only other stages of a pipeline have."""
+    return model._run.elsewhere if isinstance(model, Parallel) else frozenset()
 
 
 def optimizer_parts(model: nn.Module, optimizer: Any) -> dict[str, Part]:
@@ -106,7 +117,26 @@ def optimizer_parts(model: nn.Module, optimizer: Any) -> dict[str, Part]:
 
 
 def optimizer_entry(model: nn.Module, optimizer: Any) -> OptimizerEntry:
-    """What of the optimizer is not a tensor."""
+    """What of the optimizer is not a tensor; of the stages of a pipeline, all together."""
+    own = _own_entry(model, optimizer)
+    if not elsewhere(model):
+        return own
+    told: list[OptimizerEntry] = [own] * dist.get_world_size()
+    dist.all_gather_object(told, own)
+    if len({len(each.groups) for each in told}) > 1:
+        raise CheckpointError(
+            "The optimizers of the stages have different numbers of parameter groups: make the "
+            "same groups on all ranks, empty ones, too."
+        )
+    groups = [
+        Group(tuple(dict.fromkeys(name for g in same for name in g.parameters)), same[0].options)
+        for same in zip(*(each.groups for each in told), strict=True)
+    ]
+    values = {name: value for each in told for name, value in each.values.items()}
+    return OptimizerEntry(own.kind, tuple(groups), values)
+
+
+def _own_entry(model: nn.Module, optimizer: Any) -> OptimizerEntry:
     names = {id(parameter): name for name, parameter in _trained(model, optimizer)}
     groups = tuple(
         Group(
@@ -128,13 +158,19 @@ def optimizer_entry(model: nn.Module, optimizer: Any) -> OptimizerEntry:
     return OptimizerEntry(type(optimizer).__name__, groups, values)
 
 
-def check_model(parts: Mapping[str, Part], index: Index, where: str) -> None:
-    """Refuse a checkpoint of another model: the tensors, their shapes and dtypes must agree."""
+def check_model(
+    parts: Mapping[str, Part], index: Index, where: str, others: frozenset[str] = frozenset()
+) -> None:
+    """Refuse a checkpoint of another model: the tensors, their shapes and dtypes must agree.
+
+    `others` are names of tensors that the model has on other ranks.
+    """
     saved = {name: stored for name, stored in index.tensors.items() if name.startswith(MODEL)}
     wanted = {name: part for name, part in parts.items() if name.startswith(MODEL)}
     filled = {name for name, part in wanted.items() if all(part.shape)}
     _refuse(where, "lacks", filled - set(saved))
-    _refuse(where, "has, but the model has not,", set(saved) - set(wanted))
+    known = {*wanted, *(MODEL + name for name in others)}
+    _refuse(where, "has, but the model has not,", set(saved) - known)
     for name in filled:
         _check_alike(where, name, wanted[name], saved[name])
 
@@ -156,12 +192,15 @@ def make_state(
     keepings = _keepings(model)
     trained = dict(_trained(model, optimizer))
     _refuse(where, "lacks the optimizer's", set(trained) - _members(entry))
-    _refuse(where, "has an optimizer that also trains", _members(entry) - set(trained))
+    others = elsewhere(model)
+    _refuse(where, "has an optimizer that also trains", _members(entry) - set(trained) - others)
     found: dict[str, Part] = {}
     state: State = {}
     for full, stored in index.tensors.items():
         if full.startswith(OPTIMIZER):
             name, _, key = full.removeprefix(OPTIMIZER).rpartition("/")
+            if name in others:
+                continue
             if name not in trained:
                 raise CheckpointError(f"Checkpoint {where} has a state of {name}, not trained.")
             keeping = keepings.get(name)
@@ -186,7 +225,8 @@ def check_groups(model: nn.Module, optimizer: Any, entry: OptimizerEntry, where:
             f"the optimizer {len(optimizer.param_groups)}."
         )
     for group, saved in zip(optimizer.param_groups, entry.groups, strict=True):
-        if sorted(names[id(p)] for p in group["params"]) != sorted(saved.parameters):
+        wanted = set(saved.parameters) - elsewhere(model)
+        if sorted(names[id(p)] for p in group["params"]) != sorted(wanted):
             raise CheckpointError(f"Checkpoint {where} groups the parameters in another way.")
 
 

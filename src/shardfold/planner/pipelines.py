@@ -1,0 +1,446 @@
+"""Pipelines: how many stages and micro-batches, which schedule, which splits, and where to cut.
+
+    for stages:               equal parts of the cluster, the outermost links between them
+        for micro-batches:
+            for meshes:       of one part, with activations kept and with blocks recomputed
+                for choices:  the least additive cost, baselines, what fits in memory
+                    cut:      the slowest stage as fast as can be, within memory
+                    simulate all stages
+    for the best few:         interleaved schedules, too
+
+All stages have meshes of one shape, and one choice of splits is made for the whole model on it.
+Then the sum of the stages' times does not depend on where the model is cut, and the least step,
+sum + (micro-batches - 1) x slowest, has the fastest slowest stage: a small dynamic program finds
+it, within the memory that the micro-batches in flight leave.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import accumulate, pairwise
+
+import numpy as np
+
+from shardfold.cluster import Cluster
+from shardfold.costs.activations import KEEP_ALL, Regions
+from shardfold.errors import (
+    ClusterError,
+    InfeasibleError,
+    InputError,
+    ModelError,
+    ShardfoldError,
+)
+from shardfold.graph import Graph
+from shardfold.pipeline import Pipeline
+from shardfold.pipeline.cut import Layers, Untied, check_layers, equal, untie
+from shardfold.pipeline.links import StageLinks, cut_cluster
+from shardfold.pipeline.simulator import in_flight
+from shardfold.planner.batch_slices import Samples
+from shardfold.planner.case import Candidate, Case, Cases, ResolvedRequest, Source
+from shardfold.planner.micro_batches import check_number
+from shardfold.planner.options import MicroBatches
+from shardfold.planner.proposals import MOST_HIDDEN, list_baselines
+from shardfold.planner.staged import Staged, StagePasses
+from shardfold.planner.stated_run import ChosenRun
+from shardfold.progress import Stage, Watch
+from shardfold.search import unproven
+from shardfold.simulate.parts import Part
+
+ROUNDS = 3  # of searches within another limit
+SHY = 0.99  # of the limit that a peak above it asks for
+FEW = 4  # pipelines whose stages are also cut into chunks
+MOST_CHUNKS = 8
+FEWEST = 2  # numbers of stages for which other numbers of micro-batches are tried
+PER_STAGE = (4, 2, 8, 1)  # micro-batches for each stage that are tried, the usual number first
+
+Known = dict[tuple[Part, bool], StagePasses]  # what parts of the model do under one choice
+
+
+@dataclass(frozen=True, eq=False)
+class PipelinePlan:
+    """A choice of splits with the stages that run it."""
+
+    setup: Setup
+    candidate: Candidate  # on the mesh of a stage, every stage with its own tied parameters
+    staged: Staged
+    limit_bytes: float
+
+    @property
+    def seconds(self) -> float:
+        """The simulated step."""
+        return self.staged.step_seconds
+
+    @property
+    def micro_batches(self) -> int:
+        """Of a step."""
+        return self.staged.pipeline.micro_batches
+
+    @cached_property
+    def as_candidate(self) -> Candidate:
+        """The choice for the model as it is, with every tied parameter once."""
+        found = _on_one_graph(self.setup, self.candidate)
+        assert found is not None, "a tied parameter is stored as no plan can say"
+        return found
+
+    @cached_property
+    def peak_bytes(self) -> float:
+        """Of the fullest part of the cluster."""
+        return max(sum(each.values()) for each in self.staged.peaks)
+
+    @property
+    def fits(self) -> bool:
+        """Whether the fullest part fits."""
+        return self.peak_bytes <= self.limit_bytes
+
+    @property
+    def order(self) -> tuple[bool, float]:
+        """What fits comes first, then the faster."""
+        return not self.fits, self.seconds
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A model in micro-batches on a cluster in parts."""
+
+    request: ResolvedRequest  # of the whole cluster
+    links: StageLinks
+    graph: Graph
+    layers: Layers
+    pipeline: Pipeline
+    untied: Untied
+    asked: ResolvedRequest  # of one part
+    cases: Cases
+
+    @classmethod
+    def of(
+        cls,
+        graph: Graph,
+        request: ResolvedRequest,
+        links: StageLinks,
+        stages: int,
+        micro_batches: int,
+    ) -> Setup:
+        """The model on every mesh of one part."""
+        layers = Layers.of(graph)
+        pipeline = Pipeline("1f1b", stages, micro_batches)
+        untied = untie(graph, layers.parts(equal(len(layers), stages)))
+        meshes = links.stage.meshes()
+        asked = replace(request, cluster=links.stage, meshes=meshes, micro_batches=micro_batches)
+        cases = Cases(untied.graph, asked)
+        return cls(request, links, graph, layers, pipeline, untied, asked, cases)
+
+    def regions(self) -> Iterator[Regions]:
+        """What may be recomputed."""
+        wish = self.request.recompute
+        if wish != "always":
+            yield KEEP_ALL
+        if wish != "never" and self.cases.blocks:
+            yield self.cases.blocks
+
+
+def stage_numbers(cluster: Cluster) -> list[int]:
+    """How many equal parts a cluster can be cut into, along its outermost links first."""
+    found, outside = set[int](), 1
+    for level in cluster.levels:
+        found |= {outside * n for n in range(2, level.size + 1) if level.size % n == 0}
+        outside *= level.size
+    return sorted(found)
+
+
+def micro_batches_for(stages: int, wish: MicroBatches, samples: Samples) -> list[int]:
+    """The numbers of micro-batches that are tried for so many stages, the usual one first."""
+    if isinstance(wish, int):
+        check_number(wish, samples)
+        return [wish]
+    known = samples.divisors()
+    near = [stages * each for each in PER_STAGE if stages * each in known]
+    return near or known[-1:] or [1]
+
+
+def search_pipelines(
+    graphs: Callable[[int], Graph],
+    micro_batches: Callable[[int], Sequence[int]],
+    request: ResolvedRequest,
+    wish: int | None,
+    best_seconds: float,
+    watch: Watch,
+) -> PipelinePlan | None:
+    """The fastest pipeline that fits; None where none is faster than `best_seconds`.
+
+    `micro_batches` lists the numbers to try for so many stages: the first is tried for every number
+    of stages, the others for the best. A wished-for number of stages is planned whatever it takes,
+    or refused with the reason.
+    """
+    numbers = [wish] if wish is not None else stage_numbers(request.cluster)
+    search = _Search(request, math.inf if wish is not None else best_seconds)
+    refusals = list[ShardfoldError]()
+
+    def look(tries: Sequence[tuple[int, int]]) -> None:
+        for number, (stages, count) in enumerate(tries):
+            watch(Stage("searching pipelines", number, len(tries)))
+            try:
+                links = cut_cluster(request.cluster, stages)
+                check_layers(Layers.of(graphs(1)), stages, 1)
+                search.look(Setup.of(graphs(count), request, links, stages, count))
+            except (ClusterError, InputError, ModelError) as error:
+                refusals.append(error)
+
+    look([(stages, micro_batches(stages)[0]) for stages in numbers])
+    few = search.best_stages() or numbers
+    look([(stages, count) for stages in few for count in micro_batches(stages)[1:]])
+    if wish is not None and not search.found:
+        raise refusals[0]
+    return search.best()
+
+
+@dataclass
+class _Search:
+    request: ResolvedRequest
+    rival: float  # a step that is to be beaten
+    found: list[PipelinePlan] = field(default_factory=list)
+
+    @property
+    def best_seconds(self) -> float:
+        """The fastest that fits so far."""
+        return min((each.seconds for each in self.found if each.fits), default=self.rival)
+
+    def best_stages(self) -> list[int]:
+        """The numbers of stages of the fastest few."""
+        order = sorted(self.found, key=lambda each: each.order)
+        return list(dict.fromkeys(each.setup.pipeline.devices for each in order))[:FEWEST]
+
+    def best(self) -> PipelinePlan | None:
+        """The fastest, interleaved or not; of the best few, equal layers are tried, too."""
+        few = sorted(self.found, key=lambda each: each.order)[:FEW]
+        others = (other for each in few for other in (_equal_layers(each), *_interleaved(each)))
+        won = min((*few, *others), key=lambda each: each.order, default=None)
+        return won if won is None or won.seconds < self.rival else None
+
+    def look(self, setup: Setup) -> None:
+        """Try every mesh of one cut of the cluster; blocks are recomputed where memory binds."""
+        for regions in setup.regions():
+            for mesh in range(len(setup.cases.prices)):
+                self._case(setup, setup.cases.on(mesh, regions, setup.asked))
+            own = [each for each in self.found if each.setup is setup]
+            if own and min(own, key=lambda each: each.seconds).fits:
+                return
+
+    def _case(self, setup: Setup, case: Case) -> None:
+        fastest = Candidate(case, case.solve())
+        if self._is_hopeless(setup, MOST_HIDDEN * fastest.solution.lower_bound):
+            return
+        at = self._take(setup, fastest)
+        for _ in range(ROUNDS):
+            total = at.candidate.solution.bytes or 0.0
+            if at.fits or not total:
+                break
+            room = total * self.request.limit / at.peak_bytes * SHY
+            try:
+                found = case.solve_within(room + case.fixed_bytes, fastest=fastest.solution)
+            except InfeasibleError:
+                break
+            candidate = replace(fastest, solution=found)
+            if self._is_hopeless(setup, candidate.floor_seconds):
+                break
+            at = self._take(setup, candidate)
+        baselines = list_baselines([fastest], self.request.limit)
+        for candidate in sorted(baselines, key=lambda c: c.floor_seconds):
+            if not self._is_hopeless(setup, candidate.floor_seconds):
+                self._take(setup, candidate)
+
+    def _is_hopeless(self, setup: Setup, seconds: float) -> bool:
+        """Whether work that takes so long on one part of the cluster cannot win on all of them.
+
+        Each part does its share at best; what stages add to that (fill and drain, messages, the
+        slowest stage) is no less than the least that was seen so far for as many micro-batches.
+        """
+        stages = setup.pipeline.devices
+        same = [each for each in self.found if each.setup is setup]
+        added = min(
+            (each.seconds * stages / each.candidate.floor_seconds for each in same), default=1
+        )
+        return seconds / stages * max(1.0, added) >= self.best_seconds
+
+    def _take(self, setup: Setup, candidate: Candidate) -> PipelinePlan:
+        """Cut the model for a choice, and simulate it."""
+        chosen = alike(candidate, setup.untied)
+        run = ChosenRun(chosen.case, chosen.case.decode(chosen.choice))
+        found = cut_best(setup, chosen, run, setup.pipeline, {})
+        self.found.append(found)
+        return found
+
+
+def with_layers(
+    setup: Setup,
+    chosen: Candidate,
+    run: ChosenRun,
+    pipeline: Pipeline,
+    counts: Sequence[int],
+    known: Known,
+) -> PipelinePlan:
+    """A choice with so many layers in each stage."""
+    parts = setup.layers.parts(counts)
+    untied = untie(setup.graph, parts) if setup.untied.tied else setup.untied
+    staged = Staged(
+        run, setup.request, pipeline, setup.links, setup.layers, counts, parts, untied, known
+    )
+    return PipelinePlan(setup, chosen, staged, setup.request.limit)
+
+
+def cut_best(
+    setup: Setup, chosen: Candidate, run: ChosenRun, pipeline: Pipeline, known: Known
+) -> PipelinePlan:
+    """A choice with the fastest slowest stage."""
+    counts = equal(len(setup.layers), pipeline.stages)
+    first = with_layers(setup, chosen, run, pipeline, counts, known)
+    best = cut_evenly(first.staged, setup.request.limit)
+    return with_layers(setup, chosen, run, pipeline, best, known)
+
+
+def _equal_layers(plan: PipelinePlan) -> PipelinePlan:
+    staged = plan.staged
+    counts = equal(len(plan.setup.layers), staged.pipeline.stages)
+    return with_layers(
+        plan.setup, plan.candidate, staged.run, staged.pipeline, counts, staged.known
+    )
+
+
+def cut_evenly(staged: Staged, limit: float) -> list[int]:
+    """Layers for each stage such that the slowest is as fast as can be, and all fit if they can.
+
+    Times and bytes are those of single layers, as they are in the middle of the model; the first
+    and the last come with what stands before and after them.
+    """
+    layers, pipeline = staged.layers, staged.pipeline
+    figures = [staged.passes_of(part) for part in _single_layers(layers)]
+    seconds = [f.usual.forward_seconds + f.usual.backward_seconds for f in figures]
+    resident = [sum(f.schedule.resident.values()) for f in figures]
+    kept = [sum(f.usual.kept.values()) for f in figures]
+    passing = [sum(f.usual.simulation.peak_by_class.values()) for f in figures]
+    passing = [p - r - k for p, r, k in zip(passing, resident, kept, strict=True)]
+    flying, room = in_flight(pipeline), limit / pipeline.chunks
+    cuts = _Cuts(seconds, resident, kept, max(passing))
+    return cuts.best(flying, room) or cuts.best(flying, math.inf) or list(staged.counts)
+
+
+def _single_layers(layers: Layers) -> list[Part]:
+    """A part for every layer; those of a run of equal ones are the same part."""
+    count, found, known = len(layers), list[Part](), dict[int, Part]()
+    for layer in range(count):
+        start = layers.starts[layer]
+        is_end = layer in (0, count - 1)
+        if is_end or start not in known:
+            before = [layer] if layer else []
+            after = [count - layer - 1] if layer < count - 1 else []
+            part = layers.parts([*before, 1, *after])[len(before)]
+            if is_end:
+                found.append(part)
+                continue
+            known[start] = part
+        found.append(known[start])
+    return found
+
+
+@dataclass(frozen=True)
+class _Cuts:
+    """Seconds and bytes of every layer, and the most that a pass takes beside them."""
+
+    seconds: Sequence[float]
+    resident: Sequence[float]
+    kept: Sequence[float]
+    passing: float
+
+    def best(self, flying: Sequence[int], room: float) -> list[int]:
+        """How many layers each stage has, by a table over stages and layers; empty: none fits."""
+        count = len(self.seconds)
+        sums = [
+            np.array([0.0, *accumulate(each)]) for each in (self.seconds, self.resident, self.kept)
+        ]
+        # time[i, j], the bytes alike: of the layers from i to j - 1
+        time, resident, kept = (each[None, :] - each[:, None] for each in sums)
+        allowed = np.tri(count + 1, k=-1).T > 0  # i < j: no stage is empty
+        least = np.full(count + 1, math.inf)
+        least[0] = 0.0
+        back = []
+        for number in flying:
+            fits = allowed & (resident + number * kept + self.passing <= room)
+            slowest = np.where(fits, np.maximum(least[:, None], time), math.inf)
+            back.append(slowest.argmin(axis=0))
+            least = slowest.min(axis=0)
+        if least[count] == math.inf:
+            return []
+        ends = [count]
+        for choice in reversed(back):
+            ends.append(int(choice[ends[-1]]))
+        return [b - a for a, b in pairwise(reversed(ends))]
+
+
+def _interleaved(plan: PipelinePlan) -> Iterator[PipelinePlan]:
+    """The same splits with several chunks of the model on every part of the cluster."""
+    setup, staged = plan.setup, plan.staged
+    chunks = 2
+    while chunks <= MOST_CHUNKS and setup.pipeline.devices * chunks <= len(setup.layers):
+        try:
+            pipeline = replace(setup.pipeline, schedule="interleaved", chunks=chunks)
+        except InputError:
+            return
+        yield cut_best(setup, plan.candidate, staged.run, pipeline, staged.known)
+        chunks *= 2
+
+
+def alike(candidate: Candidate, untied: Untied) -> Candidate:
+    """The choice with all periods of a run alike, and all copies of a tied parameter."""
+    case, own = candidate.case, list(candidate.own_choice)
+    stored = case.tables.wiring.storage_vertex
+    for copies in untied.tied:
+        first, *others = (stored[tensor] for tensor in copies if tensor in stored)
+        for other in others:
+            same = _same_storage(case, first, own[first], other)
+            own[other] = own[other] if same is None else same
+    whole = case.unrolled.extended(tuple(own))
+    if tuple(whole) == tuple(candidate.choice):
+        return candidate
+    bound = candidate.solution.lower_bound
+    found = unproven(case.unrolled.problem, whole, candidate.source.value, bound)
+    return replace(candidate, solution=found)
+
+
+def _same_storage(case: Case, vertex: int, choice: int, other: int) -> int | None:
+    """The number that the same storage has for another vertex."""
+    here, there = case.tables.vertices[vertex].storage, case.tables.vertices[other].storage
+    assert here is not None
+    assert there is not None
+    is_same = (there.layouts == here.layouts[choice]).all(axis=1)
+    found = np.flatnonzero(is_same & (there.regathers == here.regathers[choice]))
+    return int(found[0]) if len(found) else None
+
+
+def _on_one_graph(setup: Setup, candidate: Candidate) -> Candidate | None:
+    """The choice for the model as it is, with every tied parameter once."""
+    case = candidate.case
+    if not setup.untied.tied:
+        return candidate
+    cases = Cases(setup.graph, setup.asked)
+    mesh = list(map(str, setup.asked.meshes)).index(str(case.mesh))
+    target = cases.on(mesh, case.recomputed, setup.asked)
+    known = {(v.what, v.index): k for k, v in enumerate(case.tables.vertices)}
+    own = candidate.own_choice
+    found = []
+    for vertex in target.tables.vertices:
+        source = known[vertex.what, vertex.index]
+        if vertex.storage is None:
+            found.append(own[source])
+            continue
+        here = case.tables.vertices[source].storage
+        assert here is not None
+        is_same = (vertex.storage.layouts == here.layouts[own[source]]).all(axis=1)
+        rows = np.flatnonzero(is_same & (vertex.storage.regathers == here.regathers[own[source]]))
+        if not len(rows):
+            return None
+        found.append(int(rows[0]))
+    whole = target.unrolled.extended(tuple(found))
+    solution = unproven(target.unrolled.problem, whole, Source.SEARCH.value, 0.0)
+    return Candidate(target, solution, candidate.source, candidate.label)

@@ -1,0 +1,262 @@
+"""Stages of a pipeline on real processes: the numbers of one device, the messages of the plan."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from shardfold.cluster import parse
+from shardfold.errors import RunError, ShardfoldError
+from shardfold.pipeline.cut import Layers, equal
+from shardfold.plans import Plan
+from shardfold.plans.files import dumps, loads
+from shardfold.plans.plan import PipelineEntry
+from shardfold.runtime.check import compare_captured
+from shardfold.runtime.checkpoint import load, save
+from shardfold.runtime.parallelize import (
+    Settings,
+    assemble_stages,
+    lowered_here,
+    parallelize,
+    prepared,
+)
+
+from .jobs import FLOAT64
+from .models import HAND_WRITTEN
+from .ranks import Launch
+from .recorder import by_member, planned, recorded
+from .test_accumulation import Passes, without_dropout
+
+SCHEDULES = (("1f1b", 1), ("gpipe", 1), ("interleaved", 2))
+
+
+class Skips(nn.Module):
+    """Layers in a list, a skip from the first to the last, a table that both ends read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(24, 16)
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 16), nn.LayerNorm(16))
+            for _ in range(4)
+        )
+        self.register_buffer("steps", torch.zeros(()))
+
+    def forward(self, tokens: Tensor, labels: Tensor) -> Tensor:
+        first = x = self.table(tokens)
+        for layer in self.layers:
+            x = x + layer(x)
+        self.steps += 1
+        logits = (x * first) @ self.table.weight.T
+        return nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
+
+
+def _skips() -> tuple[nn.Module, Any, Any]:
+    numbers = torch.Generator().manual_seed(3)
+    tokens, labels = (torch.randint(0, 24, (8, 6), generator=numbers) for _ in range(2))
+    return Skips(), (tokens, labels), {}
+
+
+HAND_WRITTEN["skips"] = _skips
+
+
+def staged(plan: Plan, chooser: Passes, schedule: str, parts: int, chunks: int) -> Plan:
+    """The plan as that of every stage of a pipeline of equal layers."""
+    layers = tuple(equal(len(Layers.of(chooser.graph)), parts * chunks))
+    cluster = parse(f"{parts}x{chooser.cluster.size}xcpu")
+    return msgspec.structs.replace(
+        plan,
+        cluster=cluster.name,
+        provenance=msgspec.structs.replace(plan.provenance, cluster=cluster.as_plain()),
+        pipeline=PipelineEntry(schedule, parts, chunks, layers),
+    )
+
+
+def run_all(rank: int, cases: list[tuple[str, bool, list[bytes]]]) -> list[tuple[str, str, str]]:
+    """Of each plan: what differs from one device, and what is sent and not planned."""
+    told = []
+    for name, is_tied, plans in cases:
+        model, args, kwargs = without_dropout(name)
+        captured = prepared(model, loads(plans[0]), args, kwargs, None, None)
+        for data in plans:
+            plan = loads(data)
+            settings = replace(FLOAT64, passes=plan.micro_batches, cuts=plan.micro_batch_dims)
+            outcome = compare_captured(model, plan, captured, args, kwargs, None, settings)
+            differs = "" if outcome.is_equal else str(outcome)
+            sent = "" if is_tied else _sent(plan, model, captured, (args, kwargs), settings)
+            told.append((name, differs, sent))
+    return told
+
+
+def _sent(plan: Plan, model: nn.Module, captured: Any, batch: Any, settings: Settings) -> str:
+    """The collectives of all stages together, beside the plan's."""
+    lowered = lowered_here(plan, *captured, None)
+    split = assemble_stages(model, captured[0], lowered, settings, plan)
+    names = tuple(axis.name for axis in plan.mesh)
+    with recorded(split._run.context.groups, names, widened=True) as ran:
+        split.accumulate(*batch[0], **batch[1])
+    uses = [stage.run.uses for stage in split._run.stages.stages.values()]
+    launched = [each for held in uses if held is not None for each in held.launched]
+    own = by_member(ran, launched, names, widened=True) - _gathered(split, names)
+    every: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(every, own)
+    # Of each stage the rank with the fullest parts of everything, which is what a plan counts.
+    firsts = every[:: plan.processes // plan.pipeline.parts]
+    total = sum(firsts, start=Counter())
+    wanted = planned(plan)
+    return "" if total == wanted else f"planned {wanted - total}, ran {total - wanted}"
+
+
+def _gathered(split: Any, names: tuple[str, ...]) -> Counter[Any]:
+    """The gathers of messages that ranks of the stage before or after sent a part each of."""
+    stages = split._run.stages
+    found: Counter[Any] = Counter()
+    for stage in stages.stages.values():
+        gradients = [each for each in stage.sent if each.requires_grad]
+        for side, contents in (("F", stage.received), ("B", gradients)):
+            for each in contents:
+                axes = each.axes(side)
+                if axes:
+                    members = math.prod(split._run.lowered.mesh.shape[a] for a in axes)
+                    whole = -(-math.prod(each.shape) // members) * members
+                    bytes_each = 4 if each.dtype.is_floating_point else each.dtype.itemsize
+                    told = "all_gather", tuple(names[a] for a in axes), float(whole * bytes_each)
+                    found[told] += stages.pipeline.micro_batches
+    return found
+
+
+@pytest.mark.parametrize(
+    ("cases", "parts", "cluster", "mesh"),
+    [
+        (
+            {
+                "skips": (4, 3, True),
+                "gpt2-tiny": (4, 1, True),
+                "t5-large-tiny": (2, 1, True),
+                "llama3-8b-tiny": (4, 2, False),
+                "bert-large-tiny": (2, 1, True),
+                "mixtral-8x7b-tiny": (2, 1, False),
+            },
+            2,
+            "2xcpu",
+            "2",
+        ),
+        ({"skips": (4, 0, True)}, 4, "1xcpu", "1"),
+    ],
+    ids=["2 x 2", "4 x 1"],
+)
+def test_stages_give_the_numbers_of_one_device_and_send_what_the_plan_says(
+    cases: dict[str, tuple[int, int, bool]], parts: int, cluster: str, mesh: str, on_ranks: Launch
+) -> None:
+    given = []
+    for model, (passes, count, is_tied) in cases.items():
+        chooser = Passes(model, passes, cluster, mesh)
+        plans = [chooser.best(), *chooser.baselines(), *chooser.covering(count).values()]
+        most = len(Layers.of(chooser.graph))
+        listed = [
+            staged(plan, chooser, schedule, parts, chunks)
+            for number, plan in enumerate(plans)
+            for schedule, chunks in (SCHEDULES if not number else [SCHEDULES[number % 3]])
+            if parts * chunks <= most
+        ]
+        given.append((model, is_tied, [dumps(plan).encode() for plan in listed]))
+    for told in on_ranks(run_all, 4, given):
+        assert len(told) == sum(len(plans) for *_, plans in given)
+        for model, differs, sent in told:
+            assert differs == "", model
+            assert sent == "", model
+
+
+STEPS = 3
+
+
+def trained(
+    rank: int, name: str, data: bytes, folder: Path, *, resumes: bool, clip: float
+) -> list[float]:
+    """The losses of some steps in float64, from the beginning or from what was saved; the loss
+    in eval mode last."""
+    model, args, kwargs = without_dropout(name)
+    module = parallelize(model, loads(data), args, kwargs, float64=True)
+    decayed = [p for p in module.parameters() if p.ndim > 1]
+    others = [p for p in module.parameters() if p.ndim <= 1]
+    optimizer = torch.optim.AdamW([{"params": decayed}, {"params": others, "weight_decay": 0.0}])
+    if resumes:
+        assert load(module, optimizer, folder).step == STEPS
+    losses = []
+    for _ in range(STEPS):
+        losses.append(float(module.accumulate(*args, **kwargs)))
+        norm = module.clip_grad_norm_(clip)
+        losses.append(float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm))
+        optimizer.step()
+        optimizer.zero_grad()
+    if not resumes:
+        save(module, optimizer, folder, step=STEPS)
+    module.eval()
+    losses.append(float(module.accumulate(*args, **kwargs)))
+    buffers = {name: float(t) for name, t in module.state_dict().items() if name == "steps"}
+    return [*losses, *buffers.values()]
+
+
+@pytest.mark.parametrize("name", ["skips", "gpt2-tiny"])
+def test_a_run_goes_on_with_other_stages_or_none(
+    name: str, tmp_path: Path, on_ranks: Launch
+) -> None:
+    two, one = Passes(name, 4, "2xcpu", "2"), Passes(name, 4, "1xcpu", "1")
+    fsdp = list(two.baselines())[1]
+    piped = staged(fsdp, two, "1f1b", 2, 1)
+    chunked = staged(one.best(), one, "interleaved", 2, 2) if name == "skips" else None
+    plans = [(4, piped), (2, fsdp), (1, one.best()), *([(2, chunked)] if chunked else [])]
+
+    def run(plan: Plan, processes: int, folder: str, *, resumes: bool) -> list[float]:
+        given = (name, dumps(plan).encode(), tmp_path / folder)
+        job = partial(trained, resumes=resumes, clip=0.1)
+        every: list[list[float]] = on_ranks(job, processes, *given)
+        for each in every:
+            assert each == pytest.approx(every[0], rel=1e-12)
+        return every[0]
+
+    first = {k: run(plan, n, f"run {k}", resumes=False) for k, (n, plan) in enumerate(plans)}
+    for each in first.values():
+        assert each == pytest.approx(first[2], rel=1e-9)
+    # Each goes on from what the one before it saved.
+    later = [
+        run(plan, n, f"run {k - 1 if k else len(plans) - 1}", resumes=True)
+        for k, (n, plan) in enumerate(plans)
+    ]
+    for each in later:
+        assert each == pytest.approx(later[0], rel=1e-9)
+    assert later[0][0] < first[0][0]
+
+
+def refused(rank: int, data: bytes) -> list[str]:
+    """What is said of calls that stages cannot answer, and of a plan that is for other layers."""
+    model, args, kwargs = without_dropout("skips")
+    plan = loads(data)
+    module = parallelize(model, plan, args, kwargs)
+    said = []
+    for call in (lambda: module(*args), lambda: module.outputs("layers.0").__enter__()):
+        with pytest.raises(RunError) as error:
+            call()
+        said.append(str(error.value))
+    entry = msgspec.structs.replace(plan.pipeline, layers=(1, 1))
+    with pytest.raises(ShardfoldError) as wrong:
+        parallelize(model, msgspec.structs.replace(plan, pipeline=entry), args, kwargs)
+    return [*said, str(wrong.value)]
+
+
+def test_what_stages_cannot_do_is_said(on_ranks: Launch) -> None:
+    one = Passes("skips", 4, "1xcpu", "1")
+    for said in on_ranks(refused, 2, dumps(staged(one.best(), one, "1f1b", 2, 1)).encode()):
+        assert "call accumulate()" in said[0]
+        assert "Outputs" in said[1]
+        assert "2 layers into 2 stages; the model has 4" in said[2]
