@@ -507,9 +507,14 @@ class Planner:
             selection.winner.seconds if selection.fits else math.inf,
             self.watch,
         )
-        if found is None and not selection.fits and asked.request.memory_limit is not None:
-            needed, limit = selection.needed_bytes, selection.limit_bytes
-            raise InfeasibleError(needed_bytes=needed, limit_bytes=limit, hint=HINT)
+        if found is not None and not found.fits and wish == "auto":
+            found = None
+        fits = selection.fits if found is None else found.fits
+        if not fits and asked.request.memory_limit is not None:
+            peaks = [selection.needed_bytes, *([] if found is None else [found.peak_bytes])]
+            raise InfeasibleError(
+                needed_bytes=min(peaks), limit_bytes=asked.search.limit, hint=HINT
+            )
         return found, time.perf_counter() - started - (captures.seconds - before)
 
     def _graph(self, plan: Plan, dtype: str | None, factor: float = 1.0) -> Graph:

@@ -6,7 +6,7 @@
                 for choices:  the least additive cost, baselines, what fits in memory
                     cut:      the slowest stage as fast as can be, within memory
                     simulate all stages
-    for the best few:         interleaved schedules, too
+    for the best few:         GPipe and interleaved schedules, equal layers
 
 All stages have meshes of one shape, and one choice of splits is made for the whole model on it.
 Then the sum of the stages' times does not depend on where the model is cut, and the least step,
@@ -213,9 +213,11 @@ class _Search:
         return list(dict.fromkeys(each.setup.pipeline.devices for each in order))[:FEWEST]
 
     def best(self) -> PipelinePlan | None:
-        """The fastest, interleaved or not; of the best few, equal layers are tried, too."""
-        few = sorted(self.found, key=lambda each: each.order)[:FEW]
-        others = (other for each in few for other in (_equal_layers(each), *_interleaved(each)))
+        """The fastest: of the best few, equal layers and other schedules are tried, too."""
+        order = sorted(self.found, key=lambda each: each.order)
+        firsts = {each.setup.pipeline.devices: each for each in reversed(order)}
+        few = [*order[:FEW], *(each for each in firsts.values() if each not in order[:FEW])]
+        others = (other for each in few for other in (_equal_layers(each), *_rescheduled(each)))
         won = min((*few, *others), key=lambda each: each.order, default=None)
         return won if won is None or won.seconds < self.rival else None
 
@@ -254,15 +256,10 @@ class _Search:
     def _is_hopeless(self, setup: Setup, seconds: float) -> bool:
         """Whether work that takes so long on one part of the cluster cannot win on all of them.
 
-        Each part does its share at best; what stages add to that (fill and drain, messages, the
-        slowest stage) is no less than the least that was seen so far for as many micro-batches.
+        Each part does its share at best, and waits while the first micro-batch passes the others.
         """
-        stages = setup.pipeline.devices
-        same = [each for each in self.found if each.setup is setup]
-        added = min(
-            (each.seconds * stages / each.candidate.floor_seconds for each in same), default=1
-        )
-        return seconds / stages * max(1.0, added) >= self.best_seconds
+        stages, count = setup.pipeline.devices, setup.pipeline.micro_batches
+        return seconds / stages * (1 + (stages - 1) / (count * MOST_CHUNKS)) >= self.best_seconds
 
     def _take(self, setup: Setup, candidate: Candidate) -> PipelinePlan:
         """Cut the model for a choice, and simulate it."""
@@ -378,9 +375,11 @@ class _Cuts:
         return [b - a for a, b in pairwise(reversed(ends))]
 
 
-def _interleaved(plan: PipelinePlan) -> Iterator[PipelinePlan]:
-    """The same splits with several chunks of the model on every part of the cluster."""
+def _rescheduled(plan: PipelinePlan) -> Iterator[PipelinePlan]:
+    """The same splits with all forwards first, or several chunks of the model on every part."""
     setup, staged = plan.setup, plan.staged
+    gpipe = replace(setup.pipeline, schedule="gpipe")
+    yield cut_best(setup, plan.candidate, staged.run, gpipe, staged.known)
     chunks = 2
     while chunks <= MOST_CHUNKS and setup.pipeline.devices * chunks <= len(setup.layers):
         try:

@@ -1,0 +1,192 @@
+"""Searched pipelines: cut as brute force would, no slower than equal layers, kept in plan files."""
+
+from __future__ import annotations
+
+import random
+from itertools import combinations, pairwise
+from math import inf
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from shardfold.api import Planner
+from shardfold.cluster import parse
+from shardfold.errors import ClusterError, InfeasibleError, InputError, PlanError
+from shardfold.planner.pipelines import _Cuts, stage_numbers
+from shardfold.plans import Plan
+from shardfold.plans.files import dumps, loads
+
+from .test_staged import planner
+
+SLOW = """
+name = "slow"
+device = "a100"
+
+[[levels]]
+name = "node"
+size = 2
+bandwidth = 25e6
+latency_seconds = 30e-6
+
+[[levels]]
+name = "gpu"
+size = 2
+bandwidth = 230e9
+latency_seconds = 2e-6
+"""
+
+
+def brute_force(cuts: _Cuts, flying: list[int], room: float) -> float:
+    """The time of the slowest stage, of the best of all ways to cut; inf: none fits."""
+    count, best = len(cuts.seconds), inf
+    for inner in combinations(range(1, count), len(flying) - 1):
+        spans = list(pairwise((0, *inner, count)))
+        sizes = (
+            sum(cuts.resident[a:b]) + n * sum(cuts.kept[a:b]) + cuts.passing
+            for (a, b), n in zip(spans, flying, strict=True)
+        )
+        if all(size <= room for size in sizes):
+            best = min(best, max(sum(cuts.seconds[a:b]) for a, b in spans))
+    return best
+
+
+def test_the_slowest_stage_is_as_fast_as_any_cut_makes_it() -> None:
+    rng = random.Random(0)
+    refused = 0
+    for _ in range(300):
+        count = rng.randint(1, 8)
+        stages = rng.randint(1, count)
+        layers = [[rng.choice((1, 2, 3, 5)) for _ in range(count)] for _ in range(3)]
+        cuts = _Cuts(*layers, passing=rng.randint(0, 3))
+        flying = [stages - k for k in range(stages)]
+        room = rng.choice((inf, rng.uniform(5, 40)))
+        expected, found = brute_force(cuts, flying, room), cuts.best(flying, room)
+        if expected == inf:
+            refused += 1
+            assert found == []
+            continue
+        assert len(found) == stages
+        assert sum(found) == count
+        ends = [sum(found[:k]) for k in range(stages + 1)]
+        assert max(sum(cuts.seconds[a:b]) for a, b in pairwise(ends)) == expected
+    assert 20 < refused < 200
+
+
+def test_stages_take_what_the_levels_allow() -> None:
+    assert stage_numbers(parse("4x8xh100")) == [2, 4, 8, 16, 32]
+    assert stage_numbers(parse("6xh100")) == [2, 3, 6]
+
+
+@pytest.fixture(scope="module")
+def slow(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A cluster whose nodes have little between them."""
+    file = tmp_path_factory.mktemp("cluster") / "slow.toml"
+    file.write_text(SLOW)
+    return str(file)
+
+
+@pytest.fixture(scope="module")
+def stack() -> Planner:
+    return planner(layers=6, tied=True)
+
+
+@pytest.fixture(scope="module")
+def piped(stack: Planner, slow: str) -> Plan:
+    return stack.plan(cluster=slow, pipeline="auto", micro_batches=8)
+
+
+def test_where_links_are_slow_stages_win_and_no_stated_pipeline_is_faster(
+    stack: Planner, slow: str, piped: Plan
+) -> None:
+    assert piped.pipeline is not None
+    plain = stack.plan(cluster=slow, micro_batches=8)
+    assert plain.pipeline is None
+    assert piped.estimate.step_seconds < plain.estimate.step_seconds
+    for degrees in ("pp=2 dp=2", "pp=2 fsdp=2", "pp=4"):
+        for schedule in ("1f1b", "gpipe", "interleaved virtual=2"):
+            if schedule.startswith("inter") and degrees == "pp=4":
+                continue  # 8 stages of 6 layers
+            text = f"{degrees} micro-batches=8 schedule={schedule}"
+            stated = stack.estimate(text, cluster=slow, beside_plan=False)
+            assert piped.estimate.step_seconds <= stated.step_seconds * (1 + 1e-9), text
+
+
+def test_a_plan_with_stages_says_them_and_is_kept_in_a_file(piped: Plan, tmp_path: Path) -> None:
+    entry = piped.pipeline
+    assert entry is not None
+    assert sum(entry.layers) == 6
+    assert len(entry.stages) == entry.parts
+    assert piped.processes == 4
+    assert loads(dumps(piped)) == piped
+    text = str(piped)
+    assert f"Pipeline: {entry.parts} parts of the cluster" in text
+    assert "8 micro-batches, bubble" in text
+    assert "Without stages the best step is" in text
+    assert max(stage.peak_bytes for stage in entry.stages) == piped.estimate.peak_bytes
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"schedule": "1g1c"}, "schedule '1g1c'.*1f1b"),
+        ({"layers": (6,)}, "lists the layers of 1 stages"),
+        ({"parts": 3}, "have 6 devices, its cluster 4"),
+    ],
+)
+def test_a_file_that_contradicts_itself_is_refused(
+    piped: Plan, change: dict[str, object], said: str
+) -> None:
+    assert piped.pipeline is not None
+    entry = msgspec.structs.replace(piped.pipeline, **change)
+    mesh = piped.mesh
+    if "parts" in change:
+        mesh = (msgspec.structs.replace(mesh[0], size=2), *mesh[1:]) if mesh else ()
+    wrong = msgspec.structs.replace(piped, pipeline=entry, mesh=mesh)
+    if "parts" in change and not mesh:
+        said = "have 3 devices, its cluster 4"
+    with pytest.raises(PlanError, match=said):
+        loads(dumps(wrong))
+
+
+def test_stages_are_asked_for_by_number_even_if_they_lose(stack: Planner) -> None:
+    found = stack.plan(cluster="2x2xa100", pipeline=2, micro_batches=4)
+    assert found.pipeline is not None
+    assert found.pipeline.parts == 2
+    free = stack.plan(cluster="2x2xa100", pipeline="auto", micro_batches=4)
+    off = stack.plan(cluster="2x2xa100", micro_batches=4)
+    steps = (found.estimate.step_seconds, off.estimate.step_seconds)
+    assert free.estimate.step_seconds <= min(steps)
+
+
+def test_a_limit_that_only_stages_meet_is_met(stack: Planner) -> None:
+    plain = stack.plan(cluster="4xa100", micro_batches=4, recompute="never")
+    with_stages = stack.plan(cluster="4xa100", pipeline=4, micro_batches=4, recompute="never")
+    assert with_stages.fits
+    limit = with_stages.estimate.peak_bytes
+    again = stack.plan(
+        cluster="4xa100", pipeline=4, micro_batches=4, recompute="never", memory_limit=limit
+    )
+    assert again.estimate.peak_bytes <= limit
+    with pytest.raises(InfeasibleError):
+        stack.plan(cluster="4xa100", pipeline=4, micro_batches=4, memory_limit=1000.0)
+    assert plain.fits
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "said"),
+    [
+        ({"pipeline": 3}, ClusterError, "pp=3 does not lie along the cluster"),
+        ({"pipeline": 16, "cluster": "2x8xa100"}, InputError, "the model has 6 layers"),
+        ({"pipeline": 2, "micro_batches": 3}, InputError, "cannot be cut into 3"),
+        ({"pipeline": "of"}, InputError, "Unknown number of stages 'of'.*off"),
+        ({"pipeline": 0}, InputError, "1 stage or more"),
+        ({"pipeline": 2, "pins": {"head": "out/2"}}, InputError, "neither pins nor a mesh"),
+        ({"pipeline": 2, "cost": "paper"}, InputError, "Stages are simulated"),
+    ],
+)
+def test_what_cannot_be_is_refused(
+    stack: Planner, options: dict[str, object], error: type[Exception], said: str
+) -> None:
+    with pytest.raises(error, match=said):
+        stack.plan(**{"cluster": "2x2xa100", **options})  # type: ignore[arg-type]
