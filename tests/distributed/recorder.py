@@ -93,8 +93,10 @@ def recorded(groups: Groups, names: tuple[str, ...], *, widened: bool = False) -
     def routed(self: Groups, rows: Any, sent: Any, came: Any, axes: tuple[int, ...]) -> Any:
         """Rows that go to their experts: a plan counts the mean of all devices."""
         size = torch.tensor(float(rows.numel() * item_bytes(rows)))
-        before["all_reduce"](size)
-        found["all_to_all", tuple(names[a] for a in axes), size.item() / dist.get_world_size()] += 1
+        mesh = self.by_axes.get(tuple(range(len(names))))  # of a stage; None: all processes
+        before["all_reduce"](size, group=mesh)
+        mean = size.item() / dist.get_world_size(mesh)
+        found["all_to_all", tuple(names[a] for a in axes), mean] += 1
         dist.all_to_all_single = before["all_to_all_single"]
         try:
             return send_rows(self, rows, sent, came, axes)

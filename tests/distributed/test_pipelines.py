@@ -103,6 +103,7 @@ def _sent(plan: Plan, model: nn.Module, captured: Any, batch: Any, settings: Set
     lowered = lowered_here(plan, *captured, None)
     split = assemble_stages(model, captured[0], lowered, settings, plan)
     names = tuple(axis.name for axis in plan.mesh)
+    split._run.context.groups.make([tuple(range(len(names)))])
     with recorded(split._run.context.groups, names, widened=True) as ran:
         split.accumulate(*batch[0], **batch[1])
     uses = [stage.run.uses for stage in split._run.stages.stages.values()]
