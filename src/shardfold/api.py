@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from shardfold.cluster import Cluster, from_plain, mesh_from_text, parse
 from shardfold.cluster.cluster import resized
@@ -32,7 +32,8 @@ from shardfold.graph import Graph
 from shardfold.operators import Rules, rules_of
 from shardfold.operators.experts import imbalanced
 from shardfold.pipeline.cut import Layers, leaves_out_layers
-from shardfold.planner.batch_slices import items_in, scaled
+from shardfold.planner.batch_search import Tried, best, largest
+from shardfold.planner.batch_slices import items_in, mapped, scaled
 from shardfold.planner.case import ResolvedRequest
 from shardfold.planner.compare_methods import METHODS, Comparison, Effort, Methods, check_methods
 from shardfold.planner.estimate import estimate as estimate_stated
@@ -257,6 +258,56 @@ class Planner:
             except (InfeasibleError, InputError) as error:
                 rows.append(replace(row, reason=str(error).partition(":")[0]))
         return Scaling(clusters[-1].name, tuple(rows))
+
+    @without_gc()
+    def with_batch(
+        self,
+        wish: Literal["max", "best"],
+        *,
+        strategy: str | None = None,
+        stack: str = OWN.name,
+    ) -> tuple[Planner, int]:
+        """The same questions of the largest batch that fits, or of the one with the best rate.
+
+        The second result is its number of samples. With a `strategy`, that is what is asked, in
+        multiples of what it cuts the batch into; else the plan in one pass (or as many
+        micro-batches as the planner's options say), in multiples of the devices.
+        """
+        if wish not in ("max", "best"):
+            raise InputError(f"Unknown batch {wish!r}: write a number, max or best.")
+        asked = self._asked(Request(), None, self.options)
+        devices, passes = asked.search.cluster.size, asked.request.micro_batches
+        first = next((leaf for leaf in _leaves((self.args, self.kwargs)) if leaf), None)
+        if first is None:
+            raise InputError("The example batch has no tensor whose samples could be more.")
+        if strategy is None:
+            each = passes if isinstance(passes, int) else 1
+            unit = devices * each
+            price = partial(Planner._try_plan, passes=each)
+        else:
+            stated = parse_strategy(strategy, devices)
+            unit = stated.data * stated.micro_batches
+            price = partial(Planner._try_strategy, strategy=strategy, stack=stack)
+
+        def try_batch(samples: int) -> Tried:
+            self._progress(f"a batch of {samples}")(0, 1)
+            return price(self._with_batch(samples / first[0]), samples)
+
+        found = largest(try_batch, unit)[0] if wish == "max" else best(try_batch, unit)
+        return self._with_batch(found.samples / first[0]), found.samples
+
+    def _try_strategy(self, samples: int, strategy: str, stack: str) -> Tried:
+        e = self.estimate(strategy, stack=stack, beside_plan=False)
+        return Tried(samples, e.rate, e.peak_bytes, e.fits)
+
+    def _try_plan(self, samples: int, passes: int) -> Tried:
+        asked = self._asked(Request(), None, {**self.options, "micro_batches": passes})
+        try:
+            found = self._select(asked, self._captured(asked, short=asked.request.fold))[0]
+        except InfeasibleError as error:
+            return Tried(samples, 0.0, error.needed_bytes, fits=False)
+        won = found.winner
+        return Tried(samples, samples / won.seconds, won.peak_bytes, found.fits)
 
     def _with_batch(self, factor: float) -> Planner:
         """The same questions of a batch that many times as large."""
@@ -535,6 +586,13 @@ class Planner:
 
     def _progress(self, stage: str) -> Callable[[int, int], None]:
         return lambda done, total: self.watch(Stage(stage, done, total))
+
+
+def _leaves(batch: Any) -> list[tuple[int, ...]]:
+    """The shapes of the tensors of a batch."""
+    found: list[tuple[int, ...]] = []
+    mapped(batch, lambda _, leaf: found.append(tuple(getattr(leaf, "shape", ()))))
+    return found
 
 
 def _ranged(found: Estimated, asked: _Asked, stages: int) -> Estimated:

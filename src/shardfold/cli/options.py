@@ -15,18 +15,42 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 DTYPES = ("fp32", "bf16", "fp16", "fp64")
 
 
+def batch_size(context: Any, option: Any, text: str | None) -> int | str | None:
+    """A number of samples, or a word for how it is found."""
+    if text is None or text in ("max", "best"):
+        return text
+    if not text.isdecimal() or int(text) < 1:
+        raise click.BadParameter(f"{text!r} is no batch; write a whole number, max or best.")
+    return int(text)
+
+
+def searched_size_options(command: Function) -> Function:
+    """As `size_options`, with a batch that may be searched."""
+    what = "Samples in the whole batch; max: the most that fit; best: those with the best rate."
+    for option in reversed(_sizes(("seq", "layers", "hidden"))):
+        command = option(command)
+    return click.option("--batch", metavar="N|max|best", callback=batch_size, help=what)(command)
+
+
 def size_options(command: Function) -> Function:
     """Add the options that resize a model."""
-    for name, what in reversed(
-        (
-            ("batch", "Samples in the whole batch, over all devices."),
-            ("seq", "Tokens in a sample."),
-            ("layers", "Layers (zoo stacks and hf: configurations)."),
-            ("hidden", "Width of the layers (zoo stacks)."),
-        )
-    ):
-        command = click.option(f"--{name}", type=click.IntRange(min=1), help=what)(command)
+    for option in reversed(_sizes(tuple(SIZES))):
+        command = option(command)
     return command
+
+
+SIZES = {
+    "batch": "Samples in the whole batch, over all devices.",
+    "seq": "Tokens in a sample.",
+    "layers": "Layers (zoo stacks and hf: configurations).",
+    "hidden": "Width of the layers (zoo stacks).",
+}
+
+
+def _sizes(names: tuple[str, ...]) -> list[Callable[[Function], Function]]:
+    return [
+        click.option(f"--{name}", type=click.IntRange(min=1), help=SIZES[name]) for name in names
+    ]
 
 
 def planning_options(command: Function) -> Function:

@@ -9,14 +9,20 @@ from typing import Any
 
 import click
 
-from shardfold.cli.options import checked, output_options, planning_options, size_options, taken
+from shardfold.cli.options import (
+    checked,
+    output_options,
+    planning_options,
+    searched_size_options,
+    taken,
+)
 from shardfold.errors import PlanError
 
 
 @click.command()
 @click.argument("model")
 @click.option("--cluster", required=True, help="Such as 8xa100, 4x8xh100 or lab.toml.")
-@size_options
+@searched_size_options
 @planning_options
 @click.option(
     "--for",
@@ -66,13 +72,24 @@ def plan(
         check_writable(Path(file))
     asked = taken(options)
     target = checked(cluster, asked)
+    wish = searched_batch(options)
     if stack is not None:
         from shardfold.cli.stacks import plan_for
+
+        if wish is not None:
+            raise click.UsageError(f"--batch {wish} does not go with --for: give a number.")
 
         plan_for(model, target, stack, beside_plan, save, as_json, options, asked)
         return
     with planner_for(model, options, cluster=target, **asked) as planner:
-        found = planner.plan(save_problem=save_problem)
+        if wish is not None:
+            passes = asked.get("micro_batches")
+            given = passes if isinstance(passes, int) else 1
+            planner, samples = planner.with_batch(wish)
+            found = planner.plan(save_problem=save_problem, micro_batches=given)
+            found = found.with_notes(f"{WISHES[wish]}: {samples} samples.")
+        else:
+            found = planner.plan(save_problem=save_problem)
     if save is not None:
         found.save(save)
     emit(found, as_json=as_json, everything=everything, model=model, saved=save)
@@ -95,7 +112,7 @@ def plan(
     help="Who runs it: what is float32 and what overlaps is its habit, such as megatron's.",
 )
 @click.option("--plan/--no-plan", "beside_plan", default=True, help="Find the best plan, too.")
-@size_options
+@searched_size_options
 @planning_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def estimate(
@@ -140,12 +157,29 @@ def estimate(
     target = checked(cluster, asked)
     parse_strategy(strategy, target.size)
     stack_named(stack)
+    wish, samples = searched_batch(options), None
     with planner_for(model, options, cluster=target, **asked) as planner:
+        if wish is not None:
+            planner, samples = planner.with_batch(wish, strategy=strategy, stack=stack)
         found = planner.estimate(strategy, stack=stack, beside_plan=beside_plan)
     if as_json:
-        click.echo(json.dumps({"model": model, **found.as_plain()}, indent=2))
+        batch = {} if samples is None else {"batch": samples}
+        click.echo(json.dumps({"model": model, **batch, **found.as_plain()}, indent=2))
     else:
+        if wish is not None:
+            click.echo(f"{WISHES[wish]}: {samples} samples.")
         click.echo("\n".join(estimate_lines(found, model)))
+
+
+WISHES = {"max": "The largest batch that fits", "best": "The batch with the best rate"}
+
+
+def searched_batch(sizes: dict[str, Any]) -> Any:
+    """The word for how the batch is found, taken out of the sizes; None where it is a number."""
+    if sizes.get("batch") not in WISHES:
+        return None
+    wish, sizes["batch"] = sizes["batch"], None
+    return wish
 
 
 def check_writable(target: Path) -> None:

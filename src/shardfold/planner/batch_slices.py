@@ -86,13 +86,13 @@ def scaled(batch: Any, factor: float) -> Any:
     mapped(batch, lambda _, leaf: sizes.extend(_shape(leaf)[:1]))
     if factor == 1.0 or not sizes:
         return batch
-    size, wanted = sizes[0], sizes[0] * factor
-    if wanted != int(wanted):
+    size, wanted = sizes[0], round(sizes[0] * factor)
+    if not math.isclose(wanted, sizes[0] * factor, rel_tol=1e-9):
         raise PlanError(f"A batch of {size} cannot be scaled by {factor:g}.")
 
     def resized(_: str, leaf: Any) -> Any:
         shape = _shape(leaf)
-        return leaf.new_empty((int(wanted), *shape[1:])) if shape[:1] == (size,) else leaf
+        return leaf.new_empty((wanted, *shape[1:])) if shape[:1] == (size,) else leaf
 
     return mapped(batch, resized)
 

@@ -74,3 +74,22 @@ def test_json_has_every_figure(run) -> None:
 def test_bad_words_are_refused_before_any_work(refused, strategy: str, says: str) -> None:
     command = ("estimate", "alexnet-tiny", "--cluster", "2xa100", "--strategy", strategy)
     assert says in refused(*command)
+
+
+def test_the_largest_batch_is_said(run) -> None:
+    words = ("gpt2-tiny", "--cluster", "2xa100", "--strategy", "dp=2", "--memory-limit", "64MiB")
+    result = run("estimate", *words, "--batch", "max", "--no-plan", "--json")
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert found["fits"]
+    assert found["batch"] % 2 == 0
+    result = run("estimate", *words, "--batch", str(found["batch"] + 2), "--no-plan", "--json")
+    assert not json.loads(result.stdout)["fits"]
+
+
+def test_a_batch_that_is_no_number_is_refused(run) -> None:
+    result = run(
+        "estimate", "gpt2-tiny", "--cluster", "2xa100", "--strategy", "dp=2", "--batch", "0"
+    )
+    assert result.exit_code == 2
+    assert "write a whole number, max or best" in result.output
