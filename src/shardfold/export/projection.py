@@ -89,7 +89,11 @@ def degrees_of(plan: Plan) -> Stated:
     recompute = "full" if plan.recompute else "none"
     passes = plan.micro_batches
     found = Stated(replicas, shards, tensor, zero, sequence, recompute, passes)
-    return replace(found, reshards=reshards)
+    found = replace(found, reshards=reshards)
+    if plan.pipeline is None:
+        return found
+    cut = plan.pipeline
+    return replace(found, stages=cut.parts, schedule=cut.schedule, chunks=cut.chunks)
 
 
 def _data_axes(plan: Plan) -> list[int]:
@@ -124,6 +128,8 @@ def nearest(read: Stated, choices: Sequence[Stated]) -> Stated:
             abs(read.zero - other.zero),
             read.reshards != other.reshards,
             abs(math.log2(read.micro_batches / other.micro_batches)),
+            read.schedule != other.schedule,
+            abs(read.chunks - other.chunks),
         )
 
     return min(choices, key=lambda each: (distance(each), str(each)))

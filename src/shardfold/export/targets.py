@@ -54,6 +54,8 @@ class Target:
     def refusal(self, stated: Stated) -> str:
         """Why the stack cannot be told this strategy; empty where it can."""
         staged, several = stated.stages > 1, stated.data > 1
+        if stated.experts > 1:
+            return "expert parallel is not written for it yet"
         if staged and not self.schedules:
             return "it has no pipelines"
         if staged and stated.schedule not in self.schedules:

@@ -54,6 +54,7 @@ def test_a_batch_that_is_not_cut_has_one_micro_batch() -> None:
         ("hf", "fsdp=8 reshard=never", "again in backward"),
         ("hf", "fsdp=8 recompute=selective", "no recompute=selective"),
         ("torchtitan", "fsdp=4 tp=2", "with sp"),
+        ("megatron", "dp=8 ep=8", "expert parallel"),
     ],
 )
 def test_what_a_stack_cannot_be_told_has_a_reason(stack: str, strategy: str, says: str) -> None:

@@ -53,6 +53,17 @@ def test_degrees_are_those_of_the_baseline(method: str, degrees: str) -> None:
     assert str(degrees_of(plan_of(method))) == degrees
 
 
+def test_the_stages_of_a_pipeline_are_read() -> None:
+    plan = planner().plan(pipeline=2, micro_batches=4)
+    assert plan.pipeline is not None
+    found = degrees_of(plan)
+    assert (found.stages, found.schedule) == (2, plan.pipeline.schedule)
+    assert found.data * found.tensor == 2
+    projected = planner().export(plan, "megatron")
+    assert projected.strategy.stages == 2
+    assert "--pipeline-model-parallel-size 2" in projected.written.text
+
+
 @pytest.mark.parametrize(
     ("stack", "strategy", "found"),
     [
