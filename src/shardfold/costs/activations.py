@@ -105,8 +105,9 @@ def attention_regions(graph: Graph, subdims: Subdims) -> Regions:
 def _attends(graph: Graph, subdims: Subdims, op: int) -> bool:
     inputs = [graph.tensors[t] for t in graph.ops[op].inputs]
     products = [t for t in inputs if t.role == "activation" and t.requires_grad]
-    weighted = any(t.role == "parameter" for t in inputs)
-    return subdims.rules[op].rule.engine == "matrix" and len(products) > 1 and not weighted
+    rule = subdims.rules[op].rule
+    routes = "experts" in rule.operator.words.values()  # which reads the weights of its sum
+    return rule.engine == "matrix" and len(products) > 1 and not routes
 
 
 def stated_regions(ranges: Sequence[tuple[int, int]], graph: Graph, subdims: Subdims) -> Regions:

@@ -6,12 +6,15 @@ Rows are sorted once for all operators of a block, and for their backward.
 from __future__ import annotations
 
 from contextlib import nullcontext
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from shardfold import zoo
 from shardfold.capture import capture_program
+from shardfold.capture.experts import described
 from shardfold.operators import rules_of
 from shardfold.runtime.lower import alone
 from shardfold.runtime.ops import matrix
@@ -113,3 +116,38 @@ def test_a_block_of_experts_sorts_its_rows_once(monkeypatch):
         loss.backward()
         assert len(calls) == len({op.inputs[2] for op in operators}) < len(operators)
     torch.testing.assert_close(loss, model(*args, **kwargs))
+
+
+def gated(y: Tensor) -> Tensor:
+    gate, up = y.chunk(2, -1)
+    return gate.tanh() * up
+
+
+def block(*rows: int, biased: bool = False) -> tuple[Any, ...]:
+    """The operands of a block of experts with one that gets no row."""
+
+    def drawn(*shape: int) -> Tensor:
+        return torch.randn(*shape, dtype=torch.float64, requires_grad=True)
+
+    between = str(described(gated, 16, torch.float64))
+    given = (drawn(*rows, 5), torch.randint(E - 1, (*rows, 2)), drawn(*rows, 2))
+    weights = (drawn(E, 6, 5), drawn(E, 4, 3), between)
+    return (*given, *weights, *((drawn(E, 6), drawn(E, 4)) if biased else ()))
+
+
+@pytest.mark.parametrize("biased", [False, True])
+def test_a_block_adds_up_what_its_experts_make_of_a_row(biased: bool) -> None:
+    x, expert, share, up, down, _, *biases = given = block(7, biased=biased)
+    first = torch.einsum("tkum,tm->tku", up[expert], x) + (biases[0][expert] if biased else 0)
+    made = torch.einsum("tknf,tkf->tkn", down[expert], gated(first))
+    expected = ((made + (biases[1][expert] if biased else 0)) * share.unsqueeze(-1)).sum(1)
+    found = torch.ops.shardfold.routed_experts(*given)
+    torch.testing.assert_close(found, expected)
+    trained = [t for t in given if isinstance(t, Tensor) and t.requires_grad]
+    grads = (torch.autograd.grad(y.square().sum(), trained) for y in (found, expected))
+    torch.testing.assert_close(*grads)
+
+
+@pytest.mark.parametrize("biased", [False, True])
+def test_a_compiler_can_take_a_block_for_granted(biased: bool) -> None:
+    torch.library.opcheck(torch.ops.shardfold.routed_experts.default, block(7, biased=biased))
