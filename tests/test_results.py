@@ -38,6 +38,7 @@ def read(*files: Path) -> list[Any]:
         ("folding", "folding.md", ("folding.json",)),
         ("numerics", "numerics.md", ("numerics.json",)),
         ("published_page", "published.md", ("published.json",)),
+        ("stacks", "stacks.md", ("stacks.json",)),
     ],
 )
 def test_a_page(program, name: str, page: str, files: tuple[str, ...]) -> None:
