@@ -58,6 +58,7 @@ def cases(models: dict[str, int], cluster: str, mesh: str) -> list[Case]:
         (dict.fromkeys(MODELS, 4), "2xcpu", "2"),
         (dict.fromkeys(MODELS, 4), "4xcpu", "4"),
         ({**dict.fromkeys(MODELS, 8), "mixtral-8x7b-tiny": 2}, "4xcpu", "2x2"),
+        ({"experts": 6}, "8xcpu", "2x2x2"),
     ],
     ids=lambda value: value if isinstance(value, str) else None,
 )
