@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from shardfold.zoo import convnets, language
 from shardfold.zoo.catalog import ConvShape, StackShape
@@ -39,7 +40,47 @@ def _transformer() -> tuple[Any, Any]:
     return model, tuple(torch.randint(words, (batch, seq)) for _ in range(3))
 
 
-MODELS = {"alexnet": _alexnet, "rnnlm": _rnnlm, "transformer": _transformer}
+class _Block(nn.Module):
+    """A residual block of products, as in the feed-forward half of a transformer's layer."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(nn.functional.gelu(self.up(self.norm(x))))
+
+
+class _Decoder(nn.Module):
+    """Tokens, equal layers in a list, and a head that is the table of tokens."""
+
+    def __init__(self, layers: int, width: int, words: int) -> None:
+        super().__init__()
+        self.table = nn.Embedding(words, width)
+        self.layers = nn.ModuleList(_Block(width) for _ in range(layers))
+        self.norm = nn.LayerNorm(width)
+
+    def forward(self, tokens: Tensor, labels: Tensor) -> Tensor:
+        x = self.table(tokens)
+        for layer in self.layers:
+            x = layer(x)
+        logits = self.norm(x) @ self.table.weight.T
+        return nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
+
+
+def _decoder() -> tuple[Any, Any]:
+    batch, seq, words = 16, 16, 1_000
+    model = _Decoder(layers=8, width=384, words=words)
+    return model, tuple(torch.randint(words, (batch, seq)) for _ in range(2))
+
+
+MODELS = {
+    "alexnet": _alexnet,
+    "rnnlm": _rnnlm,
+    "transformer": _transformer,
+    "decoder": _decoder,
+}
 
 
 def build(name: str) -> tuple[Any, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,16 +14,30 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from shardfold.api import compare, plan
+from shardfold.api import Planner, compare, plan
 from shardfold.cluster import Cluster
+from shardfold.costs.activations import KEEP_ALL
+from shardfold.errors import InputError, ModelError
+from shardfold.pipeline import Pipeline
+from shardfold.pipeline.cut import equal
+from shardfold.pipeline.links import cut_cluster
+from shardfold.planner.case import Candidate
+from shardfold.planner.options import Request
+from shardfold.planner.pipelines import Setup, alike, with_layers
+from shardfold.planner.proposals import list_baselines
+from shardfold.planner.stated_run import ChosenRun
 from shardfold.plans import Plan
+from shardfold.plans.build import describe
 from shardfold.plans.files import dumps, loads
-from shardfold.runtime.parallelize import Settings, assemble, lowered_here, prepared
+from shardfold.runtime.module import Parallel
+from shardfold.runtime.parallelize import Settings, assemble, lowered_here, parallelize, prepared
 from slow_network.calibration import MEASURED
 from slow_network.models import build
 
 DDP = "torch DDP"
 OURS = "shardfold"
+STAGES = ("shardfold, stages", "gpipe, equal layers")
+PARTS, PER_STAGE = 2, 4  # stages; micro-batches of GPipe for each
 BY_HAND = ("data-parallel", "zero-2", "fsdp", "krizhevsky-2014", "megatron")
 LR = 1e-4
 
@@ -48,9 +62,48 @@ def plans_for(name: str, cluster: Cluster) -> dict[str, Plan]:
             files = sorted(Path(folder).glob("*.json"))
             found = [{file.stem: file.read_bytes() for file in files}]
         found[0][OURS] = dumps(plan(model, args, cluster=cluster, cost=MEASURED)).encode()
+        found[0] |= {m: dumps(each).encode() for m, each in _with_stages(model, args, cluster)}
     dist.broadcast_object_list(found, src=0)
     plans = {method: loads(data) for method, data in found[0].items()}
-    return {method: plans[method] for method in (OURS, *BY_HAND) if method in plans}
+    return {method: plans[method] for method in (OURS, *STAGES, *BY_HAND) if method in plans}
+
+
+def _with_stages(model: Any, args: Any, cluster: Cluster) -> Iterator[tuple[str, Plan]]:
+    """The best pipeline, and GPipe as people state it: equal layers, data parallel in a stage.
+
+    What has no layers in a list, or too few samples, has no stages.
+    """
+    planner = Planner(model, args, cluster=cluster, cost=MEASURED)
+    try:
+        yield STAGES[0], planner.plan(pipeline=PARTS)
+    except (InputError, ModelError):
+        return
+    yield STAGES[1], _gpipe(planner, cluster)
+
+
+def _gpipe(planner: Planner, cluster: Cluster) -> Plan:
+    stages, count = PARTS, PER_STAGE * PARTS
+    asked = planner._asked(Request(), cluster, planner.options)
+    captures = planner._captured(asked, short=True)
+    links = cut_cluster(cluster, stages)
+    setup = Setup.of(captures.graph(count), asked.search, links, stages, count)
+    case = setup.cases.on(0, KEEP_ALL, setup.asked)
+    fastest = Candidate(case, case.solve())
+    limit = asked.search.limit
+    (plain, *_) = list_baselines([fastest], limit, lambda _: ("data-parallel",))
+    chosen = alike(plain, setup.untied)
+    run = ChosenRun(chosen.case, chosen.case.decode(chosen.choice))
+    layers = equal(len(setup.layers), stages)
+    piped = with_layers(setup, chosen, run, Pipeline("gpipe", stages, count), layers, {})
+    selection, _ = planner._select(asked, captures)
+    return describe(
+        selection,
+        request=asked.request,
+        capture_seconds=0.0,
+        search_seconds=0.0,
+        cuts=captures.cuts(count),
+        piped=piped,
+    )
 
 
 def predicted(plans: dict[str, Plan]) -> dict[str, float]:
@@ -63,8 +116,11 @@ def runners(name: str, plans: dict[str, Plan]) -> list[Runner]:
     """One for each plan that is unlike those before it, and DistributedDataParallel."""
     found = [_ddp(name)]
     model, args = build(name)
-    captured = prepared(model, next(iter(plans.values())), args, {}, None, None)
+    captured = prepared(model, plans[OURS], args, {}, None, None)
     for method, each in plans.items():
+        if each.pipeline is not None:
+            found.append(Runner(method, _stepper(parallelize(model, each, args), args)))
+            continue
         module = assemble(model, captured[0], lowered_here(each, *captured, None), Settings())
         found.append(Runner(method, _stepper(module, args)))
     return found
@@ -75,7 +131,7 @@ def same_as(plans: dict[str, Plan]) -> dict[str, str]:
     seen: dict[str, str] = {}
     found = {}
     for method, each in plans.items():
-        decided = (each.mesh, each.operators, each.tensors, each.parameters)
+        decided = (each.mesh, each.operators, each.tensors, each.parameters, each.pipeline)
         key = repr([msgspec.to_builtins(part) for part in decided])
         if key in seen:
             found[method] = seen[key]
@@ -87,8 +143,11 @@ def _stepper(module: Any, args: tuple[Tensor, ...]) -> Callable[[], Tensor]:
     optimizer = torch.optim.AdamW(module.parameters(), lr=LR, fused=True)
 
     def step() -> Tensor:
-        loss = module(*args)
-        loss.backward()
+        if isinstance(module, Parallel):
+            loss = module.accumulate(*args)
+        else:
+            loss = module(*args)
+            loss.backward()
         optimizer.step()
         optimizer.zero_grad()
         found: Tensor = loss.detach()

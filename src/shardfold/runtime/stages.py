@@ -400,15 +400,14 @@ class Stages:
         stage.run.take_turn(turn, self.pipeline.micro_batches)
         if stage.run.uses is not None:
             stage.run.uses.begin()
+        back = _Back([t for t in received if t.requires_grad], self._give_back(action))
         pairs = [(e, g) for e, g in zip(edges, gradients, strict=False) if e is not None]
         if pairs:
             torch.autograd.backward(*map(list, zip(*pairs, strict=True)))
-        back = [
-            torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
-            for tensor in received
-            if tensor.requires_grad
-        ]
-        self._give(Message(action.stage, "B", number), back)
+        back.send()
+
+    def _give_back(self, action: Action) -> Callable[[list[Tensor]], None]:
+        return partial(self._give, Message(action.stage, "B", action.micro_batch))
 
     def norm(self, module: Parallel, kind: float) -> Tensor:
         """The norm of all gradients; those of tied parameters are counted once."""
@@ -460,6 +459,30 @@ class Stages:
             dtype = torch.float64 if target.double else getattr(torch, kind.dtype)
             loss = torch.empty((), dtype=dtype, device=target.device)
         return self.links.from_part(loss, last)
+
+
+class _Back:
+    """The gradients of what a stage received: on their way as soon as all have come.
+
+    At its end backward waits for reductions of parameters' gradients, and the stage before must not.
+    """
+
+    def __init__(self, received: Sequence[Tensor], give: Callable[[list[Tensor]], None]) -> None:
+        self.received, self.give, self.missing = received, give, len(received)
+        self.is_sent = False
+        for tensor in received:
+            tensor.register_post_accumulate_grad_hook(self._came)
+
+    def _came(self, tensor: Tensor) -> None:
+        self.missing -= 1
+        if not self.missing:
+            self.send()
+
+    def send(self) -> None:
+        """Send what has come, and zeros for what has not; once."""
+        if not self.is_sent:
+            self.is_sent = True
+            self.give([torch.zeros_like(t) if t.grad is None else t.grad for t in self.received])
 
 
 def _sum_tied(tensor: int, tied: Tied, users: Sequence[Uses], links: Links) -> None:
