@@ -101,6 +101,7 @@ def test_a_file_is_written_whole_and_printed_as_json(run, tmp_path: Path) -> Non
         (("--for", "torchtitn"), "Did you mean torchtitan?"),
         (("--for", "megatron@0.1"), "were not checked"),
         (("--for", "megatron", "--mesh", "8"), "--mesh is of shardfold's own plan"),
+        (("--for", "megatron", "--pipeline", "2"), "--pipeline is of shardfold's own plan"),
         (("--for", "deepspeed", "--dtype", "fp64"), "does not train in float64"),
         (("--for", "deepspeed", "--save", "nowhere/x.json"), "does not exist"),
     ],
