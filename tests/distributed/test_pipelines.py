@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from shardfold.api import plan as find_plan
 from shardfold.cluster import parse
 from shardfold.errors import RunError, ShardfoldError
 from shardfold.pipeline.cut import Layers, equal
@@ -176,6 +177,18 @@ def test_stages_give_the_numbers_of_one_device_and_send_what_the_plan_says(
         for model, differs, sent in told:
             assert differs == "", model
             assert sent == "", model
+
+
+@pytest.mark.parametrize("recompute", ["never", "always"])
+def test_a_planned_pipeline_runs_as_planned(recompute: str, on_ranks: Launch) -> None:
+    model, args, kwargs = without_dropout("skips")
+    plan = find_plan(
+        *(model, args, kwargs), cluster="2x2xcpu", pipeline=2, micro_batches=4, recompute=recompute
+    )
+    assert plan.pipeline is not None
+    assert bool(plan.recompute) == (recompute == "always")
+    for told in on_ranks(run_all, 4, [("skips", True, [dumps(plan).encode()])]):
+        assert told == [("skips", "", "")]
 
 
 STEPS = 3

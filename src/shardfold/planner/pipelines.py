@@ -134,11 +134,11 @@ class Setup:
 
     def regions(self) -> Iterator[Regions]:
         """What may be recomputed."""
-        wish = self.request.recompute
-        if wish != "always":
+        wish, blocks = self.request.recompute, self.cases.blocks
+        if wish != "always" or not blocks:
             yield KEEP_ALL
-        if wish != "never" and self.cases.blocks:
-            yield self.cases.blocks
+        if wish != "never" and blocks:
+            yield blocks
 
 
 def stage_numbers(cluster: Cluster) -> list[int]:
