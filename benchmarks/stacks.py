@@ -1,4 +1,4 @@
-"""The best configuration of each stack, beside the one that its documentation has.
+"""The best configuration of each stack, beside one of its own examples or a usual start.
 
     python benchmarks/stacks.py llama3-8b 8xh100 128
 
@@ -21,8 +21,7 @@ from shardfold.export.targets import TARGETS
 
 HERE = Path(__file__).resolve().parent
 RESULTS, PAGE = HERE / "results" / "stacks.json", HERE.parent / "docs" / "results" / "stacks.md"
-# What the stacks' own pages and examples have for these models; {m} are the micro-batches that the
-# batch then takes, of so many samples on a device.
+# What stands beside it: the words, the samples of a micro-batch on a device, and where it is from.
 DOCUMENTED: dict[tuple[str, str], tuple[str, int, str]] = {
     ("torchtitan", "llama3-8b"): (
         "fsdp={data} recompute=full",
@@ -44,19 +43,17 @@ DOCUMENTED: dict[tuple[str, str], tuple[str, int, str]] = {
     ("accelerate", "llama3-8b"): (
         "fsdp={data} recompute=full",
         1,
-        "no page has degrees for this model; its guide to FSDP begins with full shard and "
-        "activation checkpointing",
+        "no page was looked up: fully sharded with activation checkpointing, a usual start",
     ),
     ("hf", "llama3-8b"): (
         "fsdp={data} recompute=full",
         1,
-        "no page has degrees for this model; its guide to FSDP begins with full shard and "
-        "gradient checkpointing",
+        "no page was looked up: fully sharded with activation checkpointing, a usual start",
     ),
     ("deepspeed", "llama3-8b"): (
         "fsdp={data} recompute=full",
         1,
-        "no page has degrees for this model; ZeRO stage 3 with gradient checkpointing",
+        "no page was looked up: fully sharded with activation checkpointing, a usual start",
     ),
 }
 
@@ -111,21 +108,21 @@ HEAD = """\
 # Stacks: the best configuration, beside the documented one
 
 `shardfold plan MODEL --cluster C --for STACK` for each stack, and a configuration of the stack's
-own examples, or what its guides begin with. Both are priced as the stack runs them (bf16 with its
-float32 state). Nothing here was run on these clusters: all figures are predictions, and share their
-errors.
+own examples; where none was looked up, a usual start (see the sources below). Both are priced as the
+stack runs them (bf16 with its float32 state). Nothing here was run on these clusters: all figures
+are predictions, and share their errors.
 
-| model | cluster | batch | stack | best | step | peak, GiB | documented | step | gain | search |
+| model | cluster | batch | stack | best | step | peak, GiB | beside it | step | gain | search |
 |---|---|---|---|---|---|---|---|---|---|---|
 """
 FOOT = """
-- *Gain*: how much longer the documented step is. *Search*: seconds, on one core of a 2-core machine
+- *Gain*: how much longer the step beside it is. *Search*: seconds, on one core of a 2-core machine
   that others used, too, with tracing and without the import of torch.
-- A documented configuration that does not fit in memory is marked. One that uses what is not priced
-  (selective recomputation by operator, float8) is taken as the nearest that is.
-- Not in the table yet: Llama-3 405B, Mixtral, 32 nodes.
+- What does not fit in memory is marked. One that uses what is not priced (selective
+  recomputation by operator, float8) is taken as the nearest that is.
+- Not in the table yet: Llama-3 405B, Mixtral, 32 nodes, and examples of the stacks without one.
 
-Sources of the documented configurations:
+Sources of what is beside it:
 
 """
 
