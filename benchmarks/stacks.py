@@ -105,12 +105,12 @@ def _documented(planner: Planner, model: str, batch: int, stack: str) -> dict[st
 
 
 HEAD = """\
-# Stacks: the best configuration, beside the documented one
+# Stacks: the best configuration, beside an example or a usual start
 
 `shardfold plan MODEL --cluster C --for STACK` for each stack, and a configuration of the stack's
-own examples; where none was looked up, a usual start (see the sources below). Both are priced as the
-stack runs them (bf16 with its float32 state). Nothing here was run on these clusters: all figures
-are predictions, and share their errors.
+own examples; where none was looked up, a usual start (see the sources below). Both are priced as
+the stack runs them (bf16 with its float32 state). Nothing here was run on these clusters: all
+figures are predictions, and share their errors.
 
 | model | cluster | batch | stack | best | step | peak, GiB | beside it | step | gain | search |
 |---|---|---|---|---|---|---|---|---|---|---|
