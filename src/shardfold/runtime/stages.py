@@ -101,9 +101,9 @@ def cuts_of(plan: Plan, program: Program) -> list[Cut]:
     return [Cut(p, tuple(p.received(graph)), tuple(p.sent(graph))) for p in parts]
 
 
-def own_program(program: Program, lowered: Lowered, others: Sequence[int] = ()) -> Program:
+def own_program(program: Program, lowered: Lowered) -> Program:
     """The program with no more sources than some instructions read."""
-    read = {feed.tensor for i in lowered.instructions for feed in i.feeds} | {*others}
+    read = {feed.tensor for i in lowered.instructions for feed in i.feeds}
     return replace(program, sources={t: s for t, s in program.sources.items() if t in read})
 
 
@@ -201,17 +201,20 @@ class Links:
 
     def sum_over(self, devices: Sequence[int], value: Tensor) -> Tensor:
         """The sum over some parts of the cluster, all of which call this."""
-        # A group of its own for every set would be many; those without a part add nothing.
-        ranks = [self.ranks[device] for device in devices]
-        others = [rank for rank in ranks if rank != self.ranks[self.device]]
-        group = self.groups["F", True]
-        theirs = [torch.empty_like(value) for _ in others]
-        works = [dist.isend(value.contiguous(), rank, group=group) for rank in others]
-        works += [dist.irecv(t, rank, group=group) for t, rank in zip(theirs, others, strict=True)]
-        for work in works:
+        ranks, group = [self.ranks[device] for device in devices], self.groups["F", True]
+        own, others = (
+            value.contiguous(),
+            [rank for rank in ranks if rank != self.ranks[self.device]],
+        )
+        theirs = {rank: torch.empty_like(own) for rank in others}
+        both = [
+            *(dist.P2POp(dist.isend, own, rank, group) for rank in others),
+            *(dist.P2POp(dist.irecv, each, rank, group) for rank, each in theirs.items()),
+        ]
+        for work in dist.batch_isend_irecv(both):
             work.wait()
         # In the order of the parts, so that all have the same sum to the last digit.
-        every = dict(zip(others, theirs, strict=True)) | {self.ranks[self.device]: value}
+        every = {**theirs, self.ranks[self.device]: own}
         total = every[ranks[0]].clone()
         for rank in ranks[1:]:
             total += every[rank]
@@ -464,7 +467,7 @@ class Stages:
 class _Back:
     """The gradients of what a stage received: on their way as soon as all have come.
 
-    At its end backward waits for reductions of parameters' gradients, and the stage before must not.
+    At its end backward waits for reductions of parameters' gradients; the stage before must not.
     """
 
     def __init__(self, received: Sequence[Tensor], give: Callable[[list[Tensor]], None]) -> None:
