@@ -39,7 +39,7 @@ from environment import environment
 from limited import limited
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))  # the choices and the recorder are those of the tests
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]  # choices and recorder are those of the tests
 
 PAGE = ROOT / "docs" / "results" / "architectures.md"
 RESULTS = ROOT / "benchmarks" / "results" / "architectures.json"
