@@ -188,13 +188,14 @@ def simulate(file: str, trace: str | None, as_json: bool) -> None:
     r"""Simulate one step of the plan in PLAN.json: time with overlap, memory, utilisation.
 
     Nothing but the plan is needed: neither the model nor the cluster. All devices of a plan do
-    the same, so one is simulated, whatever their number.
+    the same, so one is simulated, whatever their number; of a pipeline, one of each stage.
 
     \b
     shardfold plan gpt2 --cluster 8xa100 --save plan.json
     shardfold simulate plan.json --trace trace.json
     """
     from shardfold.plans import load
+    from shardfold.plans.stage_timeline import stage_timeline
     from shardfold.simulate import simulate as figures
     from shardfold.simulate import timeline
     from shardfold.simulate.perfetto import write_trace
@@ -202,14 +203,13 @@ def simulate(file: str, trace: str | None, as_json: bool) -> None:
     if trace is not None and not Path(trace).parent.is_dir():
         raise PlanError(f"Cannot write {trace}: the folder {Path(trace).parent} does not exist.")
     plan = load(file)
-    if plan.pipeline is not None:
-        raise PlanError(
-            f"{file} has pipeline stages, which were simulated when it was planned: shardfold show "
-            "has their figures. A schedule over time is only of plans without stages yet."
-        )
-    if plan.schedule is None:
+    if plan.pipeline is not None and plan.simulation is not None:
+        found = plan.simulation
+        if trace is not None:
+            write_trace(stage_timeline(plan), trace, f"the stages on {plan.cluster}")
+    elif plan.schedule is None:
         raise PlanError(f"{file} holds no schedule: an older shardfold made it. Plan again.")
-    if trace is None:
+    elif trace is None:
         found = figures(plan.schedule)
     else:
         found, over_time = timeline(plan.schedule)

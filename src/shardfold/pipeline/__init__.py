@@ -1,7 +1,7 @@
 """Pipelines: schedules as data, a simulator of all stages, and where a model is cut."""
 
 from shardfold.pipeline.schedules import SCHEDULES, Action, Piece, Pipeline
-from shardfold.pipeline.simulator import PipelineSimulation, StageTimes, simulate
+from shardfold.pipeline.simulator import PipelineSimulation, StageTimes, simulate, timeline
 
 __all__ = [
     "SCHEDULES",
@@ -11,4 +11,5 @@ __all__ = [
     "PipelineSimulation",
     "StageTimes",
     "simulate",
+    "timeline",
 ]

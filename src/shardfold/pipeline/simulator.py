@@ -89,6 +89,50 @@ def simulate(
     return PipelineSimulation(step, max(0.0, share), tuple(busy), in_flight(pipeline))
 
 
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What a device does from one moment to another."""
+
+    device: int
+    what: str  # `2F0`, or what ends a step
+    phase: str
+    start: float
+    end: float
+
+
+def timeline(
+    pipeline: Pipeline,
+    stages: Sequence[StageTimes],
+    tied: Sequence[tuple[Sequence[int], float]] = (),
+) -> list[Turn]:
+    """Every action of every device, in the order of time; gaps between them are the bubble."""
+    walk, found = _Walk(pipeline, stages), list[Turn]()
+    walk.turns = found
+    for pieces in zip(*pipeline.orders, strict=True):
+        order = walk._in_order(pieces)
+        for time in range(pieces[0].times):
+            walk._round(order, time * pieces[0].step)
+
+    def add(device: int, what: str, start: float, end: float) -> None:
+        if end > start:
+            phase = "update" if what == "update" else "backward"
+            found.append(Turn(device, what, phase, start, end))
+
+    ends = list(walk.clock)
+    for device, begin in enumerate(walk.clock):
+        ends[device] = _reduced(stages, walk, pipeline.stages_on(device))
+        add(device, "reduce", begin, ends[device])
+    for devices, seconds in tied:
+        begin = max(ends[device] for device in devices)
+        for device in devices:
+            ends[device] = begin + seconds
+            add(device, "sum of tied gradients", begin, ends[device])
+    for device, begin in enumerate(ends):
+        updates = sum(stages[s].update for s in pipeline.stages_on(device))
+        add(device, "update", begin, begin + updates)
+    return sorted(found, key=lambda turn: turn.start)
+
+
 def _work(stage: StageTimes, micro_batches: int) -> float:
     each = stage.forward + stage.backward
     return each * micro_batches + stage.first + (stage.last if micro_batches > 1 else 0.0)
@@ -124,6 +168,7 @@ class _Walk:
         self.links: dict[tuple[int, int], float] = {}  # sender and receiver: free from then on
         self.there: dict[Message, dict[int, float]] = {}  # when it arrives, by micro-batch
         self.last_end = [0.0] * len(stages)
+        self.turns: list[Turn] | None = None  # what was done, for who asks
 
     def run(self) -> None:
         for pieces in zip(*self.pipeline.orders, strict=True):
@@ -222,6 +267,9 @@ class _Walk:
             noted.slacks.append(start - arrived)
             start = max(start, arrived)
         end = self.clock[device] = start + self._seconds(action)
+        if self.turns is not None:
+            phase = "forward" if action.kind == "F" else "backward"
+            self.turns.append(Turn(device, str(action), phase, start, end))
         noted.note(device, end)
         if action.kind != "F":
             self.last_end[action.stage] = end

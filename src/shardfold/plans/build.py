@@ -39,6 +39,8 @@ from shardfold.plans.plan import (
     Plan,
     Provenance,
     StageEntry,
+    StageSeconds,
+    TiedSum,
 )
 from shardfold.search import Solution
 from shardfold.simulate import Simulation
@@ -127,6 +129,8 @@ def _pipeline(piped: PipelinePlan) -> PipelineEntry:
         layers=tuple(staged.counts),
         bubble=found.bubble,
         stages=tuple(StageEntry(**asdict(each)) for each in found.stages),
+        seconds=tuple(StageSeconds(**asdict(each)) for each in staged.times),
+        tied=tuple(TiedSum(parts, seconds) for parts, seconds in staged.tied),
     )
 
 

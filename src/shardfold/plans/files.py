@@ -118,6 +118,12 @@ def _check_pipeline(entry: PipelineEntry) -> None:
             f"its pipeline has {entry.parts} parts of {entry.chunks} chunks, and lists the layers "
             f"of {len(entry.layers)} stages."
         )
+    if entry.seconds and len(entry.seconds) != len(entry.layers):
+        raise PlanError(
+            f"its pipeline has {len(entry.layers)} stages, and the times of {len(entry.seconds)}."
+        )
+    if any(part >= entry.parts for each in entry.tied for part in each.parts):
+        raise PlanError(f"its pipeline of {entry.parts} parts sums gradients over others.")
 
 
 def _check_schedule(schedule: Schedule) -> None:

@@ -121,6 +121,27 @@ class StageEntry(Value, frozen=True):
     peak_bytes: float
 
 
+class StageSeconds(Value, frozen=True):
+    """What one stage takes, of a micro-batch where nothing else is said (`StageTimes`)."""
+
+    forward: float
+    backward: float
+    weight: float
+    send_forward: float
+    send_backward: float
+    first: float
+    last: float
+    reduce: float
+    update: float
+
+
+class TiedSum(Value, frozen=True):
+    """Parts of the cluster that sum the gradient of a shared parameter, and what that takes."""
+
+    parts: tuple[Size, ...]
+    seconds: float
+
+
 class PipelineEntry(Value, frozen=True):
     """Pipeline stages: equal parts of the cluster in a row, each on the plan's mesh.
 
@@ -134,6 +155,8 @@ class PipelineEntry(Value, frozen=True):
     layers: tuple[Size, ...]
     bubble: float = 0.0
     stages: tuple[StageEntry, ...] = ()  # by part of the cluster
+    seconds: tuple[StageSeconds, ...] = ()  # by stage, in the order of the model
+    tied: tuple[TiedSum, ...] = ()
 
 
 class UnsplitEntry(Value, frozen=True):

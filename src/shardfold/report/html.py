@@ -18,7 +18,7 @@ from shardfold.plans.plan import CollectiveEntry, Face, OperatorEntry, Side
 from shardfold.plans.plan import Row as Drawn
 from shardfold.report import summary_text as summary
 from shardfold.report.module_tree import Branch, Leaf, Link, Outline, leaves, outline
-from shardfold.report.timeline import Track, additive, simulated
+from shardfold.report.timeline import Track, additive, of_stages, simulated
 from shardfold.report.view import HEADS, PlanView, view
 from shardfold.simulate import timeline
 
@@ -65,6 +65,8 @@ def facts(
 
 def _track(plan: Plan, drawn: Sequence[Drawn]) -> Track:
     """The step in time: simulated where the plan holds its schedule."""
+    if plan.pipeline is not None and plan.pipeline.seconds:
+        return of_stages(plan)
     if plan.schedule is None:
         return additive(plan, drawn)
     return simulated(*timeline(plan.schedule))

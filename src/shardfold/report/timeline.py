@@ -9,6 +9,7 @@ from typing import Any
 from shardfold.plans import Plan
 from shardfold.plans.plan import OperatorEntry
 from shardfold.plans.plan import Row as Drawn
+from shardfold.plans.stage_timeline import stage_timeline
 from shardfold.report.units import seconds as in_seconds
 from shardfold.simulate import Sample, Simulation, Timeline
 
@@ -105,6 +106,24 @@ def simulated(found: Simulation, timeline: Timeline) -> Track:
         "Simulated: all-gathers of parameters run ahead of the work, reductions of gradients "
         "behind it; each level of links has one stream.",
         {name: text for name, text in figures.items() if text},
+    )
+
+
+def of_stages(plan: Plan) -> Track:
+    """The stages of a pipeline: forwards and backwards of all micro-batches, and the bubble."""
+    found, entry = stage_timeline(plan), plan.pipeline
+    assert entry is not None
+    pieces = [
+        Piece(s.stream, s.phase, s.start_seconds, s.end_seconds, 0.0, s.operator)
+        for s in found.spans
+    ]
+    return Track(
+        found.streams,
+        joined(pieces, plan.estimate.step_seconds),
+        (),
+        f"Simulated: a lane for each part of the cluster, schedule {entry.schedule}; 2F0 is the "
+        "forward of stage 2 on micro-batch 0, B its backward. Gaps are the bubble.",
+        {"simulated step": in_seconds(plan.estimate.step_seconds), "bubble": f"{entry.bubble:.1%}"},
     )
 
 

@@ -22,8 +22,9 @@ def trace_events(timeline: Timeline, title: str = "device") -> list[dict[str, An
     events: list[dict[str, Any]] = [
         {"ph": "M", "pid": PROCESS, "name": "process_name", "args": {"name": title}}
     ]
+    work = {span.stream for span in timeline.spans if span.kind == span.phase}
     for stream, number in track.items():
-        named = {"name": stream if number == 0 else f"links: {stream}"}
+        named = {"name": stream if stream in work else f"links: {stream}"}
         thread = {"ph": "M", "pid": PROCESS, "tid": number}
         events.append({**thread, "name": "thread_name", "args": named})
         events.append({**thread, "name": "thread_sort_index", "args": {"sort_index": number}})

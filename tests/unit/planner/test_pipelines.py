@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from itertools import combinations, pairwise
 from math import inf
@@ -9,13 +10,17 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from click.testing import CliRunner
 
 from shardfold.api import Planner
+from shardfold.cli import main
 from shardfold.cluster import parse
 from shardfold.errors import ClusterError, InfeasibleError, InputError, PlanError
 from shardfold.planner.pipelines import _Cuts, stage_numbers
 from shardfold.plans import Plan
 from shardfold.plans.files import dumps, loads
+from shardfold.plans.plan import TiedSum
+from shardfold.plans.stage_timeline import stage_timeline
 
 from .test_staged import planner
 
@@ -126,11 +131,31 @@ def test_a_plan_with_stages_says_them_and_is_kept_in_a_file(piped: Plan, tmp_pat
     assert max(stage.peak_bytes for stage in entry.stages) == piped.estimate.peak_bytes
 
 
+def test_the_stages_over_time_end_with_the_step(piped: Plan, tmp_path: Path) -> None:
+    entry, found = piped.pipeline, stage_timeline(piped)
+    assert entry is not None
+    assert found.streams == tuple(f"part {k + 1}" for k in range(entry.parts))
+    assert max(s.end_seconds for s in found.spans) == pytest.approx(piped.estimate.step_seconds)
+    for stream in found.streams:
+        own = [span for span in found.spans if span.stream == stream]
+        assert all(a.end_seconds <= b.start_seconds + 1e-15 for a, b in pairwise(own))
+        passes = 2 * entry.chunks * piped.micro_batches
+        assert sum(span.operator[0].isdigit() for span in own) == passes
+    piped.save(tmp_path / "plan.json")
+    trace = tmp_path / "trace.json"
+    ran = CliRunner().invoke(main, ["simulate", str(tmp_path / "plan.json"), "--trace", str(trace)])
+    assert ran.exit_code == 0, ran.output
+    events = json.loads(trace.read_text())["traceEvents"]
+    assert sum(event["ph"] == "X" for event in events) == len(found.spans)
+    assert "part 1" in piped.to_html()
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
         ({"schedule": "1g1c"}, "schedule '1g1c'.*1f1b"),
         ({"layers": (6,)}, "lists the layers of 1 stages"),
+        ({"tied": (TiedSum((99,), 1.0),)}, "sums gradients over others"),
         ({"parts": 3}, "have 6 devices, its cluster 4"),
     ],
 )

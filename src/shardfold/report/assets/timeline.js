@@ -3,15 +3,16 @@ const PAINT = { forward: "var(--compute)", backward: "color-mix(in srgb, var(--c
 
 function timeline() {
   const { streams, pieces, note, figures } = data.step;
+  const works = streams.map((name) => name === "compute" || name.startsWith("part "));
   const width = 1180, left = 120, lane = 34, top = 4, end = Math.max(...pieces.map((p) => p[3]), 1e-12);
   const height = top + lane * streams.length + 26, x = (t) => left + (width - left - 8) * t / end;
   const plot = svg("svg", { class: "plot", viewBox: `0 0 ${width} ${height}`, role: "img" });
   streams.forEach((name, k) => {
-    plot.append(svg("text", { x: 0, y: top + k * lane + 19 }, name === "compute" ? "compute" : name === "communication" ? name : `links: ${name}`));
+    plot.append(svg("text", { x: 0, y: top + k * lane + 19 }, works[k] || name === "communication" ? name : `links: ${name}`));
     plot.append(svg("line", { x1: left, x2: width - 8, y1: top + k * lane + 28, y2: top + k * lane + 28, class: "axis" }));
   });
   for (const [stream, phase, start, stop, exposed, what, many] of pieces) {
-    const isWork = streams[stream] === "compute";
+    const isWork = works[stream];
     const bar = svg("rect", { x: x(start), y: top + stream * lane + 4, width: Math.max(0.6, x(stop) - x(start)), height: 22 });
     bar.style.fill = isWork ? PAINT[phase] || PAINT.forward : "var(--talk)";
     if (!isWork && !(exposed > 0)) bar.style.fillOpacity = ".38";
@@ -19,12 +20,12 @@ function timeline() {
     plot.append(bar);
   }
   for (let k = 0; k <= 5; k++) plot.append(svg("text", { x: x(end * k / 5), y: height - 6, "text-anchor": k === 5 ? "end" : k ? "middle" : "start" }, seconds(end * k / 5)));
-  const phases = [...new Set(pieces.filter((p) => streams[p[0]] === "compute").map((p) => p[1]))];
-  const exposed = pieces.reduce((sum, p) => sum + (streams[p[0]] === "compute" ? 0 : p[4]), 0);
-  const keys = [...phases.map((name) => [name, PAINT[name] || PAINT.forward]), ["communication, exposed", "var(--talk)"]];
-  const hidden = pieces.some((p) => streams[p[0]] !== "compute" && !(p[4] > 0));
+  const phases = [...new Set(pieces.filter((p) => works[p[0]]).map((p) => p[1]))];
+  const exposed = pieces.reduce((sum, p) => sum + (works[p[0]] ? 0 : p[4]), 0);
+  const keys = [...phases.map((name) => [name, PAINT[name] || PAINT.forward]), ...(works.every(Boolean) ? [] : [["communication, exposed", "var(--talk)"]])];
+  const hidden = pieces.some((p) => !works[p[0]] && !(p[4] > 0));
   body("panel-timeline").append(plot,
-    el("div", { class: "keys", style: "margin-top:6px" }, keys.map(([name, colour]) => el("span", {}, swatch(colour), name)), hidden ? el("span", {}, swatch("color-mix(in srgb, var(--talk) 38%, var(--card))"), "communication, hidden behind work") : null, el("span", {}, "exposed in all ", el("b", {}, seconds(exposed)), ` ${share(exposed / end)}`),
+    el("div", { class: "keys", style: "margin-top:6px" }, keys.map(([name, colour]) => el("span", {}, swatch(colour), name)), hidden ? el("span", {}, swatch("color-mix(in srgb, var(--talk) 38%, var(--card))"), "communication, hidden behind work") : null, works.every(Boolean) ? null : el("span", {}, "exposed in all ", el("b", {}, seconds(exposed)), ` ${share(exposed / end)}`),
       Object.entries(figures).map(([name, value]) => el("span", {}, `${name} `, el("b", {}, value)))),
     el("p", { class: "quiet", style: "font-size:12px;margin-top:6px" }, note));
 }
