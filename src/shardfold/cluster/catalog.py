@@ -39,6 +39,7 @@ class DeviceTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     clock_hz: float = 0.0
     attention_efficiency: tuple[float, float] = (0.0, 0.0)
     workspace_bytes: int = 0
+    grouped_products: bool = False
 
     def build(self) -> Device:
         """The device that the table describes."""

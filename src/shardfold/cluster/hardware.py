@@ -26,7 +26,8 @@ class Device:
     `attention_efficiency` the fractions of the peak rate that attention reaches forward and
     backward, with 128 features a head: without them, a kernel's shape does not matter, and a plan
     says so; a device that has no such thing states 0 `units`. `workspace_bytes` is what PyTorch
-    keeps there for matrix products, as long as it runs. A dtype without an entry is one that the
+    keeps there for matrix products, as long as it runs. With `grouped_products` one kernel of
+    PyTorch runs the products of all experts, in bfloat16. A dtype without an entry is one that the
     device cannot be planned with: there is no figure to fall back on.
     """
 
@@ -42,6 +43,7 @@ class Device:
     clock_hz: float = 0.0
     attention_efficiency: tuple[float, float] = (0.0, 0.0)
     workspace_bytes: int = 0
+    grouped_products: bool = False
 
     def __post_init__(self) -> None:
         if self.units or self.clock_hz or any(self.attention_efficiency):

@@ -86,9 +86,16 @@ class ByKernel:
         if step.work is None:
             return self.unknown(step, "work without an operator")
         total = np.zeros(len(step.flops))
-        for kernel in step.work.kernels(step.phase):
+        for kernel in map(self._as_run, step.work.kernels(step.phase)):
             total = total + kernel.times * self.kernel_seconds(kernel)
         return total
+
+    def _as_run(self, kernel: Kernel) -> Kernel:
+        """Products of experts are one kernel, where PyTorch has one for the device."""
+        has_one = self.cluster.device.grouped_products and kernel.dtype == "bfloat16"
+        if not (kernel.is_grouped and has_one):
+            return kernel
+        return Kernel("bmm", kernel.dtype, (np.asarray(kernel.times), *kernel.sizes))
 
     def kernel_seconds(self, kernel: Kernel) -> Values:
         """Seconds of one kernel."""
@@ -150,6 +157,7 @@ class ByKernel:
         Where such an operator is known: for what is awaited, for a product, and for all others
         together, which the first of them bears.
         """
+        kernels = [self._as_run(kernel) for kernel in kernels]
         kind = step.work.access.kind if step.work is not None else ""
         as_known = _operator(step).launched_as
         if not self.is_known(kind) and as_known != OTHERS:  # it may be measured by another name
@@ -161,7 +169,7 @@ class ByKernel:
         for kernel in kernels:
             if kernel.is_awaited:
                 seconds = self.host_of([kind + SORT], "forward") / float(np.max(kernel.times))
-            elif kernel.family.startswith("matmul"):
+            elif kernel.family.startswith("matmul") or kernel.family == "bmm":
                 seconds = each
             else:
                 seconds, once = once, 0.0

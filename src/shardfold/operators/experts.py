@@ -90,14 +90,19 @@ def _kernels(work: LocalWork, phase: str) -> list[Kernel]:
     written = written if work.access.copies else []
     if phase != "backward":
         sorts = [] if work.access.is_shared else [sort]
-        return [*sorts, *written, moved(m), Kernel("matmul.nt", dtype, (per, n, m), e), moved(n)]
+        return [*sorts, *written, moved(m), _grouped("matmul.nt", dtype, (per, n, m), e), moved(n)]
     found = [moved(n)]
     if 0 in work.trained:
-        found += [Kernel("matmul.nn", dtype, (per, m, n), e), moved(m)]
+        found += [_grouped("matmul.nn", dtype, (per, m, n), e), moved(m)]
     if 1 in work.trained:
         zeros = memory_pass(work.operand_bytes(1), dtype, "fill")
-        found += [*written, moved(m), zeros, Kernel("matmul.tn", dtype, (n, m, per), e)]
+        found += [*written, moved(m), zeros, _grouped("matmul.tn", dtype, (n, m, per), e)]
     return found
+
+
+def _grouped(family: str, dtype: str, sizes: tuple[Values, ...], experts: Values) -> Kernel:
+    """The products of all experts."""
+    return Kernel(family, dtype, sizes, experts, is_grouped=True)
 
 
 def _extras(call: Call, access: Access) -> tuple[Extra, ...]:
@@ -217,21 +222,21 @@ def _block_kernels(work: LocalWork, phase: str) -> list[Kernel]:
         return [
             Kernel("vector", "float32", sort, SORT_PASSES, is_awaited=True),
             *(moved(mine, m), moved(sent, m)),
-            Kernel("matmul.nt", dtype, (per, wide, m), e),
+            _grouped("matmul.nt", dtype, (per, wide, m), e),
             passes(between.moves),
-            Kernel("matmul.nt", dtype, (per, n, f), e),
+            _grouped("matmul.nt", dtype, (per, n, f), e),
             *(moved(sent, n), moved(mine, n)),
             memory_pass(3.0 * rows * n * item, dtype),
             memory_pass((rows + work.factor("i0")) * n * item, dtype),
         ]
     found = [memory_pass(4.0 * rows * n * item, dtype), moved(mine, n), moved(sent, n)]
-    found += [Kernel("matmul.nn", dtype, (per, f, n), e), passes(3.0 * len(between.steps))]
+    found += [_grouped("matmul.nn", dtype, (per, f, n), e), passes(3.0 * len(between.steps))]
     for k, product in ((4, (n, f, per)), (3, (wide, m, per))):
         if k in work.trained:
             found.append(memory_pass(work.operand_bytes(k), dtype, "fill"))
-            found.append(Kernel("matmul.tn", dtype, product, e))
+            found.append(_grouped("matmul.tn", dtype, product, e))
     if 0 in work.trained:
-        found += [Kernel("matmul.nn", dtype, (per, m, wide), e), moved(sent, m), moved(mine, m)]
+        found += [_grouped("matmul.nn", dtype, (per, m, wide), e), moved(sent, m), moved(mine, m)]
         found.append(memory_pass((rows + work.factor("i0")) * m * item, dtype))
     return found
 

@@ -29,6 +29,7 @@ class Kernel:
     sizes: tuple[Values, ...]
     times: float | Values = 1.0
     is_awaited: bool = False  # the host goes on when it has what the kernel found
+    is_grouped: bool = False  # one kernel may do all `times`, where the device has such a kernel
 
 
 @dataclass(frozen=True, slots=True)
