@@ -1,5 +1,6 @@
 """What the host asks for: at once, or kernel by kernel where it waits inside."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -314,8 +315,10 @@ def test_a_cpu_updates_one_parameter_after_the_other(profile) -> None:
 __all__ = ["profile"]
 
 
-def asked(graph, profile, phase="forward"):
-    model = Measured(parse("1xh200"), Mesh(()), profile)
+def asked(graph, profile, phase="forward", grouped=True):
+    cluster = parse("1xh200")
+    cluster = replace(cluster, device=replace(cluster.device, grouped_products=grouped))
+    model = Measured(cluster, Mesh(()), profile)
     _, found = steps(graph, 0)
     (step,) = [s for s in found if s.phase == phase]
     return list(asked_for(step, model)), step, model
@@ -335,18 +338,20 @@ def test_an_operator_is_asked_for_at_once(profile):
     assert one.host_seconds == model.host_seconds(step)[0]
 
 
-def test_experts_are_asked_for_one_by_one_after_a_wait(profile):
+@pytest.mark.parametrize(("grouped", "products"), [(False, 4), (True, 1)])
+def test_experts_are_asked_for_one_by_one_or_at_once_after_a_wait(profile, grouped, products):
     shapes = {"x": (512, 64), "weight": (4, 96, 64), "expert": (512,)}
     graph = made("shardfold.expert_linear", shapes, (512, 96))
-    found, step, model = asked(graph, lacking(profile))
+    found, step, model = asked(graph, lacking(profile), grouped=grouped)
     waits = [each.waits for each in found]
-    assert waits == [False, True, False, False, False, False, False, False]
+    assert waits == [False, True, *[False] * (products + 2)]
     once = model.host_of([OTHERS], "forward")
-    assert [each.host_seconds for each in found[2:]] == [once] * 6
+    assert [each.host_seconds for each in found[2:]] == [once] * (products + 2)
     assert sum(each.device_seconds for each in found) == model.device_seconds(step)[0]
 
 
-def test_experts_that_were_measured_take_what_they_took(profile):
+@pytest.mark.parametrize(("grouped", "products"), [(False, 4), (True, 1)])
+def test_experts_that_were_measured_take_what_they_took(profile, grouped, products):
     shapes = {"x": (512, 64), "weight": (4, 96, 64), "expert": (512,)}
     kind = "shardfold.expert_linear"
     entries = [
@@ -355,11 +360,12 @@ def test_experts_that_were_measured_take_what_they_took(profile):
         HostEntry(f"{kind}.sort", 3e-4, 3e-4),
     ]
     known = lacking(profile, *entries)
-    found, step, model = asked(made(kind, shapes, (512, 96)), known)
+    found, step, model = asked(made(kind, shapes, (512, 96)), known, grouped=grouped)
     assert found[0].host_seconds == pytest.approx(3e-4)
     assert found[1].waits
-    assert sum(each.host_seconds for each in found[2:]) == pytest.approx(1e-3 + 4 * 1e-4)
-    assert model.host_seconds(step)[0] == pytest.approx(3e-4 + 1e-3 + 4 * 1e-4)
+    each_seconds = products * 1e-4
+    assert sum(each.host_seconds for each in found[2:]) == pytest.approx(1e-3 + each_seconds)
+    assert model.host_seconds(step)[0] == pytest.approx(3e-4 + 1e-3 + each_seconds)
 
 
 def test_a_collective_is_asked_for_as_it_was_measured(profile):
