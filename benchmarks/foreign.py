@@ -1,12 +1,15 @@
 """Predictions for models that nobody tuned for: the cases, their steps on a GPU, and how far off.
 
 The cases were written down before the first of them was measured. Each is a transformers class
-with a loss in a size of its own, plain and eager in bfloat16 with AdamW, and is predicted by its
-estimate on one device: with `--cost kernels`, and with a profile of the device's kernels.
+with a loss in a size of its own, in bfloat16 with AdamW, eager (and compiled, from the third set
+on), and is predicted by its estimate on one device: with `--cost kernels`, and with a profile of
+the device's kernels.
 
     python benchmarks/foreign.py measure --out benchmarks/results/foreign-h200.json
     python benchmarks/foreign.py measure --set second \
         --out benchmarks/results/foreign-h200-second.json
+    python benchmarks/foreign.py measure --set third \
+        --out benchmarks/results/foreign-h200-third.json
     python benchmarks/foreign.py predict benchmarks/results/foreign-h200.json \
         --profile benchmarks/profiles/h200.json
 """
@@ -15,9 +18,14 @@ from __future__ import annotations
 
 import gc
 import json
+import os
+import select
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,12 +35,26 @@ import click
 from environment import environment
 
 WARM, STEPS = 4, 15
+TRIES, SPARE_SECONDS, READY = 8, 20.0, "ready"
 PAGE = Path("docs/results/foreign.md")
 RESULTS = {
     name: Path(f"benchmarks/results/foreign-h200{suffix}.json")
     for name, suffix in (("first", ""), ("second", "-second"))
 }
 CLUSTER = "1xh200"
+DEVELOPED = (
+    *(
+        "StableLmForCausalLM",
+        "GraniteForCausalLM",
+        "DistilBertForMaskedLM",
+        "DeiTForImageClassification",
+    ),
+    *(
+        "BartForConditionalGeneration",
+        "ConvNextV2ForImageClassification",
+        "RegNetForImageClassification",
+    ),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +82,13 @@ def _text(layers: int, hidden: int, heads: int, wide: int, vocabulary: int) -> d
         "intermediate_size": wide,
         "vocab_size": vocabulary,
     }
+
+
+def _grouped(
+    layers: int, hidden: int, heads: int, wide: int, vocabulary: int, shared: int
+) -> dict[str, Any]:
+    """As `_text`, with so many heads of keys and values."""
+    return {**_text(layers, hidden, heads, wide, vocabulary), "num_key_value_heads": shared}
 
 
 CASES = (
@@ -269,7 +298,122 @@ SECOND = (
     Case("Swinv2Config", "Swinv2ForImageClassification", 64, None, {"num_labels": 1000}),
     Case("SiglipConfig", "SiglipModel", 32, 64),
 )
-SETS = {"first": CASES, "second": SECOND}
+# Chosen for steps that are compiled, too, before any of these was measured.
+THIRD = (
+    Case("HeliumConfig", "HeliumForCausalLM", 4, 2048, _text(10, 2560, 20, 7040, 48000)),
+    Case("ArceeConfig", "ArceeForCausalLM", 4, 1024, _grouped(10, 2560, 20, 18432, 32000, 4)),
+    Case("ApertusConfig", "ApertusForCausalLM", 2, 4096, _grouped(8, 3072, 24, 12288, 65536, 8)),
+    Case("Ernie4_5Config", "Ernie4_5ForCausalLM", 8, 1024, _grouped(18, 1024, 16, 3072, 103424, 2)),
+    Case(
+        "HunYuanDenseV1Config",
+        "HunYuanDenseV1ForCausalLM",
+        4,
+        2048,
+        {**_grouped(10, 2048, 16, 6144, 64000, 4), "head_dim": 128},
+    ),
+    Case(
+        "SeedOssConfig",
+        "SeedOssForCausalLM",
+        1,
+        8192,
+        {**_grouped(6, 3584, 28, 9472, 80000, 4), "head_dim": 128},
+    ),
+    Case(
+        "Glm4Config",
+        "Glm4ForCausalLM",
+        2,
+        2048,
+        {**_grouped(8, 3072, 24, 8192, 151552, 2), "head_dim": 128},
+    ),
+    Case("PersimmonConfig", "PersimmonForCausalLM", 4, 1024, _text(10, 2048, 32, 8192, 65536)),
+    Case("NanoChatConfig", "NanoChatForCausalLM", 8, 1024, _text(12, 1280, 10, 5120, 65536)),
+    Case("DiffLlamaConfig", "DiffLlamaForCausalLM", 4, 1024, _text(6, 2048, 16, 5632, 32000)),
+    Case(
+        "CTRLConfig",
+        "CTRLLMHeadModel",
+        4,
+        512,
+        {"n_embd": 1280, "dff": 8192, "n_layer": 12, "n_head": 16, "vocab_size": 50000},
+    ),
+    Case("OpenAIGPTConfig", "OpenAIGPTLMHeadModel", 16, 512),
+    Case(
+        "MegatronBertConfig", "MegatronBertForMaskedLM", 16, 512, _text(12, 1024, 16, 4096, 29056)
+    ),
+    Case("RoFormerConfig", "RoFormerForMaskedLM", 16, 512, _text(12, 768, 12, 3072, 50000)),
+    Case("ConvBertConfig", "ConvBertForMaskedLM", 16, 512, _text(8, 768, 12, 3072, 30522)),
+    Case(
+        "EsmConfig",
+        "EsmForMaskedLM",
+        16,
+        512,
+        {**_text(12, 640, 20, 2560, 33), "pad_token_id": 1, "mask_token_id": 32},
+    ),
+    Case("RemBertConfig", "RemBertForMaskedLM", 8, 512, _text(10, 1152, 18, 4608, 250300)),
+    Case("EuroBertConfig", "EuroBertForMaskedLM", 8, 2048, _text(12, 768, 12, 3072, 128256)),
+    Case("XLMRobertaXLConfig", "XLMRobertaXLForMaskedLM", 8, 512, _text(6, 2560, 32, 10240, 50000)),
+    Case(
+        "BlenderbotConfig",
+        "BlenderbotForConditionalGeneration",
+        8,
+        128,
+        {"d_model": 1280, "decoder_layers": 8, "encoder_layers": 2},
+    ),
+    Case("PLBartConfig", "PLBartForConditionalGeneration", 8, 512),
+    Case("UMT5Config", "UMT5ForConditionalGeneration", 8, 512, {"vocab_size": 64000}),
+    Case(
+        "M2M100Config",
+        "M2M100ForConditionalGeneration",
+        16,
+        128,
+        {
+            "encoder_layers": 6,
+            "decoder_layers": 6,
+            "encoder_layerdrop": 0.0,
+            "decoder_layerdrop": 0.0,
+        },
+    ),
+    Case("PvtConfig", "PvtForImageClassification", 64, None, {"num_labels": 1000}),
+    Case("PvtV2Config", "PvtV2ForImageClassification", 64, None, {"num_labels": 1000}),
+    Case("BitConfig", "BitForImageClassification", 64, None, {"num_labels": 1000}),
+    Case("MobileNetV1Config", "MobileNetV1ForImageClassification", 256, None, {"num_labels": 1000}),
+    Case("MobileViTV2Config", "MobileViTV2ForImageClassification", 64, None, {"num_labels": 1000}),
+    Case("SwiftFormerConfig", "SwiftFormerForImageClassification", 128, None, {"num_labels": 1000}),
+    Case("HGNetV2Config", "HGNetV2ForImageClassification", 128, None, {"num_labels": 1000}),
+    Case("IJepaConfig", "IJepaForImageClassification", 64, None, {"num_labels": 1000}),
+    Case(
+        "Dinov2WithRegistersConfig",
+        "Dinov2WithRegistersForImageClassification",
+        64,
+        None,
+        {"num_labels": 1000},
+    ),
+    Case("VideoMAEConfig", "VideoMAEForVideoClassification", 8, None, {"num_labels": 400}),
+    Case("TimesformerConfig", "TimesformerForVideoClassification", 8, None, {"num_labels": 400}),
+    Case(
+        "HubertConfig",
+        "HubertForSequenceClassification",
+        8,
+        80000,
+        {"num_labels": 12, "layerdrop": 0.0, "apply_spec_augment": False},
+    ),
+    Case("ChineseCLIPConfig", "ChineseCLIPModel", 32, 52),
+)
+# To develop prices of compiled steps by: models that were measured before.
+COMPILED = (
+    Case(
+        "Qwen3Config",
+        "Qwen3ForCausalLM",
+        4,
+        2048,
+        {
+            **_grouped(28, 1024, 16, 3072, 151936, 8),
+            "head_dim": 128,
+            "tie_word_embeddings": True,
+        },
+    ),
+    *(case for case in CASES if case.kind in DEVELOPED),
+)
+SETS = {"first": CASES, "second": SECOND, "third": THIRD, "compiled": COMPILED}
 
 
 def built(case: Case, device: str) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
@@ -288,40 +432,88 @@ def built(case: Case, device: str) -> tuple[Any, tuple[Any, ...], dict[str, Any]
     return example.module, example.args, example.kwargs
 
 
-def measured(case: Case) -> dict[str, Any]:
-    """The median of some steps, and the most memory, of the plain module."""
-    import torch
+class Steps:
+    """Training steps of one module on the GPU, plain or compiled."""
 
-    def half(value: Any) -> Any:
-        is_real = isinstance(value, torch.Tensor) and value.is_floating_point()
-        return value.to(torch.bfloat16) if is_real else value
+    def __init__(self, case: Case) -> None:
+        import torch
 
-    gc.collect()
-    torch.cuda.empty_cache()
-    module, args, kwargs = built(case, "cuda")
-    module = module.to("cuda", torch.bfloat16).train()
-    args, kwargs = tuple(map(half, args)), {name: half(v) for name, v in kwargs.items()}
-    optimizer = torch.optim.AdamW(module.parameters(), lr=1e-5)
+        def half(value: Any) -> Any:
+            is_real = isinstance(value, torch.Tensor) and value.is_floating_point()
+            return value.to(torch.bfloat16) if is_real else value
 
-    def step() -> float:
+        module, args, kwargs = built(case, "cuda")
+        self.module = module.to("cuda", torch.bfloat16).train()
+        self.compiled = torch.compile(self.module, dynamic=False)
+        self.args = tuple(map(half, args))
+        self.kwargs = {name: half(value) for name, value in kwargs.items()}
+        self.optimizer = torch.optim.AdamW(self.module.parameters(), lr=1e-5)
+
+    def step(self, module: Any) -> float:
+        """One step, in seconds."""
+        import torch
+
         torch.cuda.synchronize()
         start = time.perf_counter()
-        module(*args, **kwargs).backward()
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+        module(*self.args, **self.kwargs).backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
         torch.cuda.synchronize()
         return time.perf_counter() - start
 
-    for _ in range(WARM):
-        step()
-    torch.cuda.reset_peak_memory_stats()
-    times = [step() for _ in range(STEPS)]
-    return {
+    def measured(self, module: Any) -> tuple[list[float], int]:
+        """The seconds of some steps, and the most memory."""
+        import torch
+
+        gc.collect()
+        torch.cuda.empty_cache()
+        for _ in range(WARM):
+            self.step(module)
+        torch.cuda.reset_peak_memory_stats()
+        times = [self.step(module) for _ in range(STEPS)]
+        peak = torch.cuda.max_memory_allocated()
+        torch.cuda.empty_cache()
+        return times, peak
+
+    def warm_up(self) -> None:
+        """Compile, beside others that do: whoever finds no memory tries again."""
+        import torch
+
+        for left in range(TRIES, 0, -1):
+            try:
+                self.step(self.compiled)
+                break
+            except torch.cuda.OutOfMemoryError:
+                if left == 1:
+                    raise
+                self.optimizer.zero_grad(set_to_none=True)
+                gc.collect()
+                torch.cuda.empty_cache()
+                time.sleep(3)
+        torch.cuda.empty_cache()
+
+
+def measured(case: Case, wait: Callable[[], None]) -> dict[str, Any]:
+    """The median step and the peak, plain and compiled; all is timed after `wait`."""
+    steps = Steps(case)
+    found: dict[str, Any] = {}
+    try:
+        steps.warm_up()
+    except Exception as error:
+        found["compile_error"] = f"{type(error).__name__}: {str(error)[:300]}"
+    wait()
+    times, peak = steps.measured(steps.module)
+    found |= {
         "step_seconds": statistics.median(times),
         "all_seconds": [round(t, 6) for t in times],
-        "peak_bytes": torch.cuda.max_memory_allocated(),
-        "parameters": sum(p.numel() for p in module.parameters()),
+        "peak_bytes": peak,
+        "parameters": sum(p.numel() for p in steps.module.parameters()),
     }
+    if "compile_error" not in found:
+        times, peak = steps.measured(steps.compiled)
+        found["compiled_seconds"], found["compiled_bytes"] = statistics.median(times), peak
+        found["all_compiled_seconds"] = [round(t, 6) for t in times]
+    return found
 
 
 def predicted(case: Case, profile: str | None) -> dict[str, Any]:
@@ -348,28 +540,110 @@ def main() -> None:
 @main.command("measure")
 @click.option("--out", required=True, help="The JSON to write, after each case anew.")
 @click.option("--set", "chosen", type=click.Choice(list(SETS)), default="first")
-def measure(out: str, chosen: str) -> None:
+@click.option("--workers", default=9, help="Processes that build and compile side by side.")
+@click.option("--minutes", default=8.5, help="When they are over, no further case is begun.")
+def measure(out: str, chosen: str, workers: int, minutes: float) -> None:
     """Measure every case on this machine's GPU; those that the file has are left alone.
 
-    A GPU that was left in error by a case is left: begin again, and the others are measured.
+    Cases are built and compiled by several processes at a time, and timed one by one, while the
+    others wait. The pace of the host is measured before and after.
     """
-    rows: list[dict[str, Any]] = []
+    document: dict[str, Any] = {"environment": {}, "host_pace": [], "rows": []}
     if Path(out).exists():
-        rows = json.loads(Path(out).read_text())["rows"]
-    known = {row["name"] for row in rows}
-    for case in SETS[chosen]:
-        if case.name in known:
-            continue
-        try:
-            row = measured(case)
-            click.echo(f"{case.name:50s} {row['step_seconds'] * 1e3:8.1f} ms")
-        except Exception as error:  # the others go on, and this one is told
-            row = {"error": f"{type(error).__name__}: {str(error)[:300]}"}
-            click.echo(f"{case.name:50s} {row['error']}")
-        rows.append({"name": case.name, **row})
-        Path(out).write_text(json.dumps({"environment": environment(), "rows": rows}, indent=1))
-        if "Accelerator" in row.get("error", ""):
-            raise SystemExit(3)
+        document = json.loads(Path(out).read_text())
+    known = {row["name"] for row in document["rows"]}
+    document["environment"] = {**environment(), **_versions()}
+    document["host_pace"].append(_asked("pace"))
+    left = [k for k, case in enumerate(SETS[chosen]) if case.name not in known]
+    over = time.monotonic() + 60 * minutes
+    while left and time.monotonic() < over:
+        batch, left = left[:workers], left[workers:]
+        for row in _rows_of(chosen, batch, over):
+            document["rows"].append(row)
+            click.echo(json.dumps({k: v for k, v in row.items() if not k.startswith("all_")}))
+            Path(out).write_text(json.dumps(document, indent=1) + "\n")
+    document["host_pace"].append(_asked("pace"))
+    Path(out).write_text(json.dumps(document, indent=1) + "\n")
+    click.echo(
+        f"{len(document['rows'])} of {len(SETS[chosen])} cases, pace {document['host_pace']}"
+    )
+
+
+def _versions() -> dict[str, str]:
+    import torch
+    import transformers
+
+    return {"torch": torch.__version__, "transformers": transformers.__version__}
+
+
+def _started(*words: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, __file__, *words],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "TORCHINDUCTOR_COMPILE_THREADS": "4"},
+    )
+
+
+def _asked(*words: str) -> Any:
+    """What another process prints last."""
+    found, _ = _started(*words).communicate()
+    return json.loads(found.strip().splitlines()[-1])
+
+
+def _rows_of(chosen: str, cases: list[int], over: float) -> Iterator[dict[str, Any]]:
+    """The rows of some cases: all get ready, then each in turn is told to go on."""
+    processes = [_started("worker", chosen, str(k)) for k in cases]
+    ready = {k: _line_of(each, over) for k, each in zip(cases, processes, strict=True)}
+    for k, each in zip(cases, processes, strict=True):
+        name, line = SETS[chosen][k].name, ready[k]
+        if line == READY and each.stdin is not None:
+            each.stdin.write("go\n")
+            each.stdin.flush()
+            line = _line_of(each, over + SPARE_SECONDS)
+        each.kill()
+        row = json.loads(line) if line.startswith("{") else {"error": line or "no answer in time"}
+        yield {"name": name, **row}
+
+
+def _line_of(process: subprocess.Popen[str], until: float) -> str:
+    """The next line of a process, or nothing when time is over."""
+    seconds = max(0.0, until - time.monotonic())
+    if process.stdout is None or not select.select([process.stdout], [], [], seconds)[0]:
+        return ""
+    return process.stdout.readline().strip()
+
+
+@main.command("worker", hidden=True)
+@click.argument("chosen")
+@click.argument("number", type=int)
+def worker(chosen: str, number: int) -> None:
+    """Get ready to measure one case, say so, wait for a word, and print its row."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what others print is no answer
+
+    def wait() -> None:
+        print(READY, file=answers, flush=True)
+        sys.stdin.readline()
+
+    try:
+        row = measured(SETS[chosen][number], wait)
+    except Exception as error:  # the others go on, and this one is told
+        row = {"error": f"{type(error).__name__}: {str(error)[:300]}"}
+    print(json.dumps(row), file=answers, flush=True)
+
+
+@main.command("pace", hidden=True)
+def pace() -> None:
+    """The host's seconds for a block of operators, forward and backward."""
+    import torch
+
+    from shardfold.calibrate.host import Pace
+
+    found = Pace("cuda" if torch.cuda.is_available() else "cpu", torch.bfloat16)
+    found.now()
+    print(json.dumps(found.now()))
 
 
 @main.command("predict")
