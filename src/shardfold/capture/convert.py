@@ -154,7 +154,8 @@ class _Converter:
     def convert(self) -> Program:
         self._inputs()
         outputs = self._walk(self.program.graph_module, grad=True)
-        loss = self._loss(outputs)
+        results, tree = self._results(outputs)
+        loss = self.graph.loss(results, tree)
         self._updates(outputs)
         without_masks(self.graph.tensors, self.graph.ops, self.graph.calls)
         graph, number, kept = prune(self.graph.tensors, self.graph.ops, loss)
@@ -167,6 +168,7 @@ class _Converter:
             {number[i]: source for i, source in self.graph.sources.items() if i in number},
             self.program.call_spec.in_spec,
             increments=self.graph.increments,
+            results=_by_key(tree, graph, number),
         )
 
     def _inputs(self) -> None:
@@ -488,9 +490,17 @@ class _Converter:
             if value != index:
                 self.graph.leave(index, value, makers)
 
-    def _loss(self, outputs: Any) -> int:
+    def _results(self, outputs: Any) -> tuple[list[Any], Any]:
+        """What forward returns: flat, and as it returns it."""
         flat, _ = pytree.tree_flatten(outputs)
         specs = self.program.graph_signature.output_specs
         user = [v for v, s in zip(flat, specs, strict=True) if s.kind == OutputKind.USER_OUTPUT]
-        tree = pytree.tree_unflatten(user, self.program.call_spec.out_spec)
-        return self.graph.loss(user, tree)
+        return user, pytree.tree_unflatten(user, self.program.call_spec.out_spec)
+
+
+def _by_key(tree: Any, graph: Graph, number: Mapping[int, int]) -> dict[str, int]:
+    """What forward returns in a dict and an operator of the graph makes: what the loss needs."""
+    made = {tensor for op in graph.ops for tensor in op.results}
+    items = tree.items() if isinstance(tree, dict) else ()
+    found = {k: number.get(v, -1) for k, v in items if isinstance(v, int)}
+    return {k: v for k, v in found.items() if v in made}

@@ -60,6 +60,7 @@ class Program:
     in_spec: Any  # the structure of the arguments, as torch's pytree describes it
     fixed: Mapping[int, Any] = field(default_factory=dict)  # leaves that are no tensors
     increments: Mapping[str, float] = field(default_factory=dict)  # what a step adds to buffers
+    results: Mapping[str, int] = field(default_factory=dict)  # what forward returns, by its keys
 
 
 def places_of(

@@ -75,10 +75,12 @@ class Outputs:
 
     @classmethod
     def of(cls, program: Program, prefix: str, names: Sequence[str]) -> Outputs:
-        """The results with these names: of a module, or of an operator."""
+        """The results with these names: that forward returns, of a module, or of an operator."""
         found: dict[int, list[str]] = {}
         for name in names:
-            found.setdefault(_named(program.graph, prefix, name), []).append(name)
+            known = program.results.get(name)
+            tensor = _named(program.graph, prefix, name) if known is None else known
+            found.setdefault(tensor, []).append(name)
         return cls(program.graph, found)
 
     def keep(

@@ -188,7 +188,8 @@ class Parallel(Captured):
     def outputs(self, *names: str) -> Iterator[dict[str, Tensor]]:
         """While it lasts, a call also leaves these results behind, whole on every rank.
 
-        A name is a module's path (its last result), or an operator's name as the plan lists it:
+        A name is a module's path (its last result), an operator's name as the plan lists it, or a
+        key of the dict that the model's forward returns (`logits`), if the loss is made from it:
         `with model.outputs("lm_head") as found: loss = model(**batch)`, then `found["lm_head"]`.
         """
         if self._run.stages is not None:

@@ -177,11 +177,22 @@ def load(
         data, extra = folders.on_all(lambda: (decode(data), decode(extra)))
     if model is not None:
         _fill(bare(model), optimizer, folder, index)
-    if random and index.random is not None and model is not None:
+    if random and model is not None:
+        _restore_random(folder, index)
+    return Checkpoint(folder, index.step, data, extra, index)
+
+
+def restore_random(path: str | Path) -> None:
+    """Set the random generators, and nothing else, as a checkpoint has them; on every rank."""
+    folder = Path(folders.on_first(lambda: str(folders.resolve(Path(path)))))
+    _restore_random(folder, folders.on_all(lambda: read_index(folder)))
+
+
+def _restore_random(folder: Path, index: Index) -> None:
+    if index.random is not None:
         states = folders.on_all(lambda: _whole(folder, index, state.PREFIX))
         state.restore_tensors(states)
         state.restore_values(index.random)
-    return Checkpoint(folder, index.step, data, extra, index)
 
 
 def _fill(model: nn.Module, optimizer: Any, folder: Path, index: Index) -> None:
