@@ -273,15 +273,17 @@ def page(figures: dict[str, Any]) -> str:
         "transformers on what `trainer.save_model` wrote. *Logits*: of plain transformers, on the",
         "weights of this run and of the plain run.",
         "",
-        "| task | processes | loss | loss | gradient norm | evaluation | accuracy | resumed "
-        "| predictions | logits |",
+        "| task | processes | loss | difference of the loss | gradient norm | evaluation "
+        "| accuracy | resumed | predictions | logits |",
         "|---|---|---|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for row in figures["rows"]:
         keys = ("loss", "norm", "evaluation", "accuracy", "resumed", "predictions", "logits")
         lines.append(
             f"| {row['task']} | {' x '.join(row['mesh'])} | {row['first loss']:.4f} to "
-            f"{row['last loss']:.4f} | " + " | ".join(f"{row[key]:.0e}" for key in keys) + " |"
+            f"{row['last loss']:.4f} | "
+            + " | ".join(f"{row[key]:.0e}" if row[key] else "0" for key in keys)
+            + " |"
         )
     where = figures["environment"]
     lines += ["", f"{where['processor']}, {where['date']}. Made by `benchmarks/trainer.py`.", ""]

@@ -39,6 +39,7 @@ def read(*files: Path) -> list[Any]:
         ("numerics", "numerics.md", ("numerics.json",)),
         ("published_page", "published.md", ("published.json",)),
         ("stacks", "stacks.md", ("stacks.json",)),
+        ("trainer", "trainer.md", ("trainer.json",)),
     ],
 )
 def test_a_page(program, name: str, page: str, files: tuple[str, ...]) -> None:

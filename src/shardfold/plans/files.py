@@ -64,6 +64,12 @@ def dumps(plan: Plan) -> str:
     return "{\n" + ",\n".join(parts) + "\n}\n"
 
 
+def same_everywhere(plan: Plan) -> str:
+    """A plan as all ranks must have it: without how long it took to make."""
+    made = msgspec.structs.replace(plan.provenance, capture_seconds=0.0, search_seconds=0.0)
+    return dumps(msgspec.structs.replace(plan, provenance=made))
+
+
 def save(plan: Plan, path: str | Path) -> None:
     """Replace the file by a complete plan."""
     DOCUMENT.save(path, dumps(plan))
