@@ -142,7 +142,7 @@ class Planner:
             cluster=asked.search.cluster.name,
             cost=request.cost,
             optimizer=request.optimizer,
-            dtype=request.dtype or "as in the model",
+            dtype=request.numbers or "as in the model",
             limit_bytes=selection.limit_bytes,
             operators=len(selection.additive.case.graph.ops),
             tables_seconds=searched,
@@ -184,7 +184,7 @@ class Planner:
         asked = self._asked(Request(), cluster, {**self.options, **options})
         stated = parse_strategy(strategy, asked.search.cluster.size)
         runs = stack_named(stack)
-        graph = self._stated_graph(asked, stated)
+        graph = self._stated_graph(asked if runs is OWN else _without_masters(asked), stated)
         self._progress("estimating")(0, 1)
         found = _ranged(estimate_stated(graph, asked.search, stated, runs), asked, stated.stages)
         if not beside_plan:
@@ -350,11 +350,13 @@ class Planner:
 
     def _priced_for(self, asked: _Asked, target: Target) -> tuple[Prices, Job, Sizes]:
         """What prices configurations of a stack, and what of the model goes into its file."""
+        asked = _without_masters(asked)
         captures = self._captured(asked, short=asked.request.fold)
         whole = captures.graph(1)
         layers = len(Layers.of(whole))
         sizes = sizes_of(captures.samples, whole, layers, has_plan=_has_tensor_plan(self.model))
-        job = job_of(whole, sizes.samples, layers, asked.request.dtype, asked.search.cluster)
+        numbers = "fp32" if asked.request.numbers == "tf32" else asked.request.numbers
+        job = job_of(whole, sizes.samples, layers, numbers, asked.search.cluster)
         graphs = partial(self._stated_graph, asked)
         return Prices(graphs, asked.search, target), job, sizes
 
@@ -391,7 +393,7 @@ class Planner:
         pricing = self._pricing(request, profile, set())
 
         def captured(factor: float) -> tuple[Graph, Subdims]:
-            graph = self._graph(plan, request.dtype, factor)
+            graph = self._graph(plan, request.numbers, factor)
             return graph, find_subdims(graph, rules_of(graph, {**pricing.rules, **self.rules}))
 
         graph, subdims = captured(1.0)
@@ -415,7 +417,7 @@ class Planner:
         asked = self._asked(request, there, changes)
         after = self._plan(asked, None)
         try:
-            graph = self._graph(plan, asked.request.dtype)
+            graph = self._graph(plan, asked.request.numbers)
         except InputError as error:  # a batch that the plan's micro-batches do not divide
             return WhatIf(plan, after, Kept(None, None, str(error)))
         search = asked.search
@@ -490,7 +492,7 @@ class Planner:
     def _captured(self, asked: _Asked, short: bool) -> Captures:
         """The model as it is traced for a request: once for all that trace it alike."""
         r = asked.request
-        key = (r.dtype, r.fold, short, r.cost)
+        key = (r.numbers, r.fold, short, r.cost)
         if key not in self._captures:
             self._captures[key] = Captures(
                 self.model,
@@ -498,7 +500,7 @@ class Planner:
                 self.kwargs,
                 asked.search.subdims_of,
                 lambda: self.watch(Stage("capture", 0, 1)),
-                dtype=r.dtype,
+                dtype=r.numbers,
                 loss=self.loss,
                 fold=r.fold,
                 short=short,
@@ -601,6 +603,11 @@ def _ranged(found: Estimated, asked: _Asked, stages: int) -> Estimated:
     if spread is None:
         return found
     return replace(found, step_range_seconds=spread.of(found.step_seconds))
+
+
+def _without_masters(asked: _Asked) -> _Asked:
+    """The same for a stack, which says itself what it keeps in float32."""
+    return replace(asked, request=asked.request.without_masters)
 
 
 def _has_tensor_plan(model: nn.Module) -> bool:

@@ -22,6 +22,7 @@ from shardfold.capture.replicas import fold as fold_blocks
 from shardfold.capture.user_code import shown
 from shardfold.errors import ModelError
 from shardfold.graph import Graph
+from shardfold.graph.precision import precision_named
 
 Folding = Callable[[Hollow, tuple[Any, ...], dict[str, Any]], tuple[Folded | None, tuple[Run, ...]]]
 
@@ -37,10 +38,10 @@ def capture(
 ) -> Graph:
     """Trace one training step's forward pass of `model` into a `Graph`.
 
-    The model itself is never touched or run: a copy whose parameters live on the meta device
-    (and have `dtype`, if one is given) is traced. `loss` turns the model's output into a scalar
-    where the model does not return one itself. With `fold`, repeated blocks are traced once,
-    where they are proven to be replicas; the graph is the same.
+    The model itself is never touched or run: a copy whose parameters live on the meta device is
+    traced, in `dtype` (a name of `shardfold.graph.precision`) if one is given. `loss` turns the
+    model's output into a scalar where the model does not return one itself. With `fold`, repeated
+    blocks are traced once, where they are proven to be replicas; the graph is the same.
     """
     return capture_program(model, args, kwargs, dtype=dtype, loss=loss, fold=fold).graph
 
@@ -92,7 +93,8 @@ def _trace(
     program = with_experiments(_first_of(model, example, dtype, loss, folding))
     leaves = pytree.tree_leaves((example[0], reorder_kwargs(example[1], program.in_spec)))
     fixed = {k: leaf for k, leaf in enumerate(leaves) if not isinstance(leaf, Tensor)}
-    return replace(program, fixed=fixed)
+    graph = replace(program.graph, precision=precision_named(dtype))
+    return replace(program, graph=graph, fixed=fixed)
 
 
 def _first_of(

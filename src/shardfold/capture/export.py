@@ -31,18 +31,7 @@ from shardfold.capture.experts import one_operator
 from shardfold.capture.guards import watching
 from shardfold.capture.user_code import State
 from shardfold.errors import ModelError
-
-DTYPES = {
-    "fp64": torch.float64,
-    "float64": torch.float64,
-    "fp32": torch.float32,
-    "float32": torch.float32,
-    "bf16": torch.bfloat16,
-    "bfloat16": torch.bfloat16,
-    "fp16": torch.float16,
-    "float16": torch.float16,
-}
-
+from shardfold.graph.precision import precision_named
 
 UNCHANGING = (bool, int, float, str, bytes, type(None), torch.dtype, torch.device, type)
 EMPTY = (dict, list, set, OrderedDict)
@@ -126,7 +115,7 @@ class Twins(dict[int, Any]):
     def __init__(self, originals: Mapping[int, Any], dtype: str | None) -> None:
         super().__init__()
         self.originals = originals  # modules and tensors by identity
-        self.dtype = _torch_dtype(dtype)
+        self.dtype = torch_dtype(dtype)
 
     def get(self, key: int, default: Any = None) -> Any:
         """What deepcopy asks before it copies an object."""
@@ -171,7 +160,7 @@ def copies_itself(kind: type[nn.Module]) -> bool:
 
 def on_meta(tree: Any, dtype: str | None) -> Any:
     """The same nested arguments with every tensor on the meta device."""
-    target = _torch_dtype(dtype)
+    target = torch_dtype(dtype)
     return pytree.tree_map_only(torch.Tensor, lambda tensor: _twin(tensor, target), tree)
 
 
@@ -183,12 +172,10 @@ def _twin(tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
     return empty
 
 
-def _torch_dtype(dtype: str | None) -> torch.dtype | None:
-    if dtype is None:
-        return None
-    if dtype not in DTYPES:
-        raise ModelError(f"Unknown dtype {dtype!r}. Known: {', '.join(DTYPES)}.")
-    return DTYPES[dtype]
+def torch_dtype(name: str | None) -> torch.dtype | None:
+    """What a step of the named precision computes in; None: the model's own."""
+    found = precision_named(name).computes
+    return getattr(torch, found) if found else None
 
 
 ADVICE = (

@@ -64,7 +64,7 @@ def _check(plan: Plan, model: str, sizes: Mapping[str, int | None]) -> None:
         example = load_model(model, sizes)
     with quiet(mute=True):
         part = example_for(plan, example.args, example.kwargs)
-        graph = capture(example.module, *part, dtype=plan.provenance.request.dtype)
+        graph = capture(example.module, *part, dtype=plan.provenance.request.numbers)
     check(plan, graph)
 
 

@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from shardfold.planner.options import Options
 
 Function = TypeVar("Function", bound=Callable[..., Any])
-DTYPES = ("fp32", "bf16", "fp16", "fp64")
 
 
 def batch_size(context: Any, option: Any, text: str | None) -> int | str | None:
@@ -116,6 +115,17 @@ def pipeline_stages(context: Any, option: Any, text: str | None) -> int | str | 
     return int(text)
 
 
+def known_precision(context: Any, option: Any, text: str | None) -> str | None:
+    """A precision that is known; the same words as in Python."""
+    from shardfold.errors import InputError
+    from shardfold.graph.precision import precision_named
+
+    try:
+        return None if text is None else precision_named(text).name
+    except InputError as error:
+        raise click.BadParameter(str(error)) from error
+
+
 def size_in_bytes(text: str) -> float:
     """A size as the user writes it; the same texts as in Python."""
     from shardfold.errors import InputError
@@ -129,9 +139,13 @@ def size_in_bytes(text: str) -> float:
 
 _PLANNING = (
     click.option(
+        "--precision",
         "--dtype",
-        type=click.Choice(DTYPES),
-        help="Of weights, activations, gradients and optimizer state: no float32 master weights.",
+        "precision",
+        metavar="bf16-mixed|bf16|tf32|fp32|...",
+        callback=known_precision,
+        help="bf16-mixed: float32 master weights and moments, computes in bf16, reduces in float32 "
+        "(bf16-mixed/bf16: in bf16); bf16, fp16, fp32, fp64: all in one; tf32: products in TF32.",
     ),
     click.option("--optimizer", help="sgd, momentum, adam or adamw.  [default: adamw]"),
     click.option("--mesh", help="Such as 8x4. Every mesh is tried if left out."),
@@ -177,7 +191,7 @@ _PLANNING = (
     click.option("--fold/--no-fold", default=None, help="Trace repeated blocks once, or each."),
 )
 PLANNING = (
-    "dtype",
+    "precision",
     "optimizer",
     "mesh",
     "cost",

@@ -100,7 +100,7 @@ def summary(plan: Plan, model: str | None, saved: str | None = None) -> dict[str
         "parameters": made.parameters,
         "cost": made.request.cost,
         "optimizer": made.request.optimizer,
-        "dtype": made.request.dtype,
+        "precision": made.request.numbers,
         "request": msgspec.to_builtins(made.request),
         "capture_seconds": made.capture_seconds,
         "search_seconds": made.search_seconds,

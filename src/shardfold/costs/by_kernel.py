@@ -83,6 +83,8 @@ class ByKernel:
             return self.update_seconds(step)
         if step.turn == "later":  # gradients of passes are added up
             return self.kernel_seconds(Kernel("vector", step.dtype, (step.bytes,)))
+        if step.engine == "cast":
+            return self.kernel_seconds(Kernel("cast", step.dtype, (step.bytes,)))
         if step.work is None:
             return self.unknown(step, "work without an operator")
         total = np.zeros(len(step.flops))
@@ -135,6 +137,8 @@ class ByKernel:
             return self.host_of([*kinds, "update"], step.phase)
         if step.turn == "later":
             return self.host_of([OTHERS], "forward")
+        if step.engine == "cast":
+            return self.host_of(["aten.to", OTHERS], "forward")
         if step.work is None or step.work.access.is_idle:
             return 0.0
         kinds = [step.work.access.kind, _operator(step).launched_as, OTHERS]

@@ -25,10 +25,11 @@ from numpy.typing import NDArray
 from shardfold.costs.activations import KEEP_ALL, Regions
 from shardfold.costs.parameters import Storage
 from shardfold.costs.reshard import reshard
-from shardfold.costs.steps import Phase, Steps, defer
+from shardfold.costs.steps import Compute, Phase, Step, Steps, Values, defer
 from shardfold.graph import Graph
+from shardfold.graph.graph import ITEM_BYTES
 from shardfold.sharding import Space, Subdims
-from shardfold.sharding.layouts import Layouts, forward_states, gradient_states
+from shardfold.sharding.layouts import Layouts, forward_states, gradient_states, local_items
 
 Place = tuple[int, int]  # an operator, and the position of a tensor among its operands or results
 
@@ -118,6 +119,15 @@ class Leg:
 
 
 @dataclass(frozen=True, slots=True)
+class Cast:
+    """The dtypes of a parameter that is kept in another one than it is used in."""
+
+    kept: str
+    used: str
+    sent: str  # of its gradient, on its way
+
+
+@dataclass(frozen=True, slots=True)
 class Edge:
     """A tensor that goes from one decision to another: what one leaves, what the other needs.
 
@@ -136,6 +146,7 @@ class Edge:
     storage: Storage | None = None  # of a parameter
     is_used_backward: bool = False  # of a parameter: its reader needs it again in backward
     reduces_sum: bool = False  # of a parameter: its gradient comes last, and the sum goes on
+    cast: Cast | None = None  # of a parameter with master weights
 
     @property
     def regathers(self) -> NDArray[np.bool_] | None:
@@ -169,8 +180,41 @@ class Edge:
     def steps(self, leg: Leg, shape: Sequence[int]) -> Steps:
         """The steps of one leg under one choice of either side."""
         layouts = (leg.source, leg.target)
-        found = reshard(*layouts, shape, self.subdims, self.item_bytes, leg.phase)
+        found = reshard(*layouts, shape, self.subdims, self.sent_bytes(leg), leg.phase)
         return defer(found) if leg.may_defer else found
+
+    def sent_bytes(self, leg: Leg) -> int:
+        """Of one item, as it is sent."""
+        is_gradient = self.cast is not None and leg.what != "value"
+        return ITEM_BYTES[self.cast.sent] if self.cast and is_gradient else self.item_bytes
+
+    def casts(self, leg: Leg, shape: Sequence[int]) -> tuple[Compute | None, Compute | None]:
+        """What is cast before a leg's steps, for each of its sources, and after, for each target.
+
+        A device casts the part of a parameter that it keeps, and of a gradient whatever is reduced
+        in a longer dtype, or the part that stays.
+        """
+        if self.cast is None or leg.what == "sum":
+            return None, None
+        if leg.what == "value":
+            return self._cast(leg, leg.source, self.cast.kept, self.cast.used, shape), None
+        before = self._cast(leg, leg.source, self.cast.used, self.cast.sent, shape)
+        return before, self._cast(leg, leg.target, self.cast.sent, self.cast.kept, shape)
+
+    def _cast(
+        self, leg: Leg, layouts: Layouts, before: str, after: str, shape: Sequence[int]
+    ) -> Compute | None:
+        if before == after:
+            return None
+        items: Values = local_items(forward_states(layouts), self.subdims, shape)
+        moved = items * (ITEM_BYTES[before] + ITEM_BYTES[after])
+        return Compute(leg.phase, "cast", before, np.zeros(len(items)), moved)
+
+    def moved(self, leg: Leg, shape: Sequence[int]) -> list[Step]:
+        """All that one leg does under one choice of either side, casts included."""
+        before, after = self.casts(leg, shape)
+        steps: list[Step] = self.steps(leg, shape).case(0)
+        return [*filter(None, [before]), *steps, *filter(None, [after])]
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,5 +340,11 @@ class _Wirer:
         is_recomputed: bool,
     ) -> Edge:
         described, subdims = self.graph.tensors[tensor], self.subdims.tensors[tensor]
-        size, trained = described.type.item_bytes, described.requires_grad
-        return Edge(tensor, source, target, left, needed, subdims, size, trained, is_recomputed)
+        kind, trained = described.type, described.requires_grad
+        edge = Edge(
+            tensor, source, target, left, needed, subdims, kind.item_bytes, trained, is_recomputed
+        )
+        if described.role != "parameter" or not self.graph.is_cast(tensor):
+            return edge
+        kept = self.graph.precision
+        return replace(edge, cast=Cast(kept.kept(kind), kind.dtype, kept.sent(kind)))

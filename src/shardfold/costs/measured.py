@@ -248,6 +248,8 @@ def _relations(family: str) -> tuple[str, ...]:
 
 def _widths(dtype: str) -> tuple[str, ...]:
     """The dtype itself, then those of the same width or the next."""
+    if dtype == "tf32":
+        return (dtype,)
     halves = ("bfloat16", "float16")
     if dtype in halves:
         return (dtype, *(d for d in halves if d != dtype))

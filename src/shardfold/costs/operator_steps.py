@@ -25,11 +25,14 @@ from shardfold.costs.steps import (
     by_axes,
     recompute,
 )
-from shardfold.graph import Graph, TensorType
+from shardfold.graph import Graph, Precision, TensorType
+from shardfold.graph.precision import OWN
 from shardfold.operators import Access, Exchange, Kernel
 from shardfold.operators.kernels import memory_pass, pointwise
 from shardfold.sharding import Space, Subdims
 from shardfold.sharding.layouts import forward_states, local_items
+
+PRODUCTS = ("matmul", "bmm", "product")  # families of kernels that TF32 is for
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +46,7 @@ class Tensors:
     result_atoms: tuple[tuple[int, ...], ...]
     result_grads: tuple[bool, ...]
     access: Access = field(default=Access(), compare=False)  # alike operators share a table
+    precision: Precision = field(default=OWN, compare=False)  # of the whole graph
 
     @classmethod
     def of(cls, graph: Graph, subdims: Subdims, index: int) -> Tensors:
@@ -56,6 +60,7 @@ class Tensors:
             tuple(subdims.tensors[t] for t in op.results),
             tuple(take[t].requires_grad for t in op.results),
             access_of(graph, subdims, index),
+            graph.precision,
         )
 
 
@@ -135,6 +140,7 @@ class Work:
         rule = self.space.rule.rule
         is_described = rule.engine != "matrix" or rule.operator.kernels is not pointwise
         found = rule.operator.kernels(self, phase) if is_described else [self._product(phase)]
+        found = [self._rounded(kernel) for kernel in found]
         if phase == "backward":
             found += [
                 Kernel("vector", self.inputs[k].dtype, (3.0 * self.operand_bytes(k),), times)
@@ -144,6 +150,12 @@ class Work:
             if self.access.copies_gradient and self.trained:
                 found.append(memory_pass(2.0 * self.result_bytes(0), self.dtype, "strided"))
         return found
+
+    def _rounded(self, kernel: Kernel) -> Kernel:
+        """A product of float32 numbers that are rounded to TF32 runs at that rate."""
+        dtype = self.tensors.precision.product(kernel.dtype)
+        is_product = kernel.family.startswith(PRODUCTS)
+        return replace(kernel, dtype=dtype) if is_product and dtype != kernel.dtype else kernel
 
     def _product(self, phase: str) -> Kernel:
         """The matrix work of an operator whose kernels are not described: so many operations."""
@@ -238,7 +250,8 @@ def _compute(work: Work, phase: Phase, times: float, flops: Values, moved: Value
     engine = work.space.rule.rule.engine
     kernels = 1 if phase == "forward" else max(1, len(work.trained))
     kernels = 0 if engine == "none" else kernels
-    return Compute(phase, engine, work.dtype, times * flops, times * moved, kernels, work)
+    dtype = work.tensors.precision.product(work.dtype) if engine == "matrix" else work.dtype
+    return Compute(phase, engine, dtype, times * flops, times * moved, kernels, work)
 
 
 def points(space: Space, over: Sequence[str], mesh: Mesh) -> Values:

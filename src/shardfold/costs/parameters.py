@@ -158,9 +158,19 @@ def update_steps(
     return Steps(len(items), (step,))
 
 
-def sum_up_steps(storage: Storage, subdims: Sequence[int], kind: TensorType, mesh: Mesh) -> Steps:
-    """The gradient of a pass, added to that of the passes before: two are read, one is written."""
+def sum_up_steps(
+    storage: Storage,
+    subdims: Sequence[int],
+    kind: TensorType,
+    mesh: Mesh,
+    fresh_bytes: int | None = None,
+) -> Steps:
+    """The gradient of a pass, added to that of the passes before: two are read, one is written.
+
+    The sum is of the kind in which the parameter is kept; an item of what comes has `fresh_bytes`,
+    if it is of another.
+    """
     items = local_items(storage.layouts, subdims, mesh.shape)
-    moved = items * kind.item_bytes * 3.0
+    moved = items * (2.0 * kind.item_bytes + (fresh_bytes or kind.item_bytes))
     step = Compute("backward", "vector", kind.dtype, items, moved, turn="later")
     return Steps(len(items), (step,))

@@ -155,7 +155,8 @@ class _Tabulator:
         """Seconds and bytes of an edge."""
         regathers = None if edge.regathers is None else edge.regathers.tobytes()
         tensor = (edge.subdims, edge.item_bytes, id(edge.left), id(edge.needed))
-        key = ("edge", tensor, regathers, edge.is_recomputed, edge.has_gradient, edge.reduces_sum)
+        moved = (edge.is_recomputed, edge.has_gradient, edge.reduces_sum, edge.cast)
+        key = ("edge", tensor, regathers, edge.is_used_backward, *moved)
         if key not in self.cache:
             self.cache[key] = (self.prices.seconds(edge), self.prices.bytes(edge))
         found: tuple[Values, Values] = self.cache[key]
@@ -238,14 +239,15 @@ class _Tabulator:
 
     def _stored(self, tensor: int, storage: Storage) -> tuple[Values, Values]:
         """Seconds and bytes of each storage: update, and all that is as large as its part."""
-        kind, subdims = self.graph.tensors[tensor].type, self.subdims.tensors[tensor]
-        memory = self._local_bytes(tensor, storage.layouts)
+        kind, subdims = self.graph.kept_type(tensor), self.subdims.tensors[tensor]
+        fresh_bytes = self.graph.tensors[tensor].type.item_bytes
+        memory = self._local_bytes(tensor, storage.layouts) * (kind.item_bytes / fresh_bytes)
         if not self.graph.tensors[tensor].requires_grad:
             return np.zeros(len(memory)), memory
         steps = update_steps(storage, subdims, kind, self.optimizer, self.mesh)
         costs = price(steps, self.model, self.micro_batches)
         if self.micro_batches > 1:
-            added = sum_up_steps(storage, subdims, kind, self.mesh)
+            added = sum_up_steps(storage, subdims, kind, self.mesh, fresh_bytes)
             costs = costs + price(added, self.model, self.micro_batches)
         # The parameter, its gradient, and the optimizer's state.
         return costs, memory * (2 + self.optimizer.states)
@@ -271,7 +273,23 @@ class EdgePrices:
         total = np.zeros((len(edge.left), len(edge.needed)))
         for leg in edge.legs(self.micro_batches):
             total += self._leg(edge, leg)
+            if edge.cast is not None:
+                total += self._casts(edge, leg)
         return total
+
+    def _casts(self, edge: Edge, leg: Leg) -> Values:
+        """Of a parameter that is kept in another dtype."""
+        first, last = (
+            0.0 if cast is None else self.model.compute_seconds(cast) * self.micro_batches
+            for cast in edge.casts(leg, self.mesh.shape)
+        )
+        source, target = np.asarray(first), np.asarray(last)
+        if leg.what == "value":
+            source = source if leg.only is None else source * leg.only
+            return source[:, None]
+        # What comes from a reader is cast in its layout, what is kept in the parameter's own.
+        found: Values = source + (target[:, None] if target.ndim else target)
+        return found
 
     def _leg(self, edge: Edge, leg: Leg) -> Values:
         if leg.what == "sum":  # whatever the reader needs
@@ -287,23 +305,24 @@ class EdgePrices:
         columns, of_column = distinct(leg.target)
         # What is moved again for recomputation costs as much as the first time.
         phase: Phase = "forward" if leg.phase == "recompute" else leg.phase
-        kind = (edge.subdims, edge.item_bytes, phase, leg.may_defer)
+        kind = (edge.subdims, edge.sent_bytes(leg), phase, leg.may_defer)
         key = (*kind, rows.tobytes(), columns.tobytes())
         if key not in self.tables:
-            shape, size = self.mesh.shape, edge.item_bytes
+            shape, size = self.mesh.shape, edge.sent_bytes(leg)
             steps = reshard_all(rows, columns, shape, edge.subdims, size, phase)
             costs = price(defer(steps) if leg.may_defer else steps, self.model, self.micro_batches)
             self.tables[key] = costs.reshape(len(rows), len(columns))
         return self.tables[key][of_row][:, of_column]
 
     def bytes(self, edge: Edge) -> Values:
-        """Bytes of a gathered parameter that is kept through the step, beside the stored part."""
+        """Bytes of a parameter, gathered or cast, that is kept through the step beside its part."""
         shape = (len(edge.left), len(edge.needed))
         if edge.storage is None or edge.is_recomputed:
             return self.zeros.setdefault(shape, np.zeros(shape))
         stored = local_items(forward_states(edge.left), edge.subdims, self.mesh.shape)[:, None]
         used = local_items(forward_states(edge.needed), edge.subdims, self.mesh.shape)[None, :]
-        dropped = edge.storage.regathers[:, None] | (used <= stored)
+        is_copy = (used > stored) | (edge.cast is not None and edge.is_used_backward)
+        dropped = edge.storage.regathers[:, None] | ~is_copy
         return np.where(dropped, 0.0, used * edge.item_bytes)
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Any, Literal
 
+from shardfold.graph.precision import OWN, Precision
 from shardfold.graph.repeats import Repeat, records
 
 ITEM_BYTES = {
@@ -27,6 +28,7 @@ ITEM_BYTES = {
     "float16": 2,
     "bfloat16": 2,
     "float32": 4,
+    "tf32": 4,
     "float64": 8,
     "complex64": 8,
     "complex128": 16,
@@ -157,6 +159,7 @@ class Graph:
     loss: int
     notes: tuple[str, ...] = ()  # what capture has to say; not part of what is computed
     repeats: tuple[Repeat, ...] = ()  # runs of periods of which only a few are in `ops`
+    precision: Precision = OWN  # how parameters are kept between steps
 
     def __post_init__(self) -> None:
         known = {i for i, t in enumerate(self.tensors) if t.role != "activation"}
@@ -184,6 +187,15 @@ class Graph:
     def has_gradient(self, op: int) -> bool:
         """Whether a gradient comes back to an operator."""
         return any(self.tensors[t].requires_grad for t in self.ops[op].results)
+
+    def kept_type(self, tensor: int) -> TensorType:
+        """A parameter as it is kept between steps: in the dtype of its master weights."""
+        kind = self.tensors[tensor].type
+        return TensorType(kind.shape, self.precision.kept(kind))
+
+    def is_cast(self, tensor: int) -> bool:
+        """Whether a parameter is kept in another dtype than it is used in."""
+        return self.kept_type(tensor).dtype != self.tensors[tensor].type.dtype
 
     def parameters(self) -> list[int]:
         """Indices of the parameters."""

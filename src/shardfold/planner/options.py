@@ -18,13 +18,13 @@ from shardfold.costs import Profile, optimizer_named, pricing_named
 from shardfold.costs.profile import load as load_profile
 from shardfold.costs.registry import DEFAULT, MEASURED
 from shardfold.errors import InputError, ProfileError, nearest
+from shardfold.graph.precision import precision_named
 from shardfold.strategies.pins import parse_pins
 
 Recompute = Literal["auto", "never", "always"]
 MicroBatches = int | Literal["auto", "search"]
 Stages = int | Literal["auto", "off"]
 Pins = Mapping[str, str] | Iterable[str] | None  # {pattern: split}, or texts "pattern=split"
-DTYPES = ("fp32", "bf16", "fp16", "fp64")
 MOST_MICRO_BATCHES = 1_000_000
 UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 # Names that options had before, and what each is called now.
@@ -34,8 +34,11 @@ RENAMED = {"passes": "micro_batches", "limit": "memory_limit", "recomputation": 
 class Options(TypedDict, total=False):
     """The options of `plan`, `compare`, `what_if` and `Planner`, each with its default.
 
-    - `dtype` (the model's own): `fp32`, `bf16`, `fp16` or `fp64`; of weights, activations,
-      gradients and optimizer state alike. `estimate` prices float32 master weights, by its `stack`.
+    - `precision` (the model's own dtypes): `bf16-mixed` computes in bf16, with float32 master
+      weights, gradients and optimizer state; gradients are reduced in float32, or in bf16 with
+      `bf16-mixed/bf16`. `bf16`, `fp32`, `fp16` and `fp64` are for all of them alike; `tf32` is
+      `fp32` with products in TF32.
+    - `dtype`: the older name of `precision`. Give one of them.
     - `optimizer` (`adamw`): `sgd`, `momentum`, `adam` or `adamw`.
     - `mesh` (every one is tried): such as `4x8`, outermost level first, or a `Mesh`.
     - `cost` (`kernels`): the cost model, `kernels`, `roofline` or `paper`.
@@ -56,6 +59,7 @@ class Options(TypedDict, total=False):
       sum of costs, but blocks may then store their parameters in different ways.
     """
 
+    precision: str | None
     dtype: str | None
     optimizer: str
     mesh: str | Mesh | None
@@ -80,7 +84,7 @@ class ProfileUse(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What was asked for besides the model and the cluster; `Options` says what each means."""
 
-    dtype: str | None = None
+    dtype: str | None = None  # of files from before there was a precision
     optimizer: str = "adamw"
     mesh: str | None = None
     cost: str = DEFAULT
@@ -94,6 +98,19 @@ class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     pins: tuple[str, ...] = ()
     imbalance: Annotated[float, msgspec.Meta(ge=1)] = 1.0
     fold: bool = True
+    precision: str | None = None
+
+    @property
+    def numbers(self) -> str | None:
+        """The precision by name; None: the model's own dtypes."""
+        return self.precision or self.dtype
+
+    @property
+    def without_masters(self) -> Request:
+        """The same with everything in the dtype that it computes in: a stack says what it adds."""
+        name = self.numbers
+        plain = name.partition("-")[0] if precision_named(name).master and name else name
+        return msgspec.structs.replace(self, precision=plain, dtype=None)
 
     def changed(self, options: Options) -> Request:
         """The request with some options given anew, each checked."""
@@ -101,6 +118,7 @@ class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         for name in plain:
             if name not in Options.__annotations__:
                 raise InputError(f"There is no option {name!r}. {_suggested(name)}")
+        plain = _with_precision(plain)
         if "memory_limit" in plain and plain["memory_limit"] is not None:
             plain["memory_limit"] = bytes_in(plain["memory_limit"])
         if "pins" in plain:
@@ -122,8 +140,7 @@ class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
         The cost model may be one of the user's own, which is asked for when prices are.
         """
-        if self.dtype is not None and self.dtype not in DTYPES:
-            raise InputError(f"Unknown dtype {self.dtype!r}. {nearest(self.dtype, DTYPES)}")
+        precision_named(self.numbers)
         optimizer_named(self.optimizer)
         parse_pins(self.pins)
         words = get_args(Recompute)
@@ -167,6 +184,19 @@ class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 "the command line as --profile."
             )
         return found
+
+
+def _with_precision(plain: dict[str, Any]) -> dict[str, Any]:
+    """The options with one name for the precision, whichever was used."""
+    given = [plain[name] for name in ("precision", "dtype") if plain.get(name) is not None]
+    if len(given) > 1 and given[0] != given[1]:
+        raise InputError(
+            f"precision is {given[0]!r} and dtype {given[1]!r}: dtype is the older name of "
+            "precision; give one of them."
+        )
+    if not {"precision", "dtype"} & plain.keys():
+        return plain
+    return {**plain, "precision": given[0] if given else None, "dtype": None}
 
 
 def check_micro_batches(wish: object) -> None:

@@ -12,6 +12,7 @@ from html import escape
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
+from shardfold.graph.precision import precision_named
 from shardfold.plans import Plan
 from shardfold.plans.drawing_data import expanded
 from shardfold.plans.plan import CollectiveEntry, Face, OperatorEntry, Side
@@ -133,7 +134,7 @@ def _made(plan: Plan) -> list[tuple[str, str]]:
     return [
         ("cost model", made.request.cost),
         ("optimizer", made.request.optimizer),
-        ("dtype", made.request.dtype or "as in the model"),
+        ("precision", str(precision_named(made.request.numbers))),
         ("graph", made.graph),
         *((name, version) for name, version in made.versions.items()),
     ]

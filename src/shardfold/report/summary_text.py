@@ -12,6 +12,7 @@ from typing import Literal
 
 from shardfold.cluster import from_plain
 from shardfold.costs.accuracy import Spread, spread_of
+from shardfold.graph.precision import precision_named
 from shardfold.planner.batch_slices import items_in
 from shardfold.planner.estimated import Estimated, Pipelined
 from shardfold.plans.plan import FinalistEntry, MeshEntry, Plan
@@ -38,12 +39,12 @@ def heading(plan: Plan, model: str | None = None) -> tuple[str, str]:
     axes = " x ".join(f"{axis.name}={axis.size}" for axis in plan.mesh) or "one device"
     if plan.pipeline is not None:
         axes += f" in each of {plan.pipeline.parts} parts of a pipeline"
-    dtype = "" if made.request.dtype is None else f", {made.request.dtype}"
+    precision = f", {made.request.numbers}" if made.request.numbers else ""
     parts = f", {plan.micro_batches} micro-batches" if plan.micro_batches > 1 else ""
     return (
         f"{model or made.model or 'A plan'} on {plan.cluster}, mesh {axes}",
         f"{number(made.parameters)} parameters, {made.operators:,} operators, "
-        f"{made.request.optimizer}{dtype}, {made.request.cost} costs{parts}",
+        f"{made.request.optimizer}{precision}, {made.request.cost} costs{parts}",
     )
 
 
@@ -53,6 +54,7 @@ def sentences(plan: Plan) -> tuple[Sentence, ...]:
         *(Sentence(text, "alarm") for text in _too_large(plan)),
         *(Sentence(text, "warning") for text in _without_rule(plan)),
         *map(Sentence, _step(plan)),
+        Sentence(f"Precision: {precision_named(plan.provenance.request.numbers)}."),
         *map(Sentence, _pipelined_plan(plan)),
         Sentence(f"Additive cost, without overlap: {parts(plan)}; {proof(plan)}."),
         *map(Sentence, _against_baselines(plan)),

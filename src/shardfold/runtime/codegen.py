@@ -26,7 +26,7 @@ from __future__ import annotations
 import linecache
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
 from typing import Any
@@ -41,7 +41,7 @@ from shardfold.runtime.ops import Context, Site
 from shardfold.runtime.ops.local_op import Names, Target, call_text
 from shardfold.runtime.parameter_gather import Gather, Joint, Member, Promise, promising
 from shardfold.runtime.parameter_uses import Use, Uses
-from shardfold.runtime.reshard import Edge, Moves, perform, write_back
+from shardfold.runtime.reshard import Casting, Edge, Moves, perform, write_back
 
 
 def made_again(number: int) -> AbstractContextManager[None]:
@@ -137,7 +137,8 @@ class _Writer:
             for feed in instruction.feeds:
                 if feed.onward is not None:
                     stay = Moves((), feed.onward.target, feed.onward.target)
-                    edge = self.names.add("edge", Edge(stay, feed.onward))
+                    cast = feed.cast and replace(feed.cast, used=feed.cast.kept)
+                    edge = self.names.add("edge", Edge(stay, feed.onward, cast=cast))
                     yield f"t{feed.tensor} = {edge}(t{feed.tensor}, groups)"
 
     def _stretches(self) -> Iterator[tuple[range, bool]]:
@@ -239,7 +240,7 @@ class _Writer:
     def _operand(self, index: int, operand: int, feed: Feed) -> str:
         use = self.uses.get((index, operand))
         if use is not None:
-            if not feed.there:
+            if not feed.there and feed.cast is None:
                 return f"u{use.number}"
             assert self.style.uses is not None
             function = partial(self.style.uses.gathered, use.number)
@@ -248,7 +249,10 @@ class _Writer:
 
     def _moved(self, feed: Feed) -> str:
         if feed.back is None:
-            return f"perform({self.names.add('moves', feed.there)}, t{feed.tensor}, groups)"
+            taken = f"t{feed.tensor}"
+            if feed.cast is not None:
+                taken = f"{self.names.add('to_use', feed.cast.to_use)}({taken}.detach())"
+            return f"perform({self.names.add('moves', feed.there)}, {taken}, groups)"
         if id(feed) not in self.edges:
             # Someone who looks at results keeps them: they are nobody's to write to.
             is_free = not self.style.is_observed
@@ -257,6 +261,7 @@ class _Writer:
                 feed.back,
                 feed.owns_value and is_free and feed.tensor not in self.inside,
                 feed.owns_gradient and is_free,
+                feed.cast,
             )
             self.edges[id(feed)] = self.names.add("edge", edge)
         return f"{self.edges[id(feed)]}(t{feed.tensor}, groups)"
@@ -268,8 +273,8 @@ class _Writer:
             assert self.style.uses is not None
             function = partial(self.style.uses.promise, use.number)
             return f"{self.names.add(f'promise_{use.number}', function)}(context), {use.number}"
-        moves = self.names.add("moves", feed.there)
-        return f"{self.names.add('alone', alone)}({moves}, t{feed.tensor}, context), 0"
+        name = self.names.add("alone", partial(alone, feed.there, feed.cast))
+        return f"{name}(t{feed.tensor}, context), 0"
 
     def _stops_gradient(self, instruction: Instruction) -> bool:
         """Whether an operand has a gradient that must not flow on."""
@@ -303,9 +308,9 @@ def _gives_one_tensor(site: Site) -> bool:
     return len(returns) == 1 and str(returns[0].type) == "Tensor"
 
 
-def alone(moves: Moves, stored: Tensor, context: Context) -> Promise:
+def alone(moves: Moves, cast: Casting | None, stored: Tensor, context: Context) -> Promise:
     """The promise of a parameter that is moved when it is asked for."""
-    member = Member(0, Gather(moves, context.groups), stored, 0)
+    member = Member(0, Gather(moves, context.groups, cast=cast), stored, 0)
     return Promise(Joint([member]), context)
 
 

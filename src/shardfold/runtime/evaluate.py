@@ -71,7 +71,7 @@ class Original:
                 f"the model computes something else from operator {other.name} ({other.kind}, "
                 f"{other.origin}) on."
             )
-        return found
+        return replace(found, graph=replace(found.graph, precision=program.graph.precision))
 
 
 def evaluating(program: Program, original: Original) -> Program:

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from shardfold.costs.steps import BUCKET_BYTES
 from shardfold.runtime.process_groups import Axes, Groups
-from shardfold.runtime.reshard import Moves, Woven, perform, scattered, stacked
+from shardfold.runtime.reshard import Casting, Moves, Woven, perform, scattered, stacked
 
 T = TypeVar("T")
 
@@ -85,6 +85,7 @@ class Reduction:
     dtype: torch.dtype
     gradient_bytes: int
     woven: Woven | None = None  # of even parts that are scattered at once
+    cast: Casting | None = None  # of a parameter that is kept in another dtype
 
     @property
     def waits(self) -> bool:
@@ -157,6 +158,7 @@ class Reducer:
     ) -> None:
         self.groups, self.deliver, self.settle, self.rest = groups, deliver, settle, rest
         self.waiting = {r.number for r in reductions if r.waits}
+        self.casts = {r.number: r.cast for r in reductions if r.cast is not None}
         self.sums: dict[int, Tensor] = {}  # of what waits, over the passes so far
         self.under_way: deque[Bucket] = deque()
         self.is_first = self.is_last = True
@@ -197,7 +199,7 @@ class Reducer:
         if number in self.waiting and not (self.is_first and self.is_last):
             self._add(number, gradient)
             if self.is_last:
-                self._send(number, self.sums.pop(number))
+                self._send(number, self._summed(number))
             return
         self._send(number, gradient)
 
@@ -205,7 +207,13 @@ class Reducer:
         if number in self.sums:
             self.sums[number].add_(gradient)
         else:
-            self.sums[number] = owned(gradient)
+            cast = self.casts.get(number)
+            self.sums[number] = owned(gradient if cast is None else cast.to_keep(gradient))
+
+    def _summed(self, number: int) -> Tensor:
+        """What the passes of a step have added up, as it is sent."""
+        found, cast = self.sums.pop(number), self.casts.get(number)
+        return found if cast is None else cast.to_send(found)
 
     def _send(self, number: int, gradient: Tensor) -> None:
         bucket = self.bucket_of.get(number)
@@ -233,7 +241,7 @@ class Reducer:
         """Start what is left, wait for everything, and deliver."""
         self.rest()
         for number in list(self.sums) if self.is_last else ():  # without a part in this pass
-            self._send(number, self.sums.pop(number))
+            self._send(number, self._summed(number))
         for bucket in self.buckets[self.next :]:
             self._start(bucket)
         late = [self._bucket_for(number, g) for number, g in self.late]

@@ -23,7 +23,7 @@ from shardfold.costs.parameters import Storage
 from shardfold.plans.read import Decisions
 from shardfold.runtime.ops import Local, Site, localise
 from shardfold.runtime.process_groups import Axes
-from shardfold.runtime.reshard import Given, Lie, Moves, values
+from shardfold.runtime.reshard import Casting, Given, Lie, Moves, values
 from shardfold.runtime.shards import Extent, Place, Row
 from shardfold.sharding import Space, Subdims
 from shardfold.sharding.layouts import REPLICATED, Layouts
@@ -42,11 +42,12 @@ class Feed:
     owns_gradient: bool = False  # the gradient that comes is new: it may be written to
     onward: Moves | None = None  # of the last gradient of several: where their sum goes then
     row: Row | None = None  # of a result that several read: how it lies then
+    cast: Casting | None = None  # of a parameter that is kept in another dtype
 
     @property
     def moves(self) -> bool:
         """Whether anything is to be done in either direction."""
-        return bool(self.there) or bool(self.back)
+        return bool(self.there) or bool(self.back) or self.cast is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,6 +289,7 @@ class _Lowering:
             self.graph.tensors[edge.tensor].requires_grad,
             regathers=regathers and bool(legs["value"]),
             onward=legs.get("sum"),
+            cast=None if edge.cast is None else Casting.of(edge.cast),
         )
 
     def _leg(self, edge: Edge, leg: Leg) -> Moves:

@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.utils._pytree import tree_leaves
 
 from shardfold.capture import Program, capture_program
-from shardfold.capture.export import DTYPES
+from shardfold.capture.export import torch_dtype
 from shardfold.costs import pricing_named
 from shardfold.errors import RunError, ShardfoldError, renaming
 from shardfold.graph import Graph
@@ -100,7 +100,7 @@ def parallelize(
     )
     prefix = "" if loss is None else LOSS_PREFIX
     pipeline = pipeline_of(plan)
-    dtype, dims = plan.provenance.request.dtype, plan.micro_batch_dims
+    dtype, dims = plan.provenance.request.numbers, plan.micro_batch_dims
     settings = Settings(dtype, seed, float64, prefix, plan.micro_batches, dims)
     original = Original.of(model, *example_for(plan, args, kwargs), dtype, loss)
     again = Again(plan, rules, original, program, lowered)
@@ -177,7 +177,7 @@ def prepared(
 ) -> tuple[Program, Subdims]:
     """The model captured as it was for the plan, which must be for it."""
     example = example_for(plan, args, kwargs)
-    program = capture_program(model, *example, dtype=plan.provenance.request.dtype, loss=loss)
+    program = capture_program(model, *example, dtype=plan.provenance.request.numbers, loss=loss)
     check(plan, program.graph)
     return program, subdims_for(plan, program.graph, rules)
 
@@ -324,8 +324,12 @@ def _keepings(program: Program, lowered: Lowered) -> dict[str, Keeping]:
 def _filled(model: nn.Module, run: Run, settings: Settings) -> Parallel:
     """The module, with its part of the weights."""
     run.passes, run.cuts = settings.passes, dict(settings.cuts)
-    shorter = DTYPES[settings.dtype] if settings.dtype else None
-    tree = _tree(model, run, torch.float64 if settings.float64 else shorter)
+    precision = run.program.graph.precision
+    if precision.is_tf32:
+        torch.backends.cuda.matmul.allow_tf32 = True
+    dtype = torch.float64 if settings.float64 else torch_dtype(settings.dtype)
+    kept = getattr(torch, precision.master) if precision.master and not settings.float64 else dtype
+    tree = _tree(model, run, dtype, kept)
     module = Parallel(run, tree, _volatile(model), _attributes(model))
     module.train()
     return module
@@ -358,7 +362,9 @@ def _device(model: nn.Module) -> torch.device:
     return here
 
 
-def _tree(model: nn.Module, run: Run, dtype: torch.dtype | None) -> dict[str, Tensor]:
+def _tree(
+    model: nn.Module, run: Run, dtype: torch.dtype | None, kept_dtype: torch.dtype | None
+) -> dict[str, Tensor]:
     """Every parameter, this rank's part of it, and every buffer, under all its names."""
     names = _names(model)
     keepings = run.named()
@@ -367,8 +373,9 @@ def _tree(model: nn.Module, run: Run, dtype: torch.dtype | None) -> dict[str, Te
     prints: dict[str, str] = {}
     for first, tensor in tensors_of(model, run.context.device, run.context.seed):
         value = tensor.to(run.context.device)
-        if dtype is not None and value.is_floating_point():
-            value = value.to(dtype)
+        wanted = kept_dtype if first in trained else dtype
+        if wanted is not None and value.is_floating_point():
+            value = value.to(wanted)
         if run.mesh is not None:
             prints[first] = fingerprint(value)
         if first in trained:

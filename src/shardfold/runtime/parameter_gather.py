@@ -24,7 +24,7 @@ from shardfold.costs.steps import BUCKET_BYTES
 from shardfold.runtime.gradient_reducer import Launched, shared_out
 from shardfold.runtime.ops import Context
 from shardfold.runtime.process_groups import Axes, Groups
-from shardfold.runtime.reshard import Moves, Woven, gathered, padded, perform
+from shardfold.runtime.reshard import Casting, Moves, Woven, gathered, padded, perform
 
 
 class Gather:
@@ -33,8 +33,14 @@ class Gather:
     Without the levels of the mesh's axes they are taken one by one, when they are asked for.
     """
 
-    def __init__(self, moves: Moves, groups: Groups, levels: Sequence[int] = ()) -> None:
-        self.moves, self.groups = moves, groups
+    def __init__(
+        self,
+        moves: Moves,
+        groups: Groups,
+        levels: Sequence[int] = (),
+        cast: Casting | None = None,
+    ) -> None:
+        self.moves, self.groups, self.cast = moves, groups, cast
         axes = moves.at_once("all_gather", levels) if levels else None
         self.can_start = axes is not None
         if axes is not None:
@@ -42,9 +48,14 @@ class Gather:
             self.members = math.prod(len(step.gathered) for step in moves.steps)
             self.woven = Woven.of(moves, axes, groups.place) if moves.is_even else None
 
+    def used(self, stored: Tensor) -> Tensor:
+        """The part of this device, in the dtype in which the parameter is used."""
+        part = stored.detach()
+        return part if self.cast is None else self.cast.to_use(part)
+
     def packed(self, stored: Tensor) -> Tensor:
         """What is sent: this device's part, flat."""
-        part = stored.detach()
+        part = self.used(stored)
         if self.woven is None:
             step = self.moves.steps[0]
             part = padded(part.reshape(step.before), step.leaving, max(step.gathered))
@@ -84,12 +95,17 @@ class Member:
         """Members with the same key may share a collective; None: not with any."""
         if not self.gather.can_start:
             return None
-        return (self.gather.axes, self.part.dtype, self.stretch)
+        return (self.gather.axes, self._dtype, self.stretch)
 
     @property
     def bytes(self) -> int:
         """Of the whole parameter, as it is gathered."""
-        return int(self.gather.members * self.part.numel() * self.part.element_size())
+        return int(self.gather.members * self.part.numel() * self._dtype.itemsize)
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        cast = self.gather.cast
+        return self.part.dtype if cast is None or self.part.dtype != cast.kept else cast.used
 
 
 @dataclass(slots=True)
@@ -145,7 +161,8 @@ class Joint:
         member = self.members[number]
         rows = None if coming is None else coming.take(number)
         if rows is None:
-            return perform(member.gather.moves, member.part.detach(), member.gather.groups)
+            used = member.gather.used(member.part)
+            return perform(member.gather.moves, used, member.gather.groups)
         return member.gather.unpacked(rows)
 
     def collect_ahead(self, number: int) -> Tensor:

@@ -148,8 +148,11 @@ class Uses:
     ) -> None:
         self.uses, self.keepings, self.levels = uses, keepings, levels
         self.groups = groups.background()
-        moves = {u.number: u.feed.there for u in uses if u.feed.there}
-        self.gathers = {k: Gather(there, self.groups, levels) for k, there in moves.items()}
+        self.gathers = {
+            use.number: Gather(use.feed.there, self.groups, levels, use.feed.cast)
+            for use in uses
+            if use.feed.there or use.feed.cast
+        }
         self.joints: dict[int, Joint] = {}  # of each use that is gathered
         self.joined: list[Launched] = []  # gathers of this step that several uses share
         self.parameters: dict[int, Any] = {}
@@ -231,13 +234,14 @@ class Uses:
         if use.feed.onward is not None and use.feed.tensor in self.sums:
             moves = use.feed.onward
         assert moves is not None
-        dtype = self.parts[use.feed.tensor].dtype
+        dtype, cast = self.parts[use.feed.tensor].dtype, use.feed.cast
+        dtype = dtype if cast is None or dtype != cast.kept else cast.sent
         items = torch.Size(moves.source).numel()
         axes = moves.at_once("reduce_scatter", self.levels)
         woven = None
         if axes is not None and moves.is_even:
             woven = Woven.of(moves, axes, self.groups.place)
-        return Reduction(use.number, moves, dtype, items * dtype.itemsize, woven)
+        return Reduction(use.number, moves, dtype, items * dtype.itemsize, woven, cast)
 
     def _arrived(self, number: int, gradient: Tensor) -> None:
         assert self.reducer is not None
@@ -273,8 +277,10 @@ class Uses:
 
     def _handed_over(self, number: int, gradient: Tensor) -> None:
         """Take what autograd had for a gathered parameter."""
-        is_new = self.uses[number].is_new
-        own = gradient if is_new else gradient.clone(memory_format=torch.contiguous_format)
+        use = self.uses[number]
+        own = gradient if use.feed.cast is None else use.feed.cast.to_send(gradient)
+        if own is gradient and not use.is_new:
+            own = gradient.clone(memory_format=torch.contiguous_format)
         self._arrived(number, own)
 
     def promise(self, number: int, context: Context) -> Promise:
@@ -302,7 +308,8 @@ class Uses:
 
     def _deliver(self, number: int, gradient: Tensor) -> None:
         """Add up what comes for the uses of a parameter."""
-        tensor = self.uses[number].feed.tensor
+        tensor, cast = self.uses[number].feed.tensor, self.uses[number].feed.cast
+        gradient = gradient if cast is None else cast.to_keep(gradient)
         found = self.found.get(tensor)
         if found is None and self.turn[1] > 1 and not is_free(gradient):
             gradient = gradient.clone()  # it is kept for longer than its bucket
@@ -319,7 +326,10 @@ class Uses:
             if tensor in self.last and tensor not in self.sums:
                 onward = self.last[tensor].feed.onward
                 assert onward is not None
-                gradient = perform(onward, gradient, self.groups)
+                cast = self.last[tensor].feed.cast
+                sent = gradient if cast is None else cast.to_send(gradient)
+                gradient = perform(onward, sent, self.groups)
+                gradient = gradient if cast is None else cast.to_keep(gradient)
             own = gradient.reshape(self.keepings[tensor].stored.extent.shape)
             for hook in (parameter._backward_hooks or {}).values():
                 changed = hook(self._wrapped(parameter, own))

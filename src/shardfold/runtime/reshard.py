@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from shardfold.costs.decision_graph import Cast
 from shardfold.costs.reshard import reshard
 from shardfold.costs.steps import Collective, Kind, Phase, is_deferred
 from shardfold.costs.steps import Step as PlannedStep
@@ -300,21 +301,53 @@ PERFORM: dict[str, Callable[[Step, Tensor, Groups, bool], Tensor]] = {
 
 
 @dataclass(frozen=True, slots=True)
+class Casting:
+    """The dtypes of a parameter with master weights: what is kept, used, and sent as a gradient.
+
+    Where all is run in float64 nothing is cast.
+    """
+
+    kept: torch.dtype
+    used: torch.dtype
+    sent: torch.dtype
+
+    @classmethod
+    def of(cls, cast: Cast) -> Casting:
+        """By the names of the dtypes."""
+        return cls(*(getattr(torch, name) for name in (cast.kept, cast.used, cast.sent)))
+
+    def to_use(self, value: Tensor) -> Tensor:
+        """A kept value as its reader takes it."""
+        return value.to(self.used) if value.dtype == self.kept else value
+
+    def to_send(self, gradient: Tensor) -> Tensor:
+        """A gradient as it is reduced."""
+        return gradient.to(self.sent) if gradient.dtype != torch.float64 else gradient
+
+    def to_keep(self, gradient: Tensor) -> Tensor:
+        """A gradient as it is added to that of the master weights."""
+        return gradient.to(self.kept) if gradient.dtype != torch.float64 else gradient
+
+
+@dataclass(frozen=True, slots=True)
 class Edge:
     """A tensor on its way in the plan: values move one way, gradients the other.
 
     What is `owned` (a value that nobody else reads, a gradient just made) is written to in place.
+    A parameter with master weights is `cast` before it goes, its gradient before and after.
     """
 
     there: Moves
     back: Moves
     owns_value: bool = False
     owns_gradient: bool = False
+    cast: Casting | None = None
 
     def __call__(self, value: Tensor, groups: Groups) -> Tensor:
         """The value where its reader needs it."""
         if not (value.requires_grad and torch.is_grad_enabled()):
-            return perform(self.there, value, groups)
+            used = value if self.cast is None else self.cast.to_use(value)
+            return perform(self.there, used, groups)
         moved: Tensor = Reshard.apply(value, self, groups)
         return moved
 
@@ -326,14 +359,17 @@ class Reshard(torch.autograd.Function):
     def forward(ctx: Any, local: Tensor, edge: Edge, groups: Groups) -> Tensor:
         """Take the values to where the reader needs them."""
         ctx.edge, ctx.groups = edge, groups
-        moved = perform(edge.there, local, groups, owned=edge.owns_value)
+        used = local if edge.cast is None else edge.cast.to_use(local)
+        moved = perform(edge.there, used, groups, owned=edge.owns_value)
         return moved.view_as(moved) if moved is local else moved
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         """Take the reader's gradient to where the writer wants it."""
-        edge = ctx.edge
-        return perform(edge.back, gradient, ctx.groups, owned=edge.owns_gradient), None, None
+        edge, cast = ctx.edge, ctx.edge.cast
+        sent = gradient if cast is None else cast.to_send(gradient)
+        found = perform(edge.back, sent, ctx.groups, owned=edge.owns_gradient)
+        return (found if cast is None else cast.to_keep(found)), None, None
 
 
 @dataclass(frozen=True, slots=True)

@@ -110,7 +110,8 @@ class DecodedChoice:
         key = ("summed", id(self.tables.problem.costs[v]), self.choice[v])
         if key not in self.known:
             kept, mesh = self.subdims.tensors[vertex.index], self.tables.mesh
-            steps = sum_up_steps(vertex.storage, kept, tensor.type, mesh)
+            kind, fresh = self.graph.kept_type(vertex.index), tensor.type.item_bytes
+            steps = sum_up_steps(vertex.storage, kept, kind, mesh, fresh)
             self.known[key] = steps.case(self.choice[v])
         return self.known[key]
 
@@ -140,7 +141,7 @@ class DecodedChoice:
             self.parts[key] = ([], [])
             one, shape = edge.at(*pair), self.tables.mesh.shape
             for leg in one.legs(self.micro_batches):
-                self.parts[key][leg.what != "value"].extend(one.steps(leg, shape).case(0))
+                self.parts[key][leg.what != "value"].extend(one.moved(leg, shape))
         return self.parts[key]
 
     def _update(self, v: int) -> list[Step]:
@@ -151,7 +152,7 @@ class DecodedChoice:
         return update_steps(
             vertex.storage,
             self.subdims.tensors[vertex.index],
-            tensor.type,
+            self.graph.kept_type(vertex.index),
             self.optimizer,
             self.tables.mesh,
         ).case(self.choice[v])

@@ -24,6 +24,7 @@ from shardfold.costs.memory_format import aliases
 from shardfold.costs.operator_steps import points
 from shardfold.costs.steps import Collective, Step
 from shardfold.graph import Graph
+from shardfold.graph.graph import ITEM_BYTES
 from shardfold.operators import Extra
 from shardfold.sharding import Space, Subdims
 from shardfold.sharding.layouts import Layouts, local_items
@@ -105,7 +106,8 @@ class LocalLayouts:
         chosen = self.decoded.tables.vertices[vertex]
         assert chosen.layouts is not None
         row = row_of(chosen.layouts, self.decoded.choice[vertex])
-        return self.facts.local_bytes(chosen.index, row, self.shape)
+        kept = self.graph.kept_type(chosen.index)
+        return self.facts.local_items(chosen.index, row, self.shape) * kept.item_bytes
 
     def extra_bytes(self, op: int, life: str) -> float:
         """Bytes of all that an operator makes beside its results, and that lives so long."""
@@ -158,7 +160,8 @@ class GatheredParameter:
 
     used: float = 0.0  # 0: used as it is stored
     regathered: bool = False
-    gradient: float = 0.0  # before it is reduced, where it has to be
+    gradient: float = 0.0  # as it comes, where it has to be reduced or cast
+    sent: float = 0.0  # as it is reduced
     reduced: float = 0.0  # the part that stays
 
 
@@ -321,6 +324,9 @@ class Footprint:
         if at.has_gradient:
             reduces = bool(decoded.moves(edge)[1])
             found.gradient, found.reduced = (used if reduces else 0.0), stored
+            found.sent = (
+                used if at.cast is None else used / at.item_bytes * ITEM_BYTES[at.cast.sent]
+            )
         return found
 
     # The walk

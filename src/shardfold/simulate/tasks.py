@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
@@ -26,7 +26,14 @@ from shardfold.graph.repeats import MODEL
 from shardfold.sharding import Subdims
 from shardfold.simulate import Again, Operator, Schedule, Segment, Task
 from shardfold.simulate.decoded import DecodedChoice, UnrolledChoice
-from shardfold.simulate.memory import Bytes, Footprint, MemoryFacts, PhaseMemory, scratch
+from shardfold.simulate.memory import (
+    Bytes,
+    Footprint,
+    GatheredParameter,
+    MemoryFacts,
+    PhaseMemory,
+    scratch,
+)
 from shardfold.simulate.parts import Part
 from shardfold.simulate.schedule import Mode
 
@@ -118,11 +125,7 @@ class OperatorTasks:
 
     def _values(self, op: int, phase: str, memory: PhaseMemory) -> list[Task]:
         """Forward, or forward once more: gathers, operands moved, work, results moved."""
-        tasks = [
-            self._gather(op, position, step)
-            for position, step in self._parameter_steps(op)
-            if step.phase == phase
-        ]
+        tasks = self._brought(op, phase)
         moved = [s for s in self._moved(op, gradient=False) if s.phase == phase]
         work = [s for s in self.decoded.work(op) if s.phase == phase]
         shared = [s for s in self._shared_steps(op, gradient=False) if s.phase == phase]
@@ -130,11 +133,7 @@ class OperatorTasks:
 
     def _gradients(self, op: int) -> list[Task]:
         """Backward: results' gradients moved, parameters gathered again, work, operands'."""
-        tasks = [
-            self._gather(op, position, step)
-            for position, step in self._parameter_steps(op)
-            if step.phase == "backward"
-        ]
+        tasks = self._brought(op, "backward")
         shared = self._shared_steps(op, gradient=True)
         work = [s for s in self.decoded.work(op) if s.phase == "backward"]
         moved = self._moved(op, gradient=True)
@@ -153,6 +152,26 @@ class OperatorTasks:
         return found
 
     # Steps
+
+    def _brought(self, op: int, phase: str) -> list[Task]:
+        """Parameters on their way to an operator: cast, and gathered."""
+        return [*self._casts(op, phase)] + [
+            self._gather(op, position, step)
+            for position, step in self._parameter_steps(op)
+            if step.phase == phase
+        ]
+
+    def _casts(self, op: int, phase: str) -> Iterator[Task]:
+        """A parameter that is not gathered is there from its cast on."""
+        for position, edge in self._edges(op, parameters=True):
+            steps = [step for step in self.decoded.moves(edge)[0] if step.phase == phase]
+            found = self.footprint.gathered[op][position]
+            is_sent = any(map(_is_sent, steps))
+            used = found.used if found is not None and not is_sent else 0.0
+            for step in steps:
+                if isinstance(step, Compute):
+                    takes: Bytes = {"buffers": used} if used else {}
+                    yield _with(self._work(phase, step), takes=takes)
 
     def _parameter_steps(self, op: int) -> list[tuple[int, Step]]:
         """The gathers of parameters, with the operands' positions."""
@@ -253,7 +272,8 @@ class OperatorTasks:
             if found is None or not found.gradient:
                 continue
             stays: Bytes = {"gradients": found.reduced} if found.reduced else {}
-            goes: Bytes = {"buffers": found.gradient}
+            goes: Bytes = {"buffers": found.sent if steps else found.gradient}
+            tasks += self._cast_gradient(edge, found, is_sent=bool(steps))
             if not steps:  # each device takes its part
                 tasks.append(Task("backward", 0.0, takes=stays, gives=goes))
                 continue
@@ -261,6 +281,15 @@ class OperatorTasks:
             each[0] = _with(each[0], takes=stays)
             each[-1] = _with(each[-1], gives=goes)
             tasks += each
+        return tasks
+
+    def _cast_gradient(self, edge: int, found: GatheredParameter, *, is_sent: bool) -> list[Task]:
+        """A gradient in the dtype in which it is reduced, and then kept."""
+        casts = [s for s in self.decoded.moves(edge)[1] if isinstance(s, Compute)]
+        tasks = [self._work("backward", step) for step in casts]
+        if tasks and is_sent and found.sent != found.gradient:
+            comes: Bytes = {"buffers": found.sent}
+            tasks[0] = _with(tasks[0], takes=comes, gives={"buffers": found.gradient})
         return tasks
 
     def _summed(self, op: int) -> list[Task]:
@@ -281,7 +310,8 @@ class OperatorTasks:
                 continue
             steps = [s for s in self.decoded.moves(edge)[1] if _is_sent(s)]
             each = self._behind(steps)
-            fresh = found.gradient or found.reduced
+            tasks += self._cast_gradient(edge, found, is_sent=bool(each))
+            fresh = (found.sent if each else found.gradient) or found.reduced
             if not each or each[0].turn == "last":
                 gone = [Task("backward", 0.0, gives={"buffers": fresh})] if fresh else []
                 tasks += [*gone, *each]
@@ -471,7 +501,7 @@ class _Builder:
                 size = times * tensor.type.bytes
                 self.resident["buffers"] += size
             elif tensor.role == "parameter" and index not in read:
-                self.resident["parameters"] += tensor.type.bytes
+                self.resident["parameters"] += graph.kept_type(index).bytes
 
     def _dtype(self) -> str:
         """The dtype of most products."""
@@ -479,7 +509,7 @@ class _Builder:
         graph = self.scheduler.graph
         for index, op in enumerate(graph.ops):
             if self.scheduler.subdims.rules[index].rule.engine == "matrix":
-                dtype = graph.tensors[op.results[0]].type.dtype
+                dtype = graph.precision.product(graph.tensors[op.results[0]].type.dtype)
                 flops[dtype] = flops.get(dtype, 0.0) + self.scheduler.useful_flops(index)
         return max(flops, key=flops.__getitem__, default="float32")
 
