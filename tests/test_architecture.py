@@ -7,11 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from shardfold.capture.export import DTYPES as CAPTURED
-from shardfold.cli import options as cli
 from shardfold.cluster.hardware import DTYPES as RATED
 from shardfold.graph.graph import ITEM_BYTES
-from shardfold.planner import options
+from shardfold.graph.precision import PRECISIONS
 from shardfold.runtime.checkpoint.index import DTYPES as SAVED
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -55,10 +53,8 @@ def test_what_a_newcomer_looks_for_is_where_the_page_says(row: str) -> None:
             assert re.search(rf"^\s*(class )?{name}\b", text, re.MULTILINE), f"{name}: {row}"
 
 
-def test_a_dtype_has_one_name_everywhere() -> None:
-    assert cli.DTYPES == options.DTYPES
-    for name in options.DTYPES:
-        dtype = str(CAPTURED[name]).removeprefix("torch.")
-        assert CAPTURED[dtype] is CAPTURED[name]
-        assert dtype in RATED
-        assert SAVED[dtype][1] == ITEM_BYTES[dtype]
+def test_every_precision_can_be_priced_and_saved() -> None:
+    for precision in PRECISIONS.values():
+        for dtype in filter(None, (precision.computes, precision.master, precision.reduces)):
+            assert dtype in RATED
+            assert SAVED[dtype][1] == ITEM_BYTES[dtype]

@@ -38,7 +38,7 @@ class Options(TypedDict, total=False):
       weights, gradients and optimizer state; gradients are reduced in float32, or in bf16 with
       `bf16-mixed/bf16`. `bf16`, `fp32`, `fp16` and `fp64` are for all of them alike; `tf32` is
       `fp32` with products in TF32.
-    - `dtype`: the older name of `precision`. Give one of them.
+    - `dtype` (none): the older name of `precision`; give one of them.
     - `optimizer` (`adamw`): `sgd`, `momentum`, `adam` or `adamw`.
     - `mesh` (every one is tried): such as `4x8`, outermost level first, or a `Mesh`.
     - `cost` (`kernels`): the cost model, `kernels`, `roofline` or `paper`.
@@ -84,6 +84,7 @@ class ProfileUse(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What was asked for besides the model and the cluster; `Options` says what each means."""
 
+    precision: str | None = None
     dtype: str | None = None  # of files from before there was a precision
     optimizer: str = "adamw"
     mesh: str | None = None
@@ -98,7 +99,6 @@ class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     pins: tuple[str, ...] = ()
     imbalance: Annotated[float, msgspec.Meta(ge=1)] = 1.0
     fold: bool = True
-    precision: str | None = None
 
     @property
     def numbers(self) -> str | None:

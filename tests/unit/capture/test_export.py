@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from shardfold.capture import capture
 from shardfold.capture.export import skeleton
-from shardfold.errors import ModelError
+from shardfold.errors import InputError, ModelError
 
 
 class Model(nn.Module):
@@ -220,7 +220,7 @@ def test_what_is_not_a_module() -> None:
 
 
 def test_an_unknown_dtype() -> None:
-    with pytest.raises(ModelError, match="Unknown dtype 'int3'"):
+    with pytest.raises(InputError, match="Unknown precision 'int3'"):
         capture(Outer(), (X,), dtype="int3")
 
 

@@ -55,7 +55,7 @@ def test_options_reach_the_planner(run, model_file) -> None:
     figures = json.loads(result.stdout)
     assert figures["mesh"] == "2x2"
     assert len(figures["meshes"]) == 1
-    assert (figures["dtype"], figures["optimizer"], figures["cost"]) == ("bf16", "sgd", "paper")
+    assert (figures["precision"], figures["optimizer"], figures["cost"]) == ("bf16", "sgd", "paper")
 
 
 def test_the_table_fits_80_columns_and_says_what_was_found(run, model_file) -> None:

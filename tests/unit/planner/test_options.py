@@ -22,7 +22,8 @@ def measured() -> Profile:
 
 
 def test_the_request_the_options_and_the_command_line_have_the_same_names() -> None:
-    assert tuple(Options.__annotations__) == Request.__struct_fields__ == PLANNING
+    assert tuple(Options.__annotations__) == Request.__struct_fields__
+    assert tuple(name for name in Options.__annotations__ if name != "dtype") == PLANNING
 
 
 def test_every_option_is_documented_once() -> None:
@@ -31,10 +32,22 @@ def test_every_option_is_documented_once() -> None:
         assert Options.__doc__.count(f"- `{name}` (") == 1
 
 
-def test_the_help_says_what_a_dtype_is_of() -> None:
-    (dtype,) = (o for o in plan.params if o.name == "dtype")
-    assert "optimizer state: no float32 master weights" in str(dtype.to_info_dict()["help"])
-    assert "gradients and optimizer state alike" in str(Options.__doc__)
+def test_the_precision_has_an_older_name() -> None:
+    (precision,) = (o for o in plan.params if o.name == "precision")
+    assert set(precision.opts) == {"--precision", "--dtype"}
+    given = Request().changed({"dtype": "bf16"})
+    assert given == Request().changed({"precision": "bf16"}) == given.changed({"dtype": "bf16"})
+    assert given.changed({"precision": None}).numbers is None
+    assert Request(dtype="bf16").changed({"precision": "bf16-mixed"}).numbers == "bf16-mixed"
+    with pytest.raises(InputError, match="give one of them"):
+        Request().changed({"precision": "bf16-mixed", "dtype": "bf16"})
+    with pytest.raises(InputError, match="Unknown precision 'fp16-mixed'.*use bf16-mixed"):
+        Request().changed({"precision": "fp16-mixed"})
+
+
+def test_a_stack_is_told_what_a_step_computes_in() -> None:
+    for name, plain in (("bf16-mixed/bf16", "bf16"), ("fp32", "fp32"), (None, None)):
+        assert Request(precision=name).without_masters.numbers == plain
 
 
 @pytest.mark.parametrize(
