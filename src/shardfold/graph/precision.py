@@ -47,11 +47,11 @@ class Precision:
 
     def __str__(self) -> str:
         if not self.name:
-            return "the model's own, for gradients and optimizer state, too"
+            return "the model's own, of gradients and optimizer state, too"
         if self.is_tf32:
             return "tf32: float32 throughout, products in TF32"
         if not self.master:
-            return f"{self.name}: weights, gradients and optimizer state, too"
+            return f"{self.name} throughout, no other master weights"
         sent = "" if self.reduces == self.master else f", gradients reduced in {self.reduces}"
         return f"{self.name}: {self.master} master weights and moments{sent}"
 

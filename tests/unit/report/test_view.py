@@ -47,6 +47,7 @@ fsdp            1.50 s   1.50x   20.0 GiB   fits
 No rule for mine.op (2 of them): planned unsplit, at least 2.00% of the cost, as
   its arithmetic is unknown. See docs/how-to/add-a-rule.md.
 Step: 1.00 s: the additive cost, as kernels costs know no overlap.
+Precision: bf16 throughout, no other master weights.
 Additive cost, without overlap: 1.00 s (compute 600 ms, communication 300 ms,
   update 100 ms); proven optimal.
 Meshes tried: 4x2x4 is best; 2x2x8 +25.0%.
