@@ -66,7 +66,7 @@ def asked(decoded: DecodedChoice, model: Measured) -> Iterator[Asked]:
     vertices = decoded.tables.vertices
     order = [v for v, vertex in enumerate(vertices) if vertex.space is not None]
     by_op = {vertices[v].index: v for v in order}
-    ends = {region[-1]: region for region in decoded.tables.regions.ranges}
+    ends = {region.end: region.visited for region in decoded.tables.regions.regions}
 
     def steps(v: int, phase: str) -> Iterator[Asked]:
         for step in decoded.steps[v]:

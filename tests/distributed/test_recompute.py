@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from random import Random
 from typing import Any
 
 import msgspec
@@ -9,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from shardfold.costs import tabulate
-from shardfold.costs.activations import block_regions
+from shardfold.costs.activations import Blocks, Regions, block_regions, in_model
 from shardfold.plans import Plan
 from shardfold.plans.files import dumps, loads
 from shardfold.runtime import parallelize
@@ -49,21 +51,21 @@ def stack() -> tuple[nn.Module, tuple[Tensor], dict[str, Any]]:
 
 
 class Again(Chooser):
-    """Plans that recompute every block."""
+    """Plans that recompute some of the operators of every block."""
 
-    def __init__(self) -> None:
+    def __init__(self, again: Callable[[Blocks], Regions]) -> None:
         super().__init__(*stack(), "2xcpu", "2")
-        self.regions = block_regions(self.graph, self.subdims)
+        self.regions = again(Blocks(self.graph, self.subdims))
         self.tables = tabulate(
             self.graph, self.subdims, self.mesh, self.prices, self.optimizer, self.regions
         )
 
     def plan(self, choice: tuple[int, ...]) -> Plan:
-        ranges = tuple((each.start, each.stop) for each in self.regions.ranges)
-        return msgspec.structs.replace(super().plan(choice), recompute=ranges)
+        again = in_model(self.regions, self.graph)
+        return msgspec.structs.replace(super().plan(choice), recompute=again)
 
 
-def stepped(rank: int, cases: list[bytes]) -> list[tuple[str, str, int]]:
+def stepped(rank: int, cases: list[bytes]) -> list[tuple[str, str, list[int]]]:
     """For each plan: what differs from one device, and from the plan's collectives."""
     told = []
     for data in cases:
@@ -78,17 +80,36 @@ def stepped(rank: int, cases: list[bytes]) -> list[tuple[str, str, int]]:
         sent = by_member(ran, module._run.uses.launched, names)
         wanted = planned(plan)
         differs = "" if sent == wanted else f"planned {wanted - sent}, ran {sent - wanted}"
-        told.append((said, differs, len(module._run.lowered.again)))
+        told.append((said, differs, [op for r in module._run.lowered.again for op in r.ops]))
     return told
 
 
-def test_recomputed_blocks_give_the_same_numbers_and_send_what_the_plan_says(
+def everything(blocks: Blocks) -> Regions:
+    return block_regions(blocks.graph, blocks.subdims)
+
+
+def at_random(seed: int) -> Callable[[Blocks], Regions]:
+    """Every operator of a block by itself: kept, or made again."""
+
+    def choose(blocks: Blocks) -> Regions:
+        draw = Random(seed)
+        return blocks.regions([i for b in blocks.ranges for i in b if draw.random() < 0.5])
+
+    return choose
+
+
+def test_recomputed_operators_give_the_same_numbers_and_send_what_the_plan_says(
     on_ranks: Launch,
 ) -> None:
-    chooser = Again()
-    plans = [*chooser.baselines(), *chooser.covering(4).values()]
+    full, mixed = Again(everything), [Again(at_random(seed)) for seed in range(6)]
+    plans = [*full.baselines(), *full.covering(4).values()]
+    regions = [full.regions] * len(plans)
+    for chooser in mixed:
+        for plan in (next(chooser.baselines()), *list(chooser.covering(4).values())[:3]):
+            plans.append(plan)
+            regions.append(chooser.regions)
     given = [dumps(plan).encode() for plan in plans]
-    for number, (said, differs, blocks) in enumerate(on_ranks(stepped, 2, given)[0]):
-        assert blocks == 3
+    for number, (said, differs, again) in enumerate(on_ranks(stepped, 2, given)[0]):
+        assert sorted(again) == regions[number].ops
         assert said == "", f"plan {number}"
         assert differs == "", f"plan {number}"

@@ -1,37 +1,40 @@
 """Activations: what is saved for backward, and what activation checkpointing recomputes.
 
-Activation checkpointing drops the activations of some blocks and recomputes them for backward. A
-region is a stretch of one block's operators. Forward keeps what the region reads from outside
-and drops what its operators would keep; before its backward, the region's operators and the
-reshards of what they read run once more. The last operator of a region is the last that keeps an
-operand: of it, only the operand is made again, so it does not run twice itself.
+Activation checkpointing drops some activations and computes them again for backward. It is decided
+operator by operator. Of an operator that *runs again* nothing is kept: neither what it reads, nor
+its results, nor what it makes beside them. What it reads must be there when it runs again: made
+again as well, or kept, as it lies there.
 
-    forward:   keep x,  a = norm(x), b = up(a), c = gelu(b), y = down(c)
-    backward:           a = norm(x), b = up(a), c = gelu(b), then the gradients of all four
+    forward:   keep x and b,  a = norm(x), b = up(a), c = gelu(b), y = down(c)
+    backward:  c = gelu(b), the gradients of down and gelu, a = norm(x), those of up and norm
+
+Here `norm` and `gelu` run again. `up` and `down` do not, but their backward reads what is made again.
+A *region* is a set of operators of one block that run again together, just before the first
+backward that needs something of them: those of which one reads what another makes.
 
 A block is a numbered member of a list of modules, such as `layers.3`, that at least two others
-are like. A model without such blocks has nothing to recompute.
+are like. A model without such blocks has nothing to recompute. What goes from one block to the next
+is kept.
 
 One decision pays for the memory of each tensor that is saved for backward. A tensor is kept because
 an operator that reads it, or the one that writes it, needs it for its gradient. It is counted once:
 where its layout is decided if it has several readers, at its reader if that keeps it, else at its
-writer. A region that is run again keeps what it reads from outside, as it lies there, and nothing
-that it makes itself.
+writer.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import groupby
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shardfold.cluster import Mesh
-from shardfold.costs.memory_format import access_of
+from shardfold.costs.memory_format import access_of, aliases
 from shardfold.costs.operator_steps import Tensors, operand_local_bytes, points, result_bytes
 from shardfold.costs.steps import Values
 from shardfold.errors import PlanError
@@ -45,61 +48,204 @@ FEWEST_BLOCKS = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Regions:
-    """Stretches of operators that are run again, and the last ones that only read again.
+class Region:
+    """Operators of a block that run again together, and what else reads what they make.
 
-    >>> regions = Regions((range(2, 5),), frozenset({4}))
-    >>> [regions.runs_again(i) for i in range(6)]
-    [False, False, True, True, False, False]
-    >>> [regions.of(i) for i in range(6)]
-    [None, None, 0, 0, 0, None]
+    >>> Region((2, 4), ((3, 0), (7, 1))).end
+    7
     """
 
-    ranges: tuple[range, ...] = ()
-    readers: frozenset[int] = frozenset()  # last operators, whose results are not needed again
+    ops: tuple[int, ...]  # in order
+    reads: tuple[tuple[int, int], ...] = ()  # operands that others keep, but for this: made again
+
+    @property
+    def end(self) -> int:
+        """The operator whose backward is the first that needs it."""
+        return max(self.ops[-1], *(op for op, _ in self.reads), -1)
+
+    def shifted(self, by: int) -> Region:
+        """The same where operators are numbered otherwise."""
+        return Region(tuple(op + by for op in self.ops), tuple((op + by, k) for op, k in self.reads))
+
+    @property
+    def visited(self) -> list[int]:
+        """All operators that something is brought to again, in order."""
+        return sorted({*self.ops, *(op for op, _ in self.reads)})
+
+
+@dataclass(frozen=True)
+class Regions:
+    """All that runs again.
+
+    >>> regions = Regions((Region((2, 3), ((4, 0),)),))
+    >>> [regions.runs_again(i) for i in range(6)]
+    [False, False, True, True, False, False]
+    >>> regions.brings_again(4, 0), regions.brings_again(4, 1), regions.brings_again(3, 1)
+    (True, False, True)
+    """
+
+    regions: tuple[Region, ...] = ()
+
+    @cached_property
+    def _home(self) -> dict[int, int]:
+        return {op: at for at, region in enumerate(self.regions) for op in region.ops}
+
+    @cached_property
+    def _reads(self) -> dict[tuple[int, int], int]:
+        return {read: at for at, region in enumerate(self.regions) for read in region.reads}
 
     def of(self, op: int) -> int | None:
-        """The number of the region that an operator belongs to: what it reads is read again."""
-        at = bisect_right(self.ranges, op, key=lambda each: each.start) - 1
-        return at if at >= 0 and op in self.ranges[at] else None
+        """The number of the region in which an operator runs again."""
+        return self._home.get(op)
 
     def runs_again(self, op: int) -> bool:
-        """Whether the operator itself is run a second time."""
-        return self.of(op) is not None and op not in self.readers
+        """Whether the operator is run a second time."""
+        return op in self._home
+
+    def reads_again(self, op: int, operand: int) -> bool:
+        """Whether an operator that runs once finds an operand made again."""
+        return (op, operand) in self._reads
+
+    def brings_again(self, op: int, operand: int) -> bool:
+        """Whether an operand is moved once more, to where the operator needs it."""
+        return op in self._home or (op, operand) in self._reads
+
+    @property
+    def ops(self) -> list[int]:
+        """All operators that run again."""
+        return sorted(self._home)
 
     def __bool__(self) -> bool:
-        return bool(self.ranges)
+        return bool(self.regions)
 
 
 KEEP_ALL = Regions()
 
 
-def block_regions(graph: Graph, subdims: Subdims) -> Regions:
-    """A region for every block of the graph that has others like it."""
-    blocks = [block for block in _blocks(graph) if _can_run_twice(graph, block)]
-    kinds = [tuple(graph.ops[i].kind for i in block) for block in blocks]
-    many: Counter[tuple[str, ...]] = Counter()
-    for block, kind in zip(blocks, kinds, strict=True):
-        many[kind] += _stands_for(graph, block)
-    repeated = (b for b, kind in zip(blocks, kinds, strict=True) if many[kind] >= FEWEST_BLOCKS)
-    trimmed = [_trimmed(graph, subdims, block) for block in repeated]
-    found = tuple(block for block in trimmed if len(block) >= FEWEST_OPERATORS)
-    last = {block[-1] for block in found}
-    return Regions(found, frozenset(i for i in last if _keeps_only_operands(graph, subdims, i)))
+class Blocks:
+    """The blocks of a graph that have others like them, and what may run again there."""
+
+    def __init__(self, graph: Graph, subdims: Subdims) -> None:
+        self.graph, self.subdims = graph, subdims
+        self.ranges = tuple(_alike(graph))
+        self.aliases = aliases(graph, subdims)
+        self.readers, self.writer = graph.readers(), _writers(graph)
+
+    def regions(self, again: Collection[int], *, whole: bool = False) -> Regions:
+        """What runs again if these operators shall, as far as that is needed.
+
+        An operator runs again if it keeps something beside what it reads, or if what it makes is
+        needed. A view follows the memory that it is a view of. With `whole` all of them run again,
+        and what others read of them is kept, as if they were a function by themselves.
+        """
+        found: list[Region] = []
+        chosen = {i for i in again if self.may_run_again(i)}
+        for block in self.ranges:
+            inside = chosen.intersection(block)
+            again = inside if whole else self._needed(block, inside)
+            others = () if whole else [i for i in block if i not in again]
+            found += self._of_block(again, others)
+        return Regions(tuple(found))
+
+    def may_run_again(self, op: int) -> bool:
+        """Whether running it twice changes nothing: batch norm would count a batch twice."""
+        return not self.subdims.rules[op].rule.operator.writes
+
+    def kept_of(self, op: int, again: Collection[int]) -> Iterator[int]:
+        """The operands of an operator that its backward reads, and that are made again."""
+        for operand in kept_operands(self.graph, self.subdims, op):
+            if self.writer.get(self.graph.ops[op].inputs[operand]) in again:
+                yield operand
+
+    def is_view(self, op: int) -> bool:
+        """Whether the results share the memory of the first operand."""
+        return self.graph.ops[op].results[0] in self.aliases
+
+    def _needed(self, block: range, chosen: set[int]) -> set[int]:
+        again = set(chosen)
+        for op in reversed(block):  # a view of what is kept, read by what runs again
+            if self.is_view(op) and any(i in again for i in self._read_by(op, block)):
+                again.add(op)
+        for op in block:  # a view of what is made again
+            if self.is_view(op) and self.writer.get(self.graph.ops[op].inputs[0]) in again:
+                again.add(op)
+        for op in reversed(block):
+            if op in again and not self._is_needed(op, block, again):
+                again.discard(op)
+        return again
+
+    def _is_needed(self, op: int, block: range, again: set[int]) -> bool:
+        if keeps_inside(self.graph, self.subdims, op):
+            return True
+        made = set(self.graph.ops[op].results)
+        for reader in self._read_by(op, block):
+            inputs = self.graph.ops[reader].inputs
+            kept = {inputs[k] for k in kept_operands(self.graph, self.subdims, reader)}
+            if reader in again or made & kept:
+                return True
+        return False
+
+    def _made_for(self, op: int, again: set[int]) -> set[int]:
+        return {w for t in self.graph.ops[op].inputs if (w := self.writer.get(t)) in again}
+
+    def _read_by(self, op: int, block: range) -> list[int]:
+        results = self.graph.ops[op].results
+        return [i for t in results for i, _ in self.readers.get(t, ()) if i in block]
+
+    def _of_block(self, again: set[int], others: Sequence[int]) -> Iterator[Region]:
+        """Those of which one reads what another makes, or that one backward reads, together."""
+        group = {op: {op} for op in again}
+        together = [{op, *self._made_for(op, again)} for op in again]
+        for op in others:
+            inputs = self.graph.ops[op].inputs
+            together.append({self.writer[inputs[k]] for k in self.kept_of(op, again)})
+        for members in together:
+            joined = set[int]().union(*(group[op] for op in members))
+            group |= dict.fromkeys(joined, joined)
+        for members in {min(each): each for each in group.values()}.values():
+            reads = tuple((op, k) for op in others for k in self.kept_of(op, members))
+            yield Region(tuple(sorted(members)), reads)
+
+
+def block_regions(graph: Graph, subdims: Subdims, *, whole: bool = False) -> Regions:
+    """Everything of every block: full recomputation; `whole`: even what is not needed."""
+    blocks = Blocks(graph, subdims)
+    every = [i for block in blocks.ranges for i in _trimmed(graph, subdims, block)]
+    return blocks.regions(every, whole=whole)
 
 
 def attention_regions(graph: Graph, subdims: Subdims) -> Regions:
-    """A region for the core of every attention: from its first product to its last.
+    """The core of every attention, from its first product to its last, as Megatron-LM does it.
 
     That is what selective recomputation runs again (Korthikanti et al. 2022): products of two
     activations, and what stands between them. Their operands are kept.
     """
-    cores: list[range] = []
-    for block in _blocks(graph):
+    blocks = Blocks(graph, subdims)
+    cores: list[int] = []
+    for block in blocks.ranges:
         products = [i for i in block if _attends(graph, subdims, i)]
-        if products and _can_run_twice(graph, block):
-            cores.append(range(products[0], products[-1] + 1))
-    return Regions(tuple(cores))
+        cores += range(products[0], products[-1] + 1) if products else ()
+    return blocks.regions(cores, whole=True)
+
+
+def product_regions(graph: Graph, subdims: Subdims) -> Regions:
+    """All but attention and every second product, beginning with the first, as torchtitan does it.
+
+    Its `selective` with the option `op` saves the results of attention and of the first, third,
+    ... product with a weight of a block.
+    """
+    blocks = Blocks(graph, subdims)
+    again: list[int] = []
+    for block in blocks.ranges:
+        weighed = [i for i in block if _is_product(graph, subdims, i, attends=False)]
+        kept = {*weighed[::2], *(i for i in block if _is_product(graph, subdims, i, attends=True))}
+        again += [i for i in _trimmed(graph, subdims, block) if i not in kept]
+    return blocks.regions(again)
+
+
+def _is_product(graph: Graph, subdims: Subdims, op: int, *, attends: bool) -> bool:
+    is_product = subdims.rules[op].rule.engine == "matrix"
+    return is_product and _attends(graph, subdims, op) == attends
 
 
 def _attends(graph: Graph, subdims: Subdims, op: int) -> bool:
@@ -111,25 +257,43 @@ def _attends(graph: Graph, subdims: Subdims, op: int) -> bool:
 
 
 def stated_regions(ranges: Sequence[tuple[int, int]], graph: Graph, subdims: Subdims) -> Regions:
-    """The regions that a plan states for a graph with all its periods; they must be its blocks."""
-    blocks = block_regions(graph, subdims) if ranges else KEEP_ALL
-    stated = tuple(range(first, end) for first, end in ranges)
-    if not set(stated) <= set(blocks.ranges):
+    """The regions that a plan states for a graph with all its periods."""
+    if not ranges:
+        return KEEP_ALL
+    blocks = Blocks(graph, subdims)
+    stated = [op for first, end in ranges for op in range(first, end)]
+    inside = {op for block in blocks.ranges for op in block if blocks.may_run_again(op)}
+    if not set(stated) <= inside:
         raise PlanError(
-            "The plan recomputes operators that are not the model's blocks. Plan again."
+            "The plan recomputes operators that are in none of the model's repeated blocks, or that "
+            "may not run twice. Plan again."
         )
-    return Regions(stated, blocks.readers)
+    return blocks.regions(stated)
 
 
-def in_model(regions: Regions, graph: Graph) -> Regions:
-    """The regions of a graph with missing periods, over the operators of the whole model."""
-    lengths = {each.start: len(each) for each in regions.ranges}
-    order = [op for op, _, _ in operator_order(graph)]
-    starts = [at for at, op in enumerate(order) if op in lengths]
-    ranges = tuple(range(at, at + lengths[order[at]]) for at in starts)
-    return Regions(
-        ranges, frozenset(each[-1] for each in ranges if order[each[-1]] in regions.readers)
-    )
+def in_model(regions: Regions, graph: Graph) -> tuple[tuple[int, int], ...]:
+    """What runs again of the whole model, as stretches (first, end) that each lie in one block."""
+    again = set(regions.ops)
+    order = operator_order(graph)
+    path = [_block_path(op.origin.module) for op in graph.ops]
+    places = [(at, op, copy) for at, (op, _, copy) in enumerate(order) if op in again]
+
+    def stretch(numbered: tuple[int, tuple[int, int, int | None]]) -> object:
+        number, (at, op, copy) = numbered
+        return at - number, path[op], copy
+
+    groups = (list(each) for _, each in groupby(enumerate(places), stretch))
+    return tuple((each[0][1][0], each[-1][1][0] + 1) for each in groups)
+
+
+def _alike(graph: Graph) -> Iterator[range]:
+    """The blocks of which there are enough of one kind, long enough."""
+    blocks = [block for block in _blocks(graph) if len(block) >= FEWEST_OPERATORS]
+    kinds = [tuple(graph.ops[i].kind for i in block) for block in blocks]
+    many: Counter[tuple[str, ...]] = Counter()
+    for block, kind in zip(blocks, kinds, strict=True):
+        many[kind] += _stands_for(graph, block)
+    return (b for b, kind in zip(blocks, kinds, strict=True) if many[kind] >= FEWEST_BLOCKS)
 
 
 def _blocks(graph: Graph) -> Iterator[range]:
@@ -154,12 +318,6 @@ def _block_path(module: str) -> str:
     return ""
 
 
-def _can_run_twice(graph: Graph, block: range) -> bool:
-    """Whether running the block again changes nothing: batch norm would count a batch twice."""
-    names = {operand.name for i in block for operand in graph.ops[i].operands}
-    return len(block) >= FEWEST_OPERATORS and "running_mean" not in names
-
-
 def _stands_for(graph: Graph, block: range) -> int:
     """How many blocks of the model one block of a graph with missing periods stands for."""
     for repeat in graph.repeats:
@@ -181,11 +339,16 @@ def _keeps(graph: Graph, subdims: Subdims, op: int) -> bool:
     return trained and (bool(rule.saves) or rule.saves_results)
 
 
-def _keeps_only_operands(graph: Graph, subdims: Subdims, op: int) -> bool:
-    """Whether backward needs nothing that the operator computes; a norm needs its statistics."""
-    rule = subdims.rules[op].rule
-    inner = any(extra.points for extra in extras(graph, subdims, op) if extra.life == "kept")
-    return rule.engine == "matrix" and not rule.saves_results and not inner
+def keeps_inside(graph: Graph, subdims: Subdims, op: int) -> bool:
+    """Whether backward needs something that the operator makes; a norm needs its statistics."""
+    if not graph.has_gradient(op):
+        return False
+    inner = any(extra.life == "kept" for extra in extras(graph, subdims, op))
+    return inner or subdims.rules[op].rule.saves_results
+
+
+def _writers(graph: Graph) -> dict[int, int]:
+    return {t: i for i, op in enumerate(graph.ops) for t in op.results}
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,19 +366,20 @@ class Saved:
     def __init__(self, graph: Graph, subdims: Subdims, regions: Regions = KEEP_ALL) -> None:
         self.graph, self.subdims, self.regions = graph, subdims, regions
         self.readers = graph.readers()
-        self.writer = {t: i for i, op in enumerate(graph.ops) for t in op.results}
+        self.writer = _writers(graph)
 
     def by_operator(self, index: int) -> Kept:
         """What the operator at `index` answers for."""
         op, rule = self.graph.ops[index], self.subdims.rules[index].rule
         if not self._has_gradient(index):
             return Kept()
-        recomputed = self.regions.of(index) is not None
+        recomputed = self.regions.runs_again(index)
         operands = tuple(
             k
             for k in (() if recomputed else rule.saves)
             if self.graph.tensors[op.inputs[k]].role == "activation"
             and len(self.readers[op.inputs[k]]) == 1
+            and not self.regions.reads_again(index, k)
         )
         several = len(self.readers.get(op.results[0], ())) > 1
         elsewhere = several or self.by_reader(op.results[0])
@@ -230,14 +394,15 @@ class Saved:
         return self._enters(tensor) or any(
             k in self.subdims.rules[i].rule.saves
             and self._has_gradient(i)
-            and self.regions.of(i) is None
+            and not self.regions.brings_again(i, k)
             for i, k in self.readers.get(tensor, ())
         )
 
     def by_anyone(self, tensor: int) -> bool:
         """Whether a reader or the writer keeps the tensor."""
         writer = self.writer[tensor]
-        writes = self.subdims.rules[writer].rule.saves_results and self.regions.of(writer) is None
+        saves = self.subdims.rules[writer].rule.saves_results
+        writes = saves and not self.regions.runs_again(writer)
         return writes or self.by_reader(tensor)
 
     def _enters(self, tensor: int) -> bool:

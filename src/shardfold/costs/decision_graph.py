@@ -324,7 +324,7 @@ class _Wirer:
             reader[0],
             left,
             self.sides.operand(*reader),
-            is_recomputed=self.regions.of(reader[0]) is not None,
+            is_recomputed=self.regions.brings_again(*reader),
         )
         flows = self.graph.has_gradient(reader[0])
         return edge if flows else replace(edge, has_gradient=False)

@@ -23,7 +23,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from shardfold.costs import Tables
-from shardfold.costs.activations import KEEP_ALL, Regions, block_regions, in_model
+from shardfold.costs.activations import KEEP_ALL, Blocks, Regions
 from shardfold.graph import Graph
 from shardfold.graph.graph import Op, Operand, Tensor
 from shardfold.graph.repeats import MODEL, Repeat, operator_order
@@ -167,8 +167,15 @@ def propose_fewer_recomputed(groups: Sequence[Group], ranking: Ranking) -> Itera
         count -= fewer
 
 
-def _recomputed_blocks(case: Case) -> tuple[range, ...]:
-    return in_model(case.recomputed, case.graph).ranges
+def _recomputed_blocks(case: Case) -> list[range]:
+    return block_places(case.graph, Blocks(case.graph, case.subdims))
+
+
+def block_places(graph: Graph, blocks: Blocks) -> list[range]:
+    """Every block of the whole model, by the places of its operators there."""
+    lengths = {block.start: len(block) for block in blocks.ranges}
+    order = [op for op, _, _ in operator_order(graph)]
+    return [range(at, at + lengths[op]) for at, op in enumerate(order) if op in lengths]
 
 
 def _keep_all(whole: Candidate, groups: Sequence[Group]) -> Case:
@@ -230,7 +237,7 @@ def _recompute_first(whole: Candidate, count: int, limit: float) -> Iterator[Can
 
 def divide_at(graph: Graph, subdims: Subdims, count: int) -> tuple[Graph, int]:
     """The graph with a border before block `count`, and the border's place in the whole model."""
-    border = in_model(block_regions(graph, subdims), graph).ranges[count].start
+    border = block_places(graph, Blocks(graph, subdims))[count].start
     order = operator_order(graph)
     op, number, copy = order[border]
     if number >= 0 and graph.repeats[number].missing:
@@ -254,7 +261,7 @@ def _period(repeat: Repeat, op: int, copy: int | None) -> int:
 
 
 def leading_regions(graph: Graph, subdims: Subdims, border: int) -> Regions:
-    """The regions that only stand for blocks before the border."""
-    regions = block_regions(graph, subdims)
+    """Everything of the blocks that are before the border, all of those that they stand for."""
+    blocks = Blocks(graph, subdims)
     last = {op: place for place, (op, _, _) in enumerate(operator_order(graph))}
-    return replace(regions, ranges=tuple(r for r in regions.ranges if last[r.start] < border))
+    return blocks.regions([i for r in blocks.ranges if last[r.start] < border for i in r])

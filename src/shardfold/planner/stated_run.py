@@ -150,7 +150,8 @@ def _recomputed(scheduler: Scheduler, stated: Stated, stack: Stack) -> Regions:
         if not cores:
             raise InputError("recompute=selective: no block of the model has attention.")
         return cores
-    blocks = block_regions(scheduler.graph, scheduler.subdims)
+    whole = stack.runs_whole_block_again
+    blocks = block_regions(scheduler.graph, scheduler.subdims, whole=whole)
     if not blocks:
         raise InputError("recompute=full: the model has no repeated blocks to recompute.")
-    return Regions(blocks.ranges) if stack.runs_whole_block_again else blocks
+    return blocks

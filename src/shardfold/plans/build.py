@@ -108,7 +108,7 @@ def describe(
         ),
         inputs=inputs_of(whole.decoded, cuts or {}),
         pinned=_pinned(operators, selection),
-        recompute=tuple((r.start, r.stop) for r in in_model(case.recomputed, case.graph).ranges),
+        recompute=in_model(case.recomputed, case.graph),
         sketch=sketch(whole),
         simulation=winner.simulation if piped is None else _piped_simulation(piped),
         finalists=_finalists(selection, piped),

@@ -1,7 +1,7 @@
 """Code generation: one device's step as Python source, with nothing left to interpret.
 
-For `torch.compile`, operators of recomputed blocks carry a checkpointing policy: the compiler then
-does not decide by itself what backward keeps of them.
+For `torch.compile`, operators that run again carry a checkpointing policy: the compiler then does
+not decide by itself what backward keeps of them.
 
     def step(context, given, leaves, observe):
         groups = context.groups
@@ -17,14 +17,20 @@ Tensors are `t` with their number in the graph, uses of parameters `u` with thei
 serves training, checking (which looks at every result) and compilers (for which parameters are
 ordinary tensors and collectives are functions).
 
-What runs again before backward is a function within: autograd keeps what it is given, calls it
-once more, with the same dropout and all its collectives, and stops at the last thing it lacks.
+What runs again before backward is written a second time, as a function of what it is given (see
+`runtime/again.py`).
+
+    def again_0(region, given):
+        t4, = given
+        with region.running(7):
+            t5 = op_gelu(t4)
+        region.fill(0, t5)
 """
 
 from __future__ import annotations
 
 import linecache
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -34,8 +40,10 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.fx import traceback
-from torch.utils.checkpoint import CheckpointPolicy, checkpoint
+from torch.utils.checkpoint import CheckpointPolicy
 
+from shardfold.costs.activations import Region
+from shardfold.runtime.again import Remade
 from shardfold.runtime.lower import Feed, Instruction, Lowered
 from shardfold.runtime.ops import Context, Site
 from shardfold.runtime.ops.local_op import Names, Target, call_text
@@ -97,6 +105,45 @@ def write(lowered: Lowered, style: Style) -> Step:
     return step
 
 
+@dataclass(frozen=True)
+class _Written:
+    """A region with the names of what it is given and of what it fills."""
+
+    number: int
+    region: Region
+    given: tuple[int, ...]  # tensors from others, in the order they are read
+    first: dict[int, int]  # who reads each of them first
+    drops: dict[int, list[int]]  # tensors that nothing in it reads after an instruction
+    slots: dict[tuple[int, int], int]
+
+    @classmethod
+    def of(cls, lowered: Lowered, number: int, through: Container[tuple[int, int]]) -> _Written:
+        """Operands that come `through` the uses of parameters are no tensors of the step."""
+        region = lowered.again[number]
+        again = [(index, lowered.instructions[index]) for index in region.ops]
+        made = {t for _, instruction in again for t in instruction.results}
+        read = [
+            (feed.tensor, index)
+            for index, each in again
+            for k, feed in enumerate(each.feeds)
+            if (index, k) not in through
+        ]
+        others = [(lowered.instructions[op].feeds[k].tensor, op) for op, k in region.reads]
+        last = {t: index for index, each in again for t in each.results}
+        for tensor, index in sorted((*read, *others), key=lambda pair: pair[1]):
+            last[tensor] = max(index, last.get(tensor, index))
+        first: dict[int, int] = {}
+        for tensor, index in read:
+            if tensor not in made:
+                first.setdefault(tensor, index)
+        drops: dict[int, list[int]] = {}
+        for tensor, index in last.items():
+            if tensor in made or tensor in first:
+                drops.setdefault(index, []).append(tensor)
+        slots = {place: slot for slot, place in enumerate(region.reads)}
+        return cls(number, region, tuple(first), first, drops, slots)
+
+
 @dataclass
 class _Writer:
     lowered: Lowered
@@ -107,13 +154,17 @@ class _Writer:
         uses: Sequence[Use] = self.style.uses.uses if self.style.uses is not None else ()
         self.uses = {(use.instruction, use.operand): use for use in uses}
         self.edges: dict[int, str] = {}
-        functions = (perform, write_back, promising, leaves_of, twice, made_again)
+        functions = (perform, write_back, promising, leaves_of, Remade, made_again)
         for function in (*functions, torch.no_grad):
             self.names.add(function.__name__, function)
         self.read = {t for i in self.lowered.instructions for t in i.drops} | {*self.style.returns}
-        self.inside: set[int] = set()  # of a stretch that runs again: what it is given
-        self.hidden: set[int] = set()  # and what it cannot see
-        self.runs_twice = False
+        self.regions = [
+            _Written.of(self.lowered, number, self.uses)
+            for number in range(len(self.lowered.again))
+        ]
+        self.home = {op: each for each in self.regions for op in each.region.ops}
+        self.reads = {read: each for each in self.regions for read in each.region.reads}
+        self.held = {t for each in self.regions for t in each.given}
 
     def lines(self) -> Iterator[str]:
         """The whole function."""
@@ -126,9 +177,9 @@ class _Writer:
             if names:
                 yield f"{INDENT}{', '.join(names)}, = {what}"
         yield from (INDENT + line for line in self._summed())
-        for stretch, is_again in self._stretches():
-            for line in self._block(stretch) if is_again else self._body(stretch):
-                yield INDENT + line
+        if not self.style.is_traced:
+            yield from (INDENT + line for each in self.regions for line in self._again(each))
+        yield from (INDENT + line for line in self._body())
         yield f"{INDENT}return {''.join(f't{t}, ' for t in self.style.returns)}".rstrip()
 
     def _summed(self) -> Iterator[str]:
@@ -141,56 +192,60 @@ class _Writer:
                     edge = self.names.add("edge", Edge(stay, feed.onward, cast=cast))
                     yield f"t{feed.tensor} = {edge}(t{feed.tensor}, groups)"
 
-    def _stretches(self) -> Iterator[tuple[range, bool]]:
-        """All instructions, cut where something begins or ceases to run again."""
-        at = 0
-        for again in self.lowered.again:
-            yield range(at, again.start), False
-            yield again, True
-            at = again.stop
-        yield range(at, len(self.lowered.instructions)), False
+    def _again(self, written: _Written) -> Iterator[str]:
+        """What runs again, as a function of what it is given; and what will call it."""
+        region, number = written.region, written.number
+        yield f"def again_{number}(region, given):"
+        if written.given:
+            yield f"{INDENT}{''.join(f't{t}, ' for t in written.given)}= given"
+        ahead = self._started_ahead(region.ops)
+        for index in region.visited:
+            yield from (INDENT + self._start(use) for use in ahead.get(index, ()))
+            for line in self._made_again(written, index):
+                yield INDENT + line
+            yield from (f"{INDENT}del t{t}" for t in written.drops.get(index, ()))
+        yield f"remade_{number} = Remade(again_{number})"
 
-    def _block(self, indices: range) -> Iterator[str]:
-        """A stretch as a function of what it reads, called so that it can be called again."""
-        if self.style.is_traced:
-            yield f"with made_again({indices.start}):"
-            yield from (INDENT + line for line in self._body(indices))
+    def _made_again(self, written: _Written, index: int) -> Iterator[str]:
+        instruction = self.lowered.instructions[index]
+        if index in self.home:
+            yield f"with region.running({index}):"
+            yield from (INDENT + line for line in self._instruction(index, instruction))
+            yield from self._shared(instruction)
             return
-        inside = [self.lowered.instructions[i] for i in indices]
-        made = {t for instruction in inside for t in instruction.results}
-        read = [feed.tensor for instruction in inside for feed in instruction.feeds]
-        dropped = {t for instruction in inside for t in instruction.drops}
-        leaves = [u for u in self.uses.values() if u.instruction in indices]
-        through = {(u.instruction, u.operand) for u in leaves}
-        given = dict.fromkeys(
-            f"t{feed.tensor}"
-            for i, instruction in zip(indices, inside, strict=True)
-            for k, feed in enumerate(instruction.feeds)
-            if feed.tensor not in made and (i, k) not in through
-        )
-        given |= dict.fromkeys(f"u{u.number}" for u in leaves)
-        results_in_order = [t for instruction in inside for t in instruction.results]
-        wanted = [t for t in results_in_order if t not in dropped and t in self.read]
-        self.inside, self.runs_twice = set(read) - made, True
-        self.hidden = {t for t in self.inside if f"t{t}" not in given}
-        name, results = f"block_{indices.start}", "".join(f"t{t}, " for t in wanted)
-        yield f"def {name}({', '.join(given)}):"
-        yield from (INDENT + line for line in self._body(indices))
-        yield f"{INDENT}return {results}"
-        yield f"{results}= twice({name}, {', '.join(given)})"
-        yield from (f"del t{t}" for t in sorted(dropped - made))
-        self.inside, self.hidden, self.runs_twice = set(), set(), False
+        for (op, k), slot in written.slots.items():
+            if op == index:
+                yield f"region.fill({slot}, {self._operand(index, k, instruction.feeds[k])})"
 
-    def _body(self, indices: Sequence[int]) -> Iterator[str]:
+    def _body(self) -> Iterator[str]:
+        indices = range(len(self.lowered.instructions))
         ahead = self._started_ahead(indices)
         for index in indices:
             instruction = self.lowered.instructions[index]
             yield f"# {instruction.site.op.name}"
             yield from (self._start(use) for use in ahead.get(index, ()))
-            yield from self._instruction(index, instruction)
-            for tensor in instruction.drops:
-                if tensor not in self.hidden:
-                    yield f"del t{tensor}"
+            lines = self._instruction(index, instruction)
+            home = self.home.get(index)
+            if home is None:
+                yield from lines
+            else:
+                yield from self._first_time(home, index, lines)
+            yield from self._results(instruction)
+            yield from (f"del t{tensor}" for tensor in instruction.drops)
+            for each in self.regions if not self.style.is_traced else ():
+                if each.region.end == index:
+                    yield f"del remade_{each.number}"
+
+    def _first_time(self, home: _Written, index: int, lines: Iterator[str]) -> Iterator[str]:
+        """An instruction that will run again: what it reads from others is held."""
+        if self.style.is_traced:
+            yield f"with made_again({home.number + 1}):"
+        else:
+            for place, tensor in enumerate(home.given):
+                if home.first[tensor] == index:
+                    yield f"remade_{home.number}.hold({place}, t{tensor})"
+            yield f"with remade_{home.number}.running({index}):"
+        yield from (INDENT + line for line in lines)
 
     def _started_ahead(self, indices: Sequence[int]) -> dict[int, list[Use]]:
         """Before which instruction each gather begins: a reader so many before its own."""
@@ -213,14 +268,17 @@ class _Writer:
         promised = []
         for k, feed in enumerate(instruction.feeds):
             text = self._operand(index, k, feed)
-            # What is gathered when a stretch runs again serves its backward.
-            regathers = feed.regathers and not self.runs_twice
-            if k in instruction.writes or regathers:
+            # What is gathered when an operator runs again serves its backward.
+            regathers = feed.regathers and index not in self.home
+            remade = None if self.style.is_traced else self.reads.get((index, k))
+            if k in instruction.writes or regathers or remade is not None:
                 before.append(f"w{k} = {text}")
                 after.append(f"del w{k}")
                 text = f"w{k}"
             if regathers:
                 promised.append(f"({self._promise(index, k, feed)}, {text})")
+            if remade is not None:
+                promised.append(f"(remade_{remade.number}, {remade.slots[index, k]}, {text})")
             operands.append(text)
         yield from before
         body = list(self._call(instruction, operands))
@@ -235,7 +293,6 @@ class _Writer:
             feed = instruction.feeds[k]
             yield f"write_back({self.names.add('moves', feed.there)}, w{k}, t{feed.tensor})"
         yield from after
-        yield from self._results(instruction)
 
     def _operand(self, index: int, operand: int, feed: Feed) -> str:
         use = self.uses.get((index, operand))
@@ -259,7 +316,7 @@ class _Writer:
             edge = Edge(
                 feed.there,
                 feed.back,
-                feed.owns_value and is_free and feed.tensor not in self.inside,
+                feed.owns_value and is_free and feed.tensor not in self.held,
                 feed.owns_gradient and is_free,
                 feed.cast,
             )
@@ -298,6 +355,10 @@ class _Writer:
         if self.style.is_observed:
             results = ", ".join(f"t{t}" for t in instruction.results)
             yield f"{results}, = observe({self.names.add('instruction', instruction)}, [{results}])"
+        yield from self._shared(instruction)
+
+    def _shared(self, instruction: Instruction) -> Iterator[str]:
+        """To the layout that several readers share."""
         for tensor, shared in zip(instruction.results, instruction.shared, strict=True):
             if shared is not None and shared.moves:
                 yield f"t{tensor} = {self._moved(shared)}"
@@ -312,16 +373,6 @@ def alone(moves: Moves, cast: Casting | None, stored: Tensor, context: Context) 
     """The promise of a parameter that is moved when it is asked for."""
     member = Member(0, Gather(moves, context.groups, cast=cast), stored, 0)
     return Promise(Joint([member]), context)
-
-
-def twice(block: Callable[..., tuple[Tensor, ...]], *given: Tensor) -> tuple[Tensor, ...]:
-    """Call a function now, and again when backward asks for what it would have kept."""
-    if not torch.is_grad_enabled():
-        return block(*given)
-    found: tuple[Tensor, ...] = checkpoint(
-        block, *given, use_reentrant=False, preserve_rng_state=False
-    )
-    return found
 
 
 def leaves_of(found: Any) -> list[Tensor]:

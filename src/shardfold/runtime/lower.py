@@ -18,6 +18,7 @@ import numpy as np
 
 from shardfold.capture import Program
 from shardfold.cluster import Mesh
+from shardfold.costs.activations import Region
 from shardfold.costs.decision_graph import Edge, Leg, Sides, Vertex, shared_tensors, wire
 from shardfold.costs.parameters import Storage
 from shardfold.plans.read import Decisions
@@ -104,7 +105,7 @@ class Lowered:
     parameters: tuple[Stored, ...]
     written: tuple[Written, ...]  # buffers that are written in parts
     inputs: Mapping[int, Given] = field(default_factory=dict)  # how the batch may come
-    again: tuple[range, ...] = ()  # stretches of instructions that run again before backward
+    again: tuple[Region, ...] = ()  # instructions that run again before backward
     ahead: int = 1  # readers of gathered parameters whose gathers may be under way before
 
     def background_axes(self) -> set[Axes]:
@@ -202,7 +203,7 @@ class _Lowering:
             instructions,
             parameters,
             written,
-            again=self.decisions.regions.ranges,
+            again=self.decisions.regions.regions,
         )
 
     def _written(self) -> Iterator[Written]:
@@ -320,16 +321,15 @@ def part_of(
     made = {t for op in own for t in lowered.instructions[op].results}
     instructions = tuple(_apart(lowered.instructions[op], made, tied) for op in own)
     read = {feed.tensor for instruction in instructions for feed in instruction.feeds}
-    inside = range(ops[0], ops[-1] + 1) if ops else range(0)
-    stretches = [range(max(r.start, inside.start), min(r.stop, inside.stop)) for r in lowered.again]
-    shift = len(before) - inside.start
+    shift = len(before) - (ops[0] if ops else 0)
+    inside = [r for r in lowered.again if ops and ops[0] <= r.ops[0] and r.end <= ops[-1]]
     return replace(
         lowered,
         instructions=instructions,
         parameters=tuple(stored for stored in lowered.parameters if stored.tensor in read),
         written=tuple(written for written in lowered.written if written.tensor in read),
         inputs={tensor: given for tensor, given in lowered.inputs.items() if tensor in read},
-        again=tuple(range(r.start + shift, r.stop + shift) for r in stretches if r),
+        again=tuple(r.shifted(shift) for r in inside),
     )
 
 

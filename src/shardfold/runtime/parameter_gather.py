@@ -15,7 +15,8 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -88,7 +89,7 @@ class Member:
     number: int
     gather: Gather
     part: Tensor
-    stretch: int  # of instructions: what runs again is by itself
+    stretch: int  # what runs again together is by itself
 
     @property
     def key(self) -> tuple[Any, ...] | None:
@@ -230,9 +231,10 @@ class Promise:
         self.is_begun = False
         context.latest = self
 
-    def make(self, number: int) -> None:
+    def make(self, number: int) -> Callable[[], Tensor]:
         """Promise a parameter once more."""
         self.made[number] = self.made.get(number, 0) + 1
+        return partial(self.get, number)
 
     def start(self) -> None:
         """Begin to gather what backward will soon ask for, if it has not done so already."""
@@ -258,8 +260,15 @@ class Promise:
         return self.held[number] if self.made[number] > 0 else self.held.pop(number)
 
 
-def promising(given: Sequence[tuple[Promise, int, Tensor]]) -> AbstractContextManager[Any]:
-    """While it lasts, what autograd keeps of each parameter is kept as its promise."""
+class Promising(Protocol):
+    """What makes promises of tensors, each of which has a number."""
+
+    def make(self, number: int) -> Callable[[], Tensor]:
+        """Promise a tensor; what is called when it is needed."""
+
+
+def promising(given: Sequence[tuple[Promising, int, Tensor]]) -> AbstractContextManager[Any]:
+    """While it lasts, what autograd keeps of each tensor is kept as its promise."""
     known = {whole.untyped_storage()._cdata: (promise, number) for promise, number, whole in given}
 
     def pack(tensor: Tensor) -> Callable[[], Tensor]:
@@ -267,9 +276,9 @@ def promising(given: Sequence[tuple[Promise, int, Tensor]]) -> AbstractContextMa
         if found is None:
             return lambda: tensor
         promise, number = found
-        promise.make(number)
+        get = promise.make(number)
         shape = (tensor.size(), tensor.stride(), tensor.storage_offset())
-        return lambda: promise.get(number).as_strided(*shape)
+        return lambda: get().as_strided(*shape)
 
     hooks: AbstractContextManager[Any] = torch.autograd.graph.saved_tensors_hooks(
         pack, lambda kept: kept()

@@ -40,7 +40,7 @@ class Use:
     operand: int
     feed: Feed
     is_new: bool = False  # its gradient is made by the reader's backward, and nobody else's
-    stretch: int = 0  # of instructions, between those that run again
+    stretch: int = 0  # what runs again together: 0 for what does not
 
     @property
     def has_gradient(self) -> bool:
@@ -75,10 +75,11 @@ class Sum:
 def uses_of(lowered: Lowered, parameters: Mapping[int, Any]) -> list[Use]:
     """Every use of the parameters, in the order of execution."""
     found: list[Use] = []
+    again = {op: number for number, r in enumerate(lowered.again, 1) for op in r.ops}
     for index, instruction in enumerate(lowered.instructions):
         for operand, feed in enumerate(instruction.feeds):
             if feed.tensor in parameters and feed.requires_grad:
-                stretch = sum((index >= r.start) + (index >= r.stop) for r in lowered.again)
+                stretch = again.get(index, 0)
                 site = instruction.site
                 new = site.rule.rule.operator.makes_gradients
                 is_new = site.op.operands[operand].name in new

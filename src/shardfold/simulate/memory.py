@@ -4,8 +4,8 @@ Forward, an operator takes memory for copies of operands that had to be moved, f
 (unless they are views), and for what backward needs beside them. A piece of memory is given back
 after its last reader, or, if autograd keeps it, after the backward of the first operator that
 kept it. Where a stack gathers activations again for backward, it keeps the parts instead of
-the copy. A block that is run again keeps what it reads from outside, and takes the rest once more
-before its backward. Backward, an operator takes the gradients of its operands and gives back those
+the copy. Operators that run again keep what they read from others, and take the rest once more
+before the first backward that needs it. Backward, an operator takes the gradients of its operands and gives back those
 of its results. A parameter is gathered for its reader; its gradient stays until the update.
 
 Everything is told per operator, so that what holds for one layer between two others holds for
@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from shardfold.costs.activations import extras, keeps_results, kept_operands
+from shardfold.costs.activations import Region, extras, keeps_results, kept_operands
 from shardfold.costs.memory_format import aliases
 from shardfold.costs.operator_steps import points
 from shardfold.costs.steps import Collective, Step
@@ -284,7 +284,7 @@ class _Memory:
     bytes: float
     kind: str = "activations"
     last: int = -1
-    inner: bool = False  # made while a block is run again
+    inner: bool = False  # made while operators run again
     keepers: list[int] = field(default_factory=list)
     parts: _Memory | None = None  # what it was gathered from, if that is kept in its stead
 
@@ -338,8 +338,9 @@ class Footprint:
         outside.run()
         self.kept_bytes = sum(m.bytes for m in outside.memories if m.keepers)
         self._give_kept(outside)
-        for region in (each for each in self.regions.ranges if each[0] in self.part.ops):
-            inside = _Walk(self.layouts, self.again, region, outside.place, recomputing=True)
+        for region in (each for each in self.regions.regions if each.ops[0] in self.part.ops):
+            visited = region.visited
+            inside = _Walk(self.layouts, self.again, visited, outside.place, recomputing=True)
             inside.run()
             self._give_kept(inside)
         Gradients(self.layouts, self.backward, self.gathered, self.part).run()
@@ -357,12 +358,11 @@ class Footprint:
     def _give_gathered(self) -> None:
         """A gathered parameter goes after its use; one that is kept, after backward."""
         for op, each in enumerate(self.gathered):
-            region = self.regions.of(op)
+            again = self.regions.runs_again(op)
             for position, found in enumerate(each):
                 if found is None or not found.used:
                     continue
                 keeps = position in self.layouts.facts.saved_operands[op]
-                again = region is not None
                 stays = keeps and not found.regathered and not again
                 add((self.backward if stays else self.forward)[op].gives, "buffers", found.used)
                 if again:
@@ -373,7 +373,7 @@ class Footprint:
 
 
 class _Walk:
-    """A walk over operators in forward order, of a part of the graph or of a block run again."""
+    """A walk over operators in forward order, of a part of the graph or of what runs again."""
 
     def __init__(
         self,
@@ -397,7 +397,10 @@ class _Walk:
     def run(self) -> None:
         for op in self.ops:
             runs = not self.recomputing or self.at.regions.runs_again(op)
-            operands = [self._operand(op, k) for k in range(len(self.at.graph.ops[op].inputs))]
+            operands = [
+                self._operand(op, k) if runs or self.at.regions.reads_again(op, k) else None
+                for k in range(len(self.at.graph.ops[op].inputs))
+            ]
             if runs:
                 self._results(op, operands)
         for memory in self.memories:
@@ -405,8 +408,8 @@ class _Walk:
                 add(self.phases[memory.last].gives, memory.kind, memory.bytes)
 
     def _keeps(self, op: int) -> bool:
-        """Whether what the operator keeps is kept in this walk."""
-        return self.recomputing or self.at.regions.of(op) is None
+        """Whether what the operator makes for its backward is kept in this walk."""
+        return self.recomputing or not self.at.regions.runs_again(op)
 
     def _new(self, op: int, size: float, kind: str, *, moved: bool = False) -> _Memory:
         found = _Memory(size, kind, op, self.recomputing)
@@ -421,11 +424,13 @@ class _Walk:
         if graph.tensors[tensor].role == "parameter":
             return None
         memory = self.place.get(tensor)  # none: an input or a buffer, which is always there
-        keeps = position in facts.saved_operands[op] and self._keeps(op)
+        saves = position in facts.saved_operands[op]
+        keeps = saves and (self.recomputing or not self.at.regions.brings_again(op, position))
         if memory is not None and memory.inner == self.recomputing:
             memory.last = op
-            if self._enters(op, tensor):
-                self._keep(memory, op)
+            region = self._entered(op, tensor)
+            if region is not None:
+                self._keep(memory, op if saves else region.end)
         row, edge = self.at.operand_row(op, position), self.at.wiring.operand_edge[op][position]
         if self.at.moves(edge, row):
             size = facts.local_bytes(tensor, row, self.at.shape)
@@ -452,13 +457,13 @@ class _Walk:
             memory.parts.keepers.append(op)
             self.regathered[op] = memory.bytes
 
-    def _enters(self, op: int, tensor: int) -> bool:
-        """Whether a block that is run again reads a tensor from outside, and so keeps it."""
+    def _entered(self, op: int, tensor: int) -> Region | None:
+        """The region that reads a tensor from outside, and so keeps it."""
         region = None if self.recomputing else self.at.regions.of(op)
-        if region is None:
-            return False
-        writer = self.at.facts.writer.get(tensor)
-        return writer is None or self.at.regions.of(writer) != region
+        writer = self.at.facts.writer.get(tensor, -1)
+        if region is None or self.at.regions.of(writer) == region:
+            return None
+        return self.at.regions.regions[region]
 
     def _results(self, op: int, operands: list[_Memory | None]) -> None:
         graph, facts = self.at.graph, self.at.facts

@@ -70,8 +70,8 @@ class Again(Value, frozen=True):
 class Operator(Value, frozen=True):
     """One operator's tasks in each phase; `flops` are useful ones, of forward and backward.
 
-    `again` is what has to be recomputed before this operator's backward: the operators of a
-    block in their order, at the last of them.
+    `again` is what has to be recomputed before this operator's backward, in order: all that no
+    backward before needed.
     """
 
     name: str

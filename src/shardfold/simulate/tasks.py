@@ -53,7 +53,9 @@ class OperatorTasks:
         self.wiring = decoded.tables.wiring
         self.footprint = Footprint(decoded, facts, part)
         self.regions = decoded.tables.regions
-        self.ends = {region[-1]: region for region in self.regions.ranges}
+        self.ends: dict[int, list[int]] = defaultdict(list)  # what runs before which backward
+        for region in self.regions.regions:
+            self.ends[region.end] += region.visited
         self.first: dict[int, int] = {}  # parameter: the operator that answers for it
         for index in part.ops:
             for tensor in self.graph.ops[index].inputs:
@@ -107,8 +109,7 @@ class OperatorTasks:
 
     def operator(self, op: int) -> Operator:
         """All tasks of one operator."""
-        region = self.ends.get(op)
-        again = () if region is None else tuple(filter(None, map(self._again, region)))
+        again = tuple(filter(None, map(self._again, self.ends.get(op, ()))))
         devices = math.prod(self.mesh.shape)
         return Operator(
             self.graph.ops[op].name,

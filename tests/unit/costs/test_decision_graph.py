@@ -7,7 +7,7 @@ import pytest
 
 from shardfold.cluster import mesh_from_text, parse
 from shardfold.costs import OPTIMIZERS, Roofline, price, tabulate
-from shardfold.costs.activations import Regions
+from shardfold.costs.activations import Region, Regions
 from shardfold.costs.decision_graph import Sides, Vertex, shared_tensors, wire
 from shardfold.costs.tables import Tables
 from shardfold.graph import Graph
@@ -36,7 +36,8 @@ SUBDIMS = find_subdims(GRAPH, rules_of(GRAPH))
 
 
 def tables(passes: int = 1, again: range | None = None) -> Tables:
-    regions = Regions() if again is None else Regions((again,), frozenset({again[-1]}))
+    found = () if again is None else (Region(tuple(again[:-1]), ((again[-1], 0),)),)
+    regions = Regions(found)
     given = (GRAPH, SUBDIMS, MESH, MODEL, OPTIMIZERS["sgd"], regions)
     return tabulate(*given, micro_batches=passes)
 

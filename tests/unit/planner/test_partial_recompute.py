@@ -11,12 +11,12 @@ from shardfold import zoo
 from shardfold.capture import capture_short
 from shardfold.cluster import parse
 from shardfold.costs import OPTIMIZERS, Tables, pricing_named, tabulate
-from shardfold.costs.activations import KEEP_ALL, Regions, block_regions, in_model
+from shardfold.costs.activations import KEEP_ALL, Blocks, Regions, block_regions, in_model
 from shardfold.costs.unroll import unroll
 from shardfold.graph import Graph
 from shardfold.graph.repeats import are_alike
 from shardfold.operators import rules_of
-from shardfold.planner.partial_recompute import divide_at, divided, leading_regions, more_seconds
+from shardfold.planner.partial_recompute import block_places, divide_at, divided, leading_regions, more_seconds
 from shardfold.planner.select import least_seconds
 from shardfold.search import solve
 from shardfold.sharding import Subdims, find_subdims
@@ -75,13 +75,14 @@ def test_a_border_may_be_before_any_block(graph) -> None:
     keeping = tables_of(graph, subdims, KEEP_ALL)
     every = block_regions(graph, subdims)
     whole = tables_of(graph, subdims, every)
-    blocks = in_model(every, graph).ranges
+    blocks = in_model(every, graph)
     least = least_seconds(unroll(keeping, graph).problem)
-    for count in range(1, len(blocks)):
+    places = block_places(graph, Blocks(graph, subdims))
+    for count in range(1, len(places)):
         parted, border = divide_at(graph, subdims, count)
         its_atoms = atoms_of(parted)
         regions = leading_regions(parted, its_atoms, border)
-        assert in_model(regions, parted).ranges == blocks[:count]
+        assert in_model(regions, parted) == tuple(b for b in blocks if b[0] < border)
         problem = unroll(tables_of(parted, its_atoms, regions), parted).problem
         more = more_seconds(graph, keeping, whole, border)
         assert more > 0
