@@ -8,8 +8,8 @@ again as well, or kept, as it lies there.
     forward:   keep x and b,  a = norm(x), b = up(a), c = gelu(b), y = down(c)
     backward:  c = gelu(b), the gradients of down and gelu, a = norm(x), those of up and norm
 
-Here `norm` and `gelu` run again. `up` and `down` do not, but their backward reads what is made again.
-A *region* is a set of operators of one block that run again together, just before the first
+Here `norm` and `gelu` run again. `up` and `down` do not, but their backward reads what is made
+again. A *region* is a set of operators of one block that run again together, just before the first
 backward that needs something of them: those of which one reads what another makes.
 
 A block is a numbered member of a list of modules, such as `layers.3`, that at least two others
@@ -65,7 +65,9 @@ class Region:
 
     def shifted(self, by: int) -> Region:
         """The same where operators are numbered otherwise."""
-        return Region(tuple(op + by for op in self.ops), tuple((op + by, k) for op, k in self.reads))
+        return Region(
+            tuple(op + by for op in self.ops), tuple((op + by, k) for op, k in self.reads)
+        )
 
     @property
     def visited(self) -> list[int]:
@@ -265,8 +267,8 @@ def stated_regions(ranges: Sequence[tuple[int, int]], graph: Graph, subdims: Sub
     inside = {op for block in blocks.ranges for op in block if blocks.may_run_again(op)}
     if not set(stated) <= inside:
         raise PlanError(
-            "The plan recomputes operators that are in none of the model's repeated blocks, or that "
-            "may not run twice. Plan again."
+            "The plan recomputes operators that are in none of the model's repeated blocks, or "
+            "that may not run twice. Plan again."
         )
     return blocks.regions(stated)
 

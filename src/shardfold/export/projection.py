@@ -28,6 +28,7 @@ from shardfold.export.writers import Job, Written, write
 from shardfold.planner.estimate import estimate
 from shardfold.planner.estimated import Estimated
 from shardfold.plans.plan import Plan
+from shardfold.simulate.tasks import block_of
 from shardfold.strategies.stacks import OWN
 from shardfold.strategies.stated import Stated
 
@@ -86,7 +87,7 @@ def degrees_of(plan: Plan) -> Stated:
     total = sum(math.prod(p.shape) for p in plan.parameters)
     zero, reshards = 3 if shards > 1 else 0, shards == 1 or regathered > total / 2
     sequence = tensor > 1 and any("seq" in words_on_axes(*each) for each in faced(plan))
-    recompute = "full" if plan.recompute else "none"
+    recompute = _recomputed(plan)
     passes = plan.micro_batches
     found = Stated(replicas, shards, tensor, zero, sequence, recompute, passes)
     found = replace(found, reshards=reshards)
@@ -94,6 +95,21 @@ def degrees_of(plan: Plan) -> Stated:
         return found
     cut = plan.pipeline
     return replace(found, stages=cut.parts, schedule=cut.schedule, chunks=cut.chunks)
+
+
+def _recomputed(plan: Plan) -> str:
+    """Full if most products of what is recomputed from run again, selective if other operators."""
+    if not plan.recompute:
+        return "none"
+    again = {i for first, end in plan.recompute for i in range(first, end)}
+    blocks = {block_of(plan.operators[i].module) for i in again}
+    products = [
+        i
+        for i, (op, face) in enumerate(faced(plan))
+        if block_of(op.module) in blocks
+        and any(word in ("in", "out") for _, word, _ in face.factors)
+    ]
+    return "full" if 2 * len(again.intersection(products)) > len(products) else "selective"
 
 
 def _data_axes(plan: Plan) -> list[int]:
@@ -198,4 +214,4 @@ def unsaid(plan: Plan, read: Stated, target: Target) -> Iterator[str]:
     if read.zero and 0 < kept < len(plan.parameters):
         yield f"{kept} of {len(plan.parameters)} parameters are gathered again in backward"
     if plan.recompute and plan.sketch is not None:
-        yield "which blocks are recomputed: the stack recomputes all or none"
+        yield "which operators are recomputed: the stack has its own few ways"

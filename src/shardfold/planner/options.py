@@ -44,8 +44,8 @@ class Options(TypedDict, total=False):
     - `cost` (`kernels`): the cost model, `kernels`, `roofline` or `paper`.
     - `profile` (none): a file that `shardfold calibrate` wrote; prices are what was measured.
     - `memory_limit` (the device's memory less a tenth): per device, in bytes or as `60GiB`.
-    - `recompute` (`auto`): activation checkpointing of repeated blocks: only if the memory limit
-      binds, `never`, or `always`.
+    - `recompute` (`auto`): activation checkpointing of operators in repeated blocks: as few as
+      the memory limit asks for; `never`; or `always`, all of them.
     - `micro_batches` (`auto`): gradient accumulation over that many equal parts of the batch: more
       than one only if nothing fits otherwise; `search`, the fastest number if the limit binds; or
       a number.

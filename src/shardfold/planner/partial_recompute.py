@@ -1,17 +1,22 @@
-"""Recompute as few blocks as the memory limit asks for.
+"""Recompute as little as the memory limit asks for: which operators, in how many blocks.
 
-Where a candidate that fits recomputes all blocks, memory is often left. So much of it as a block
-would keep is one block that need not be recomputed: the first `count` blocks still are, the others
-keep their activations, as those are what backward needs first. The splits are chosen anew at that
-count, for both parts of the run that the border divides, so a block that is recomputed need not be
-split as one that is not. So many blocks that their work alone makes the step longer than the best
-one are not tried.
+A choice that keeps all activations is faster than with anything recomputed, but may not fit. For
+its splits, the operators of a block have levels (`recompute_levels.py`): sets that run again, each
+the least seconds for its bytes. A step from one level to the next frees so many bytes in each block
+for so many seconds. The cheapest steps are taken first, over all kinds of blocks, until the step
+fits: that is the least time for those bytes, but for a part of one block. The last of the steps is
+taken by the first blocks only; the others keep more, as theirs is what backward needs first.
 
-The border divides a run in two, each a run of its own. A graph holds three periods of a long run:
-the first, the one that stands for all that are left out (the model period), and the last. The first
-`first` periods and the rest become two runs; the last period before the border stands alone, as it
-is read by another kind of period than the others. For that the graph gets the four periods around
-the border, as copies of the model period under their own names.
+    a faster choice that does not fit, and what is to be freed for it
+        -> levels -> what runs again -> simulated; freed a little more or less, until it just fits
+        -> splits searched anew for that, within the limit -> simulated; and once more from there
+
+The border between blocks that recompute more and less divides a run in two, each a run of its own.
+A graph holds three periods of a long run: the first, the one that stands for all that are left out
+(the model period), and the last. The first `first` periods and the rest become two runs; the last
+period before the border stands alone, as it is read by another kind of period than the others. For
+that the graph gets the four periods around the border, as copies of the model period under their
+own names.
 
     before: 0 1 ... 9            ten periods, three in the graph
     after:  0 1 ... 4  5  6 7 ... 9   five, one and four; seven in the graph
@@ -19,18 +24,23 @@ the border, as copies of the model period under their own names.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+import math
+from collections import Counter
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
 
-from shardfold.costs import Tables
+import numpy as np
+
 from shardfold.costs.activations import KEEP_ALL, Blocks, Regions
 from shardfold.graph import Graph
 from shardfold.graph.graph import Op, Operand, Tensor
-from shardfold.graph.repeats import MODEL, Repeat, operator_order
-from shardfold.planner.case import Candidate, Case, Source, make_case
+from shardfold.graph.repeats import MODEL, Repeat, operator_order, places
+from shardfold.planner.case import Candidate, Case, Source, make_case, simulate
 from shardfold.planner.proposals import WEIGHTS, Group, solve_discounted
-from shardfold.planner.select import Ranking, least_seconds
-from shardfold.sharding import Subdims
+from shardfold.planner.recompute_levels import Level, levels_of
+from shardfold.planner.select import Ranking
+from shardfold.search import unproven
 from shardfold.simulate.tasks import Scheduler
 
 
@@ -138,107 +148,221 @@ class _Copier:
         return self.repeat.renamed(name, period - MODEL - 1)
 
 
-ROUNDS = 3
+BASES = 2  # choices for which something is recomputed
+ROUNDS = 3  # of more or less that is freed
 CAREFUL = 0.97  # of the memory that is left: blocks are not all alike in what else they hold
+Kind = tuple[object, ...]
 
 
-def propose_fewer_recomputed(groups: Sequence[Group], ranking: Ranking) -> Iterator[Candidate]:
-    """From the fastest that fits and recomputes blocks: the same with fewer blocks recomputed."""
+@dataclass(frozen=True)
+class Freed:
+    """What runs again: a level for each kind of block, and for the first of one kind the next."""
+
+    levels: dict[Kind, Level]
+    kind: Kind | None = None
+    more: Level | None = None
+    count: int = 0  # blocks of that kind that take it
+
+
+class Ladder:
+    """The levels of all kinds of blocks under one choice that keeps everything."""
+
+    def __init__(self, base: Candidate) -> None:
+        case = base.case
+        self.blocks = Blocks(case.graph, case.subdims)
+        decoded = case.decode(base.choice).decoded
+        facts = case.scheduler.facts
+        self.levels: dict[Kind, list[Level]] = {}
+        self.counts: Counter[Kind] = Counter()
+        for block in self.blocks.ranges:
+            kind = kind_of(case.graph, block)
+            stands_for = blocks_like(case.graph, block)
+            if kind not in self.levels or stands_for > 1:
+                self.levels[kind] = levels_of(decoded, facts, self.blocks, block)
+            self.counts[kind] += stands_for
+        self.steps = sorted(self._steps(), key=lambda step: step[0])
+
+    def _steps(self) -> Iterator[tuple[float, Kind, int]]:
+        """Every step from a level to the next, with its price: seconds for a byte."""
+        for kind, levels in self.levels.items():
+            for at, (low, high) in enumerate(pairwise(levels), 1):
+                yield (high.seconds - low.seconds) / (low.bytes - high.bytes), kind, at
+
+    @property
+    def most_bytes(self) -> float:
+        """What can be freed at all."""
+        ends = ((levels[0], levels[-1], kind) for kind, levels in self.levels.items())
+        return sum((first.bytes - last.bytes) * self.counts[k] for first, last, k in ends)
+
+    def free(self, wanted: float) -> tuple[Freed, float]:
+        """What runs again to free so many bytes, and the seconds that it adds."""
+        chosen, seconds = {kind: levels[0] for kind, levels in self.levels.items()}, 0.0
+        for _, kind, at in self.steps:
+            low, high = self.levels[kind][at - 1], self.levels[kind][at]
+            each, count = low.bytes - high.bytes, self.counts[kind]
+            taken = min(count, math.ceil(wanted / each))
+            if taken <= 0:
+                break
+            seconds += taken * (high.seconds - low.seconds)
+            wanted -= taken * each
+            if taken < count:
+                return Freed(chosen, kind, high, taken), seconds
+            chosen[kind] = high
+        return Freed(chosen), seconds
+
+
+def kind_of(graph: Graph, block: range) -> Kind:
+    """What blocks that are alike have in common: their operators, and the sizes of results."""
+    ops = [graph.ops[i] for i in block]
+    return tuple((op.kind, *(graph.tensors[t].type for t in op.results)) for op in ops)
+
+
+def propose_recomputed(groups: Sequence[Group], ranking: Ranking) -> Iterator[Candidate]:
+    """From the fastest choices that keep too much: the same, with what must be recomputed."""
     limit = ranking.limit_bytes
-    recomputing = [c for c in ranking.fitting(ranking.candidates) if c.case.recomputed]
-    if not recomputing:
-        return
-    whole = min(recomputing, key=lambda c: c.seconds)
-    keeping = _keep_all(whole, groups)
-    blocks, peak = len(_recomputed_blocks(whole.case)), whole.peak_bytes
-    count = blocks - int(CAREFUL * (limit - peak) / (_kept_bytes(whole, keeping) / blocks))
-    for _ in range(ROUNDS):
-        if not 0 < count < blocks or _is_hopeless(ranking, whole.case, keeping, count):
-            return
-        before = ranking.winner
-        yield from _recompute_first(whole, count, limit)
-        if ranking.winner is before:
-            count = (count + blocks) // 2
+    for base, ladder in _bases(groups, ranking):
+        found = yield from _fitted(base, ladder, ranking)
+        if found is None or found.seconds > ranking.best_seconds:
             continue
-        most = ranking.winner.peak_bytes
-        fewer = int(CAREFUL * (limit - most) * (blocks - count) / max(most - peak, 1.0))
-        if fewer * 16 < blocks:
-            return
-        count -= fewer
+        # The search bounds a sum of bytes, the limit is on the peak: as far apart as they are here.
+        room = limit - (found.peak_bytes - found.summed_bytes)
+        before = ranking.winner
+        for weight in WEIGHTS:
+            for other in solve_discounted(found, weight, room):
+                yield replace(other, source=Source.RECOMPUTE, label=LABEL)
+        if ranking.winner is not before:  # other splits, with levels of their own
+            again = _keep_all(ranking.winner, groups)
+            yield from _drop(_fitted(again, Ladder(again), ranking))
 
 
-def _recomputed_blocks(case: Case) -> list[range]:
-    return block_places(case.graph, Blocks(case.graph, case.subdims))
+LABEL = "search, some operators recomputed"
 
 
-def block_places(graph: Graph, blocks: Blocks) -> list[range]:
-    """Every block of the whole model, by the places of its operators there."""
-    lengths = {block.start: len(block) for block in blocks.ranges}
-    order = [op for op, _, _ in operator_order(graph)]
-    return [range(at, at + lengths[op]) for at, op in enumerate(order) if op in lengths]
+def _drop(candidates: Generator[Candidate, None, Candidate | None]) -> Iterator[Candidate]:
+    yield from candidates
 
 
-def _keep_all(whole: Candidate, groups: Sequence[Group]) -> Case:
-    """The same mesh with all activations kept."""
+def _bases(groups: Sequence[Group], ranking: Ranking) -> list[tuple[Candidate, Ladder]]:
+    """The choices that keep everything and promise the shortest steps that fit."""
+    best, limit = ranking.best_seconds, ranking.limit_bytes
+    recomputing = [c for c in ranking.fitting(ranking.candidates) if c.case.recomputed]
+    whole = min(recomputing, key=lambda c: c.seconds, default=None)
+    keeping = [c for c in ranking.candidates if not c.case.recomputed and c.peak_bytes > limit]
+    twins = [] if whole is None else [_keep_all(whole, groups)]
+    found: dict[object, tuple[float, Candidate, Ladder]] = {}
+    for candidate in (*twins, *sorted(keeping, key=lambda c: c.seconds)):
+        key = (str(candidate.case.mesh), tuple(candidate.choice))
+        if candidate.seconds >= best or candidate.peak_bytes <= limit or key in found:
+            continue
+        ladder = Ladder(candidate)
+        wanted = candidate.peak_bytes - limit
+        if wanted <= ladder.most_bytes:
+            seconds = candidate.seconds + ladder.free(wanted)[1]
+            found[key] = (seconds, candidate, ladder)
+    hopeful = sorted((f for f in found.values() if f[0] < best), key=lambda f: f[0])
+    return [(candidate, ladder) for _, candidate, ladder in hopeful[:BASES]]
+
+
+def _fitted(
+    base: Candidate, ladder: Ladder, ranking: Ranking
+) -> Generator[Candidate, None, Candidate | None]:
+    """A choice with as much recomputed as makes it fit; the last that did, if any."""
+    limit, wanted = ranking.limit_bytes, base.peak_bytes - ranking.limit_bytes
+    fitting: Candidate | None = None
+    for _ in range(ROUNDS):
+        if wanted > ladder.most_bytes or wanted <= 0:
+            break
+        found = simulate(_recomputing(base, ladder.free(wanted)[0], ladder.blocks))
+        yield found
+        over = found.peak_bytes - limit
+        if over <= 0:
+            fitting = found if fitting is None or found.seconds < fitting.seconds else fitting
+        if 0 >= over >= -(1 - CAREFUL) * limit:
+            break
+        wanted += over / CAREFUL if over > 0 else CAREFUL * over
+    return fitting
+
+
+def _keep_all(whole: Candidate, groups: Sequence[Group]) -> Candidate:
+    """The same choice with all activations kept, simulated."""
     case = whole.case
     for searched in (c.case for group in groups for c in group):
         if searched.mesh == case.mesh and not searched.recomputed:
-            return searched
-    return make_case(case.request, case.scheduler, case.prices, KEEP_ALL, case.patience)
+            keeping = searched
+            break
+    else:
+        plain = Scheduler(case.graph, case.subdims, case.request.cluster)
+        keeping = make_case(case.request, plain, case.prices, KEEP_ALL, case.patience)
+    return simulate(_carried(whole, keeping, Source.SEARCH))
 
 
-def _kept_bytes(whole: Candidate, keeping: Case) -> float:
-    """What the choice would hold more if nothing were recomputed."""
-    kept = keeping.unrolled.problem.total_bytes(whole.choice)
-    return max(kept - whole.case.unrolled.problem.total_bytes(whole.choice), 1.0)
-
-
-def _is_hopeless(ranking: Ranking, whole: Case, keeping: Case, count: int) -> bool:
-    """Whether the work of recomputing so many blocks alone takes too long; more take longer."""
-    if not ranking.has_fitting:
-        return False
-    border = _recomputed_blocks(whole)[count].start
-    more = more_seconds(whole.graph, keeping.tables, whole.tables, border)
-    return least_seconds(keeping.unrolled.problem) + more >= ranking.winner.seconds
-
-
-def more_seconds(graph: Graph, keeping: Tables, whole: Tables, border: int) -> float:
-    """What is added at least by recomputing all that comes before an operator of the model.
-
-    The tables `keeping` recompute nothing, and `whole` all that can be. An operator that runs
-    again costs at least as much more as its cheapest choice does.
-    """
-    more = dict(_least(whole))
-    for op, seconds in _least(keeping):
-        more[op] -= seconds
-    before = (op for op, _, _ in operator_order(graph)[:border])
-    return sum(more[op] for op in before)
-
-
-def _least(tables: Tables) -> list[tuple[int, float]]:
-    """Every operator with the seconds of its cheapest choice."""
-    pairs = zip(tables.vertices, tables.problem.costs, strict=True)
-    return [(vertex.index, float(cost.min())) for vertex, cost in pairs if vertex.what == "op"]
-
-
-def _recompute_first(whole: Candidate, count: int, limit: float) -> Iterator[Candidate]:
-    """The search's choices with only the first `count` blocks recomputed."""
-    old = whole.case
-    graph, border = divide_at(old.graph, old.subdims, count)
-    scheduler = Scheduler(graph, old.request.subdims_of(graph), old.request.cluster)
-    regions = leading_regions(graph, scheduler.subdims, border)
+def _recomputing(base: Candidate, freed: Freed, blocks: Blocks) -> Candidate:
+    """A choice that keeps everything, with something recomputed."""
+    old = base.case
+    scheduler, border = old.scheduler, 0
+    if freed.kind is not None:
+        graph, border = divide_at(old.graph, blocks, freed.kind, freed.count)
+        if graph is not old.graph:
+            scheduler = Scheduler(graph, old.request.subdims_of(graph), old.request.cluster)
+    if scheduler is not old.scheduler:
+        blocks = Blocks(scheduler.graph, scheduler.subdims)
+    regions = level_regions(freed, blocks, border)
     case = make_case(old.request, scheduler, old.prices, regions, old.patience)
-    # The search bounds a sum of bytes, the limit is on the peak: as far apart as they were before.
-    room = limit - (whole.peak_bytes - whole.summed_bytes)
-    for weight in WEIGHTS:
-        for found in solve_discounted(Candidate(case, whole.solution), weight, room):
-            yield replace(found, source=Source.RECOMPUTE, label="search, fewer blocks recomputed")
+    return _carried(base, case, Source.RECOMPUTE)
 
 
-def divide_at(graph: Graph, subdims: Subdims, count: int) -> tuple[Graph, int]:
-    """The graph with a border before block `count`, and the border's place in the whole model."""
-    border = block_places(graph, Blocks(graph, subdims))[count].start
+def level_regions(freed: Freed, blocks: Blocks, border: int) -> Regions:
+    """What runs again in every block, by its kind and by the side of the border that it is on."""
+    graph = blocks.graph
+    last = {op: place for place, (op, _, _) in enumerate(operator_order(graph))}
+    again: list[int] = []
+    for block in blocks.ranges:
+        kind = kind_of(graph, block)
+        level = freed.levels.get(kind)
+        if kind == freed.kind and last[block.start] < border:
+            level = freed.more
+        again += () if level is None else (block.start + offset for offset in level.again)
+    return blocks.regions(again)
+
+
+def _carried(candidate: Candidate, case: Case, source: Source) -> Candidate:
+    """The same choice for another graph of the same model."""
+    old = dict(zip(_keys(candidate.case), candidate.choice, strict=True))
+    choice = np.array([old[key] for key in _keys(case)])
+    found = unproven(case.unrolled.problem, choice, source.value, candidate.solution.lower_bound)
+    label = LABEL if source is Source.RECOMPUTE else candidate.label
+    return Candidate(case, found, source, label)
+
+
+def _keys(case: Case) -> list[tuple[object, ...]]:
+    """Every decision of the whole model by its place there, in the order of the problem."""
+    graph, place = case.graph, places(case.graph)
+    writers, readers = graph.writers(), graph.readers()
+    own: list[tuple[str, int, int]] = []
+    for vertex in case.tables.vertices:
+        at = {"op": (vertex.index, 0)}.get(vertex.what)
+        if at is None:
+            at = writers[vertex.index] if vertex.what == "tensor" else readers[vertex.index][0]
+        own.append((vertex.what, place[at[0]], at[1]))
+    found: dict[int, tuple[object, ...]] = dict(enumerate(own))
+    for run in case.unrolled.runs:
+        for number, copies in enumerate(run.copies.tolist(), 1):
+            for vertex, model in zip(copies, run.traced[MODEL].tolist(), strict=True):
+                what, at, operand = own[model]
+                found[vertex] = (what, at + number * run.repeat.length, operand)
+    return [found[vertex] for vertex in range(len(found))]
+
+
+def blocks_like(graph: Graph, block: range) -> int:
+    """How many blocks of the model one of the graph stands for."""
+    return sum(op == block.start for op, _, _ in operator_order(graph))
+
+
+def divide_at(graph: Graph, blocks: Blocks, kind: Kind, count: int) -> tuple[Graph, int]:
+    """The graph with a border before block `count` of a kind, and its place in the whole model."""
+    starts = {block.start for block in blocks.ranges if kind_of(graph, block) == kind}
     order = operator_order(graph)
+    border = [at for at, (op, _, _) in enumerate(order) if op in starts][count]
     op, number, copy = order[border]
     if number >= 0 and graph.repeats[number].missing:
         period = _period(graph.repeats[number], op, copy)
@@ -258,10 +382,3 @@ def _period(repeat: Repeat, op: int, copy: int | None) -> int:
     if copy is not None:
         return MODEL + 1 + copy
     return period if period <= MODEL else period + repeat.missing
-
-
-def leading_regions(graph: Graph, subdims: Subdims, border: int) -> Regions:
-    """Everything of the blocks that are before the border, all of those that they stand for."""
-    blocks = Blocks(graph, subdims)
-    last = {op: place for place, (op, _, _) in enumerate(operator_order(graph))}
-    return blocks.regions([i for r in blocks.ranges if last[r.start] < border for i in r])

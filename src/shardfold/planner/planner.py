@@ -4,7 +4,7 @@
         for meshes:           solve the additive problem, proven              mesh_search.py
         for proposers:        yield candidates that may win                   proposals.py
             simulate each:    its step with overlap, its peak of memory       case.py
-        for proposers:        recompute fewer blocks, refine the winner       partial_recompute.py,
+        for proposers:        recompute some operators, refine the winner    partial_recompute.py,
             simulate each                                                     proposals.py
         select:               what fits comes first, then the faster          select.py
 
@@ -27,7 +27,7 @@ from shardfold.planner.mesh_search import Watch as MeshWatch
 from shardfold.planner.mesh_search import search_meshes
 from shardfold.planner.micro_batches import Captures, choose_micro_batches
 from shardfold.planner.options import MicroBatches, Recompute
-from shardfold.planner.partial_recompute import propose_fewer_recomputed
+from shardfold.planner.partial_recompute import propose_recomputed
 from shardfold.planner.proposals import PROPOSERS, Group, Proposer, list_smallest, propose_refined
 from shardfold.planner.select import HINT, Ranking, Selection
 from shardfold.progress import Stage, Watch
@@ -69,7 +69,7 @@ def _select(cases: Cases, request: ResolvedRequest, watch: MeshWatch) -> Selecti
     smallest = ranking.least_bytes
     if not request.pins:
         if request.recompute == "auto":
-            _simulate_proposals((propose_fewer_recomputed,), groups, ranking)
+            _simulate_proposals((propose_recomputed,), groups, ranking)
         _simulate_proposals((propose_refined,), groups, ranking)
     if not ranking.has_fitting and request.limit_bytes is not None:
         found = _find_smallest(cases, request, watch)

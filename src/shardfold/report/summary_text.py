@@ -17,6 +17,7 @@ from shardfold.planner.batch_slices import items_in
 from shardfold.planner.estimated import Estimated, Pipelined
 from shardfold.plans.plan import FinalistEntry, MeshEntry, Plan
 from shardfold.report.units import number, seconds, size
+from shardfold.simulate.tasks import block_of
 
 MOST_MESHES = 6
 MOST_KINDS = 4
@@ -230,10 +231,15 @@ def _against_baselines(plan: Plan) -> Iterator[str]:
 
 def _recomputed(plan: Plan) -> Iterator[str]:
     """Which activations are dropped and made again."""
-    if plan.recompute:
+    again = [plan.operators[i] for first, end in plan.recompute for i in range(first, end)]
+    if again:
+        blocks = len({block_of(op.module) for op in again})
+        most = Counter(op.kind.rpartition(".")[2] for op in again if op.seconds > 0)
+        names = list(dict.fromkeys(kind for kind, _ in most.most_common()))
+        some = ", ".join(names[:4]) + (", ..." if len(names) > 4 else "")
         yield (
-            f"Activation checkpointing: {len(plan.recompute)} blocks are recomputed in backward "
-            "to save memory."
+            f"Activation checkpointing: {len(again):,} operators of {blocks} blocks run again in "
+            f"backward ({some}) to save memory."
         )
 
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
 import torch
@@ -51,6 +51,14 @@ class Slot:
         return self.value
 
 
+def _casts() -> list[tuple[str, bool, torch.dtype]]:
+    """What autocast does now, on each kind of device."""
+    return [
+        (device, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device))
+        for device in ("cpu", "cuda")
+    ]
+
+
 class Remade:
     """The slots of one region in one step, and what fills them."""
 
@@ -59,6 +67,7 @@ class Remade:
         self.given: dict[int, Tensor] = {}
         self.slots: dict[tuple[int, int], weakref.ref[Slot]] = {}
         self.is_running = False
+        self.casts = _casts()
 
     def hold(self, place: int, tensor: Tensor) -> None:
         """Keep what the region reads from others."""
@@ -96,7 +105,9 @@ class Remade:
         self.given.clear()
         self.is_running = True
         try:
-            with torch.enable_grad():
+            with torch.enable_grad(), ExitStack() as stack:
+                for device, enabled, dtype in set(self.casts) - set(_casts()):
+                    stack.enter_context(torch.autocast(device, dtype, enabled))
                 self.body(self, given)
         finally:
             self.is_running = False

@@ -5,8 +5,9 @@ Forward, an operator takes memory for copies of operands that had to be moved, f
 after its last reader, or, if autograd keeps it, after the backward of the first operator that
 kept it. Where a stack gathers activations again for backward, it keeps the parts instead of
 the copy. Operators that run again keep what they read from others, and take the rest once more
-before the first backward that needs it. Backward, an operator takes the gradients of its operands and gives back those
-of its results. A parameter is gathered for its reader; its gradient stays until the update.
+before the first backward that needs it. Backward, an operator takes the gradients of its operands
+and gives back those of its results. A parameter is gathered for its reader; its gradient stays
+until the update.
 
 Everything is told per operator, so that what holds for one layer between two others holds for
 all layers that a graph leaves out.

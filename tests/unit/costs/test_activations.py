@@ -88,7 +88,11 @@ def test_a_short_graph_has_the_regions_of_the_whole_one() -> None:
 
 def test_batch_norm_does_not_run_twice() -> None:
     model, args = stack(6, nn.BatchNorm1d)
-    assert not regions_of(capture(model, args))
+    graph = capture(model, args)
+    kinds = [
+        [graph.ops[i].kind.rpartition(".")[2] for i in r.ops] for r in regions_of(graph).regions
+    ]
+    assert kinds == [["linear", "gelu"]] * 6
 
 
 def test_two_blocks_alike_are_not_enough() -> None:
@@ -134,16 +138,16 @@ def test_it_is_chosen_where_nothing_else_fits_and_only_there() -> None:
     found = planned(memory_limit=tight)
     assert found.recompute
     assert found.estimate.peak_bytes <= tight
-    assert f"checkpointing: {len(found.recompute)} blocks" in str(found)
+    assert "Activation checkpointing:" in str(found)
 
 
 @pytest.mark.parametrize("share", [0.2, 0.5, 0.8])
-def test_folded_and_unfolded_agree_on_how_many_blocks(share: float) -> None:
+def test_folded_and_unfolded_agree_on_what_runs_again(share: float) -> None:
     never = planned(12, recompute="never", memory_limit=1e12).estimate.peak_bytes
     always = planned(12, recompute="always", memory_limit=1e12).estimate.peak_bytes
     limit = always + share * (never - always)
     short, full = (planned(12, memory_limit=limit, fold=fold) for fold in (True, False))
-    assert 0 < len(short.recompute) < 12
+    assert 0 < sum(end - first for first, end in short.recompute) < 12 * 3
     assert short.recompute == full.recompute
     assert short.estimate.additive_seconds == pytest.approx(
         full.estimate.additive_seconds, rel=1e-9

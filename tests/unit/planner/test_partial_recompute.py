@@ -1,6 +1,6 @@
 """A run in two parts is the same model: same fingerprint, same plan.
 
-Recomputing some blocks: a border anywhere in the model, and floors that no step goes below.
+The first blocks recompute more than the others: a border anywhere in the model.
 """
 
 from __future__ import annotations
@@ -9,16 +9,19 @@ import pytest
 
 from shardfold import zoo
 from shardfold.capture import capture_short
-from shardfold.cluster import parse
-from shardfold.costs import OPTIMIZERS, Tables, pricing_named, tabulate
-from shardfold.costs.activations import KEEP_ALL, Blocks, Regions, block_regions, in_model
-from shardfold.costs.unroll import unroll
+from shardfold.costs.activations import Blocks, Regions, in_model
 from shardfold.graph import Graph
 from shardfold.graph.repeats import are_alike
 from shardfold.operators import rules_of
-from shardfold.planner.partial_recompute import block_places, divide_at, divided, leading_regions, more_seconds
-from shardfold.planner.select import least_seconds
-from shardfold.search import solve
+from shardfold.planner.partial_recompute import (
+    Freed,
+    blocks_like,
+    divide_at,
+    divided,
+    kind_of,
+    level_regions,
+)
+from shardfold.planner.recompute_levels import Level
 from shardfold.sharding import Subdims, find_subdims
 
 
@@ -53,37 +56,30 @@ LAYERS = 9
 
 
 def atoms_of(graph: Graph) -> Subdims:
-    return find_subdims(graph, rules_of(graph, pricing_named("roofline").rules))
+    return find_subdims(graph, rules_of(graph))
 
 
-def tables_of(graph: Graph, subdims: Subdims, regions: Regions) -> Tables:
-    cluster = parse("2xh100")
-    (mesh,) = cluster.meshes()
-    model = pricing_named("roofline").model(cluster, mesh)
-    return tabulate(graph, subdims, mesh, model, OPTIMIZERS["adamw"], regions)
+@pytest.mark.parametrize("name", ["llama3-8b-tiny", "t5-large-tiny"])
+def test_the_first_blocks_of_a_kind_may_recompute_more(name: str) -> None:
+    """A border before any block: up to there it is as if all did, and after it as if none."""
+    graph = capture_short(*zoo.build(name, layers=LAYERS))
+    assert graph.repeats
+    blocks = Blocks(graph, atoms_of(graph))
+    kinds = {kind_of(graph, block): block for block in blocks.ranges}
+    less = Level(frozenset({1}))
+    few = dict.fromkeys(kinds, less)
+    for kind, one in kinds.items():
+        more = Level(frozenset(range(len(one))))
+        count = sum(blocks_like(graph, b) for b in blocks.ranges if kind_of(graph, b) == kind)
+        every = again_in(level_regions(Freed(few | {kind: more}), blocks, 0), graph)
+        none = again_in(level_regions(Freed(few), blocks, 0), graph)
+        for number in {1, 2, count // 2, count - 1} & set(range(1, count)):
+            parted, border = divide_at(graph, blocks, kind, number)
+            freed = Freed(few, kind, more, number)
+            found = level_regions(freed, Blocks(parted, atoms_of(parted)), border)
+            wanted = {op for op in every if op < border} | {op for op in none if op >= border}
+            assert again_in(found, parted) == wanted
 
 
-@pytest.fixture(scope="module", params=["llama3-8b-tiny", "t5-large-tiny"])
-def graph(request) -> Graph:
-    found = capture_short(*zoo.build(request.param, layers=LAYERS))
-    assert found.repeats
-    return found
-
-
-def test_a_border_may_be_before_any_block(graph) -> None:
-    subdims = atoms_of(graph)
-    keeping = tables_of(graph, subdims, KEEP_ALL)
-    every = block_regions(graph, subdims)
-    whole = tables_of(graph, subdims, every)
-    blocks = in_model(every, graph)
-    least = least_seconds(unroll(keeping, graph).problem)
-    places = block_places(graph, Blocks(graph, subdims))
-    for count in range(1, len(places)):
-        parted, border = divide_at(graph, subdims, count)
-        its_atoms = atoms_of(parted)
-        regions = leading_regions(parted, its_atoms, border)
-        assert in_model(regions, parted) == tuple(b for b in blocks if b[0] < border)
-        problem = unroll(tables_of(parted, its_atoms, regions), parted).problem
-        more = more_seconds(graph, keeping, whole, border)
-        assert more > 0
-        assert least + more <= solve(problem).cost * (1 + 1e-12)
+def again_in(regions: Regions, graph: Graph) -> set[int]:
+    return {op for first, end in in_model(regions, graph) for op in range(first, end)}

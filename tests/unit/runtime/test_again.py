@@ -58,6 +58,27 @@ def test_any_operators_may_run_again_with_the_same_gradients() -> None:
             assert torch.equal(found.grad, expected.grad), again
 
 
+def test_what_runs_again_runs_in_the_dtypes_of_the_first_time() -> None:
+    gradients = []
+    for again in ((), range(6)):
+        module, x = made(again)
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = module(x)
+        loss.backward()
+        gradients.append([p.grad for p in module.parameters()])
+    assert all(map(torch.equal, *gradients))
+
+
+def test_a_second_backward_finds_what_the_first_made_again() -> None:
+    module, x = made(range(6))
+    loss = module(x)
+    loss.backward(retain_graph=True)
+    once = [p.grad.clone() for p in module.parameters()]
+    loss.backward()
+    for found, first in zip(module.parameters(), once, strict=True):
+        assert torch.equal(found.grad, 2 * first)
+
+
 def test_what_a_stretch_would_keep_is_not_kept() -> None:
     kept = []
     for again in ((), range(6)):
