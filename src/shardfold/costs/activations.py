@@ -130,6 +130,7 @@ class Blocks:
     def __init__(self, graph: Graph, subdims: Subdims) -> None:
         self.graph, self.subdims = graph, subdims
         self.ranges = tuple(_alike(graph))
+        self.starts = {block.start: block for block in self.ranges}
         self.aliases = aliases(graph, subdims)
         self.readers, self.writer = graph.readers(), _writers(graph)
 

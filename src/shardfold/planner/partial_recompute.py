@@ -25,7 +25,7 @@ own names.
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -172,14 +172,15 @@ class Ladder:
         self.blocks = Blocks(case.graph, case.subdims)
         decoded = case.decode(base.choice).decoded
         facts = case.scheduler.facts
-        self.levels: dict[Kind, list[Level]] = {}
-        self.counts: Counter[Kind] = Counter()
-        for block in self.blocks.ranges:
-            kind = kind_of(case.graph, block)
-            stands_for = blocks_like(case.graph, block)
-            if kind not in self.levels or stands_for > 1:
-                self.levels[kind] = levels_of(decoded, facts, self.blocks, block)
-            self.counts[kind] += stands_for
+        alike: dict[Kind, list[range]] = defaultdict(list)
+        for op, _, _ in operator_order(case.graph):
+            if (block := self.blocks.starts.get(op)) is not None:
+                alike[kind_of(case.graph, block)].append(block)
+        self.counts = {kind: len(each) for kind, each in alike.items()}
+        self.levels = {  # of one in the middle: the first and the last have other neighbours
+            kind: levels_of(decoded, facts, self.blocks, each[len(each) // 2])
+            for kind, each in alike.items()
+        }
         self.steps = sorted(self._steps(), key=lambda step: step[0])
 
     def _steps(self) -> Iterator[tuple[float, Kind, int]]:
@@ -353,14 +354,9 @@ def _keys(case: Case) -> list[tuple[object, ...]]:
     return [found[vertex] for vertex in range(len(found))]
 
 
-def blocks_like(graph: Graph, block: range) -> int:
-    """How many blocks of the model one of the graph stands for."""
-    return sum(op == block.start for op, _, _ in operator_order(graph))
-
-
 def divide_at(graph: Graph, blocks: Blocks, kind: Kind, count: int) -> tuple[Graph, int]:
     """The graph with a border before block `count` of a kind, and its place in the whole model."""
-    starts = {block.start for block in blocks.ranges if kind_of(graph, block) == kind}
+    starts = {op for op, block in blocks.starts.items() if kind_of(graph, block) == kind}
     order = operator_order(graph)
     border = [at for at, (op, _, _) in enumerate(order) if op in starts][count]
     op, number, copy = order[border]
