@@ -31,10 +31,12 @@ from torch._ops import OpOverload
 
 from shardfold.capture.capture import check_model, check_modules, has_global_hooks, on_meta
 from shardfold.capture.program import Program
+from shardfold.capture.repeated_blocks import FEWEST_PERIODS, Survey
 from shardfold.capture.user_code import values_around
 from shardfold.runtime.evaluate import Original
 
 LIBRARIES = ("torch", "transformers", "builtins", "collections", "functools", "enum")
+PROCESS_HASH = "_original_object_hash"  # of transformers: another number in every process
 UNWRITABLE = (
     pickle.PicklingError,
     AttributeError,
@@ -98,6 +100,8 @@ def captured_once(folder: Path) -> Iterator[None]:
         check_model(model)
         check_modules(model)
         example = on_meta((tuple(args), dict(kwargs or {})), dtype)
+        if len(Survey(model).blocks()) < FEWEST_PERIODS:  # in any way of folding the same
+            folding = folding and module._fold_all
         given = (model, example, dtype, loss, folding)
         return captures.get(given, lambda: trace(model, args, kwargs, dtype, loss, folding))
 
@@ -156,6 +160,8 @@ class _Facts(_Writer):
         self.begun: set[int] = set()  # functions and classes
 
     def reducer_override(self, value: Any) -> Any:
+        if hasattr(value, PROCESS_HASH):
+            return list, ([kept for kept in vars(value).items() if kept[0] != PROCESS_HASH],)
         if not isinstance(value, type | FunctionType) or _is_of_a_library(value):
             return super().reducer_override(value)
         name = f"{value.__module__}.{value.__qualname__}"

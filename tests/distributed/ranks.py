@@ -37,7 +37,13 @@ ENDING = ("crashed", "ended", "raised")  # what one raises may be for want of on
 GRACE = 1.0  # seconds in which a process has ended whose connections broke
 PATIENCE = 60.0  # seconds in which what one rank refuses, the others refuse too
 # They are imported once, and every process is forked from there.
-PRELOADED = ["transformers", "shardfold.capture", *ranks.PRELOADED]
+MODELS = ("bert", "gpt2", "llama", "mixtral", "t5", "vit")
+PRELOADED = [
+    *(f"transformers.models.{name}.modeling_{name}" for name in MODELS),
+    "shardfold.capture",
+    "shardfold.zoo.huggingface",
+    *ranks.PRELOADED,
+]
 
 
 def start_server() -> Any:

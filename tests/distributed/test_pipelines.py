@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from dataclasses import replace
 from functools import partial
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
@@ -146,7 +147,6 @@ def _gathered(split: Any, names: tuple[str, ...]) -> Counter[Any]:
                 "gpt2-tiny": (4, 1, True),
                 "t5-large-tiny": (2, 1, True),
                 "llama3-8b-tiny": (4, 2, False),
-                "bert-large-tiny": (2, 1, True),
                 "mixtral-8x7b-tiny": (2, 1, False),
             },
             2,
@@ -160,17 +160,17 @@ def _gathered(split: Any, names: tuple[str, ...]) -> Counter[Any]:
 def test_stages_give_the_numbers_of_one_device_and_send_what_the_plan_says(
     cases: dict[str, tuple[int, int, bool]], parts: int, cluster: str, mesh: str, on_ranks: Launch
 ) -> None:
+    """The first model has its best plan under every schedule; else they take turns."""
     given = []
-    for model, (passes, count, is_tied) in cases.items():
+    for number, (model, (passes, count, is_tied)) in enumerate(cases.items()):
         chooser = Passes(model, passes, cluster, mesh)
-        plans = [chooser.best(), *chooser.baselines(), *chooser.covering(count).values()]
+        _, sharded = chooser.baselines()
+        plans = [chooser.best()] * (1 if number else 3)
+        plans += [sharded, *chooser.covering(count).values()]
         most = len(Layers.of(chooser.graph))
-        listed = [
-            staged(plan, chooser, schedule, parts, chunks)
-            for number, plan in enumerate(plans)
-            for schedule, chunks in (SCHEDULES if not number else [SCHEDULES[number % 3]])
-            if parts * chunks <= most
-        ]
+        possible = [each for each in SCHEDULES if parts * each[1] <= most]
+        turns = zip(plans, islice(cycle(possible), number, None), strict=False)
+        listed = [staged(p, chooser, schedule, parts, n) for p, (schedule, n) in turns]
         given.append((model, is_tied, [dumps(plan).encode() for plan in listed]))
     for told in on_ranks(run_all, 4, given):
         assert len(told) == sum(len(plans) for *_, plans in given)
