@@ -33,10 +33,10 @@ def cases(folder: Path, *names: str, kills: int = 0) -> dict[str, Any]:
 
 
 def test_kills_change_nothing_and_sigterm_saves_and_ends(tmp_path: Path) -> None:
-    found = cases(tmp_path, "kills", "sigterm", kills=5)
+    found = cases(tmp_path, "kills", "sigterm", kills=3)
     kills, sigterm = found["kills"], found["sigterm"]
     assert kills["ok"], kills
-    assert kills["kills"] == 5
+    assert kills["kills"] == 3
     assert kills["loss_difference"] <= 1e-6
     assert kills["longest_hang_seconds"] < 30
     assert sigterm["ok"], sigterm
