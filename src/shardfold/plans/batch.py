@@ -167,18 +167,25 @@ class Sampler:
         self.samples = samples_of(plan)
         if count < self.samples:
             raise RunError(f"The data has {count} samples, one batch of the plan {self.samples}.")
-        self.count, self.shuffle, self.seed, self.epoch = count, shuffle, seed, 0
+        self.count, self.shuffle, self.seed, self.epoch, self.first = count, shuffle, seed, 0, 0
         self.parts = parts_of(plan, rank)
 
     def __len__(self) -> int:
         return self.count // self.samples
 
     def __iter__(self) -> Iterator[list[int]]:
-        return (self.batch(self.epoch * len(self) + k) for k in range(len(self)))
+        begin = self.epoch * len(self)
+        steps = range(begin + self.first, begin + len(self))
+        self.first = 0
+        return (self.batch(step) for step in steps)
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch that is iterated over next: another order, if they are shuffled."""
-        self.epoch = epoch
+        self.epoch, self.first = epoch, 0
+
+    def set_step(self, step: int) -> None:
+        """Go on at a step, counted over all epochs: the next epoch is the rest of the step's."""
+        self.epoch, self.first = divmod(step, len(self))
 
     def batch(self, step: int) -> list[int]:
         """The samples of one step that are this process's; steps count over all epochs."""

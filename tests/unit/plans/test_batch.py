@@ -111,3 +111,64 @@ def test_micro_batches_are_shared_out_one_by_one(plan: Plan) -> None:
     for number in range(3):
         seen = [row for each in rows for row in each[number]]
         assert seen == list(range(10 * number, 10 * number + 10))
+
+
+def rows(batches: list[torch.Tensor]) -> list[list[int]]:
+    return [batch[:, 0].int().tolist() for batch in batches]
+
+
+def test_a_loader_goes_on_where_it_was(plan: Plan) -> None:
+    ten, data = of(plan, 10, ("dim 0", "dim 0")), torch.arange(34.0).view(-1, 1).repeat(1, 6)
+    sampler = ten.sampler(data, seed=1, rank=2)
+    loader = torch.utils.data.DataLoader(data, batch_sampler=sampler)
+    whole = []
+    for epoch in range(2):
+        sampler.set_epoch(epoch)
+        whole += rows(list(loader))
+    assert len(whole) == 6
+    sampler.set_step(2)
+    assert rows(list(loader)) == whole[2:3]
+    sampler.set_step(4)
+    assert rows(list(loader)) == whole[4:]
+    sampler.set_epoch(0)
+    assert rows(list(loader)) == whole[:3]
+
+
+def test_a_stateful_loader_goes_on_where_it_was(plan: Plan) -> None:
+    loaders = pytest.importorskip("torchdata.stateful_dataloader", reason="needs torchdata")
+    ten, data = of(plan, 10, ("dim 0", "dim 0")), torch.arange(54.0).view(-1, 1).repeat(1, 6)
+
+    def loader() -> object:
+        sampler = ten.sampler(data, seed=1, rank=1)
+        sampler.set_epoch(3)
+        return loaders.StatefulDataLoader(data, batch_sampler=sampler)
+
+    first = loader()
+    batches = iter(first)
+    begun = [next(batches), next(batches)]
+    state = first.state_dict()
+    again = loader()
+    again.load_state_dict(state)
+    assert rows(list(again)) == rows(list(batches))
+    assert rows(begun) == [ten.sampler(54, seed=1, rank=1).batch(3 * 5 + k) for k in range(2)]
+
+
+def test_datasets_with_a_length_and_as_streams(plan: Plan) -> None:
+    datasets = pytest.importorskip("datasets", reason="needs datasets")
+    ten = of(plan, 10, ("dim 0", "dim 0"))
+    data = datasets.Dataset.from_dict({"x": [[float(k)] * 6 for k in range(34)]})
+    data = data.with_format("torch")
+    parts = []
+    for rank in range(4):
+        sampler = ten.sampler(data, shuffle=False, rank=rank)
+        loader = torch.utils.data.DataLoader(data, batch_sampler=sampler)
+        parts.append(rows([batch["x"] for batch in loader]))
+        stream = data.to_iterable_dataset().batch(10, drop_last_batch=True).with_format("torch")
+        batches = iter(stream)
+        taken = [ten.local_batch(next(batches), rank=rank)["x"]]
+        state = stream.state_dict()
+        stream.load_state_dict(state)
+        taken += [ten.local_batch(batch, rank=rank)["x"] for batch in stream]
+        assert rows(taken) == parts[rank]
+    whole = [[row for part in parts for row in part[step]] for step in range(3)]
+    assert whole == [list(range(10 * step, 10 * step + 10)) for step in range(3)]
