@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from shardfold.runtime import parallelize
     from shardfold.runtime.checkpoint import load, save
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = [
     "Plan",
     "Planner",
