@@ -25,7 +25,7 @@ import json
 import os
 import random
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Unpack
@@ -39,6 +39,7 @@ from torch.distributed.tensor import DTensor
 from shardfold.api import Planner
 from shardfold.cluster import Cluster, parse
 from shardfold.errors import InputError, PlanError, RunError, ShardfoldError
+from shardfold.graph.precision import precision_named
 from shardfold.operators import Rules
 from shardfold.planner.options import Options
 from shardfold.plans import Plan
@@ -63,6 +64,7 @@ except ImportError as error:
 FOLDER = "shardfold"  # of a checkpoint: the state of training, in parts
 PLAN = "shardfold-plan.json"  # in the output folder: the plan that was made when training began
 ITEMS = "num_items_in_batch"
+MIXED = "bf16-mixed"  # what bf16=True asks for
 IGNORED = -100  # the label that losses skip
 OPTIMIZERS = ("adamw_torch", "adamw_torch_fused", "sgd", "adagrad", "rmsprop", "adafactor")
 REFUSED = {
@@ -133,9 +135,12 @@ class Trainer(transformers.Trainer):
     def make_plan(self, cluster: str | Cluster, **options: Unpack[Options]) -> Plan:
         """A plan for this model and the first batch of its data, as it would be on `cluster`.
 
-        The batch has `per_device_train_batch_size` samples for each device of the cluster.
+        The batch has `per_device_train_batch_size` samples for each device of the cluster. With
+        `bf16=True` the precision is `bf16-mixed`, unless one is given.
         """
         target = parse(cluster) if isinstance(cluster, str) else cluster
+        if self.args.bf16 and not {"precision", "dtype"} & options.keys():
+            options["precision"] = MIXED
         self._planned_size = target.size
         try:
             example = self._first_batch()
@@ -203,11 +208,11 @@ class Trainer(transformers.Trainer):
     def _check_plan(self, plan: Plan) -> None:
         if plan.pipeline is not None:
             raise PlanError("A plan with pipeline stages cannot train here yet: pipeline='off'.")
-        dtype = plan.provenance.request.dtype
-        if self.args.bf16 and dtype not in (None, "fp32"):
+        precision = precision_named(plan.provenance.request.numbers)
+        if self.args.bf16 and precision.computes not in ("", "float32") and not precision.master:
             raise PlanError(
-                f"The plan keeps weights in {dtype}, and bf16=True means float32 weights with "
-                "autocast: plan without a dtype, or leave bf16 out."
+                f"The plan keeps weights in {precision.name}, and bf16=True means float32 weights: "
+                f"plan with precision={MIXED!r}, or leave bf16 out."
             )
         size = self.args.per_device_train_batch_size * plan.processes
         if samples_of(plan) != size:
@@ -299,7 +304,7 @@ class Trainer(transformers.Trainer):
         """Forward and backward of a batch; its share of the loss of the step."""
         model.train()
         call = self._call(self._prepare_inputs(inputs), num_items_in_batch)
-        with self.compute_loss_context_manager(), self.accelerator.autocast():
+        with self.compute_loss_context_manager():
             loss = model.accumulate(**call)
         share = self._share(model, num_items_in_batch)
         if share != 1.0 and self.accelerator.sync_gradients:
@@ -319,6 +324,13 @@ class Trainer(transformers.Trainer):
         named = {run.program.graph.tensors[t].name for t in run.program.graph.readers()}
         passes = run.passes if is_given and ITEMS in named else 1
         return float(passes if is_given else passes / self.current_gradient_accumulation_steps)
+
+    def compute_loss_context_manager(self) -> Any:
+        """Autocast for `bf16=True`, unless the plan computes in bf16 itself."""
+        assert self.plan is not None
+        if precision_named(self.plan.provenance.request.numbers).master:
+            return nullcontext()
+        return self.accelerator.autocast()
 
     def _clip_grad_norm(self, model: Parallel) -> Tensor:
         return _whole(model.clip_grad_norm_(self.args.max_grad_norm))
@@ -377,7 +389,6 @@ class Trainer(transformers.Trainer):
         with (
             torch.no_grad(),
             self.compute_loss_context_manager(),
-            self.accelerator.autocast(),
             model.outputs(*names) as outputs,
         ):
             loss = model(**self._call(piece.inputs, torch.tensor(piece.items)))

@@ -94,6 +94,11 @@ class Strategy(DDPStrategy):
                 f"precision={self.precision_plugin.precision!r} cannot be honoured under a plan: "
                 f"use one of {', '.join(PRECISIONS)}."
             )
+        planned = self.plan.provenance.request.numbers
+        if self.precision_plugin.precision != PRECISIONS[0] and planned not in (None, "fp32"):
+            raise InputError(
+                f"The plan computes in {planned} itself: leave precision out, or plan without one."
+            )
         self._put_under_plan()
         if trainer.state.fn == TrainerFn.FITTING:
             self.setup_optimizers(trainer)

@@ -77,12 +77,10 @@ def test_a_plan_is_made_for_the_batch_of_its_devices(tmp_path: Path) -> None:
     other.args.per_device_train_batch_size = 4
     with pytest.raises(PlanError, match="batches of 4 samples; per_device_train_batch_size=4"):
         other.train()
-    bf16 = made(
-        tmp_path,
-        given={"plan": trainer.make_plan("2xcpu", dtype="bf16", cost="roofline")},
-        bf16=True,
-    )
-    with pytest.raises(PlanError, match="The plan keeps weights in bf16"):
+    bf16 = made(tmp_path, bf16=True)
+    assert bf16.make_plan("2xcpu", cost="roofline").provenance.request.numbers == "bf16-mixed"
+    bf16.plan = bf16.make_plan("2xcpu", cost="roofline", precision="bf16")
+    with pytest.raises(PlanError, match=r"keeps weights in bf16, .* precision='bf16-mixed'"):
         bf16.train()
     fewer = [{"input_ids": row["input_ids"]} for row in ROWS]
     blind = made(tmp_path, given={"plan": plan})
