@@ -29,6 +29,7 @@ class Family:
     dropout: float = 0.0
     embedding_norm: bool = False
     float32_logits: bool = True
+    copies: bool = False  # nanotron's layers: keys beside values, gate beside up, loss by parts
 
 
 GPT = Family("gpt")
@@ -68,6 +69,8 @@ class Attention(nn.Module):
         group = self.dims.heads // self.dims.kv_heads  # queries beside their key and value
         each = self.qkv(x).unflatten(-1, (self.dims.kv_heads, group + 2, self.size))
         q, k, v = (part.flatten(2, 3).transpose(1, 2) for part in each.split([group, 1, 1], -2))
+        if self.family.copies:
+            k, v = torch.stack((k, v)).permute(1, 2, 3, 0, 4).contiguous().unbind(3)
         if self.family.rotary:
             q, k = q * self.table, k * self.table
         core = self._with_scores if self.family.keeps_scores else self._fused
@@ -89,10 +92,16 @@ class FeedForward(nn.Module):
         super().__init__()
         self.up = nn.Linear(dims.hidden, dims.ffn, bias=family.bias)
         self.gate = nn.Linear(dims.hidden, dims.ffn, bias=False) if family.gated else None
+        self.copies = family.copies
+        if family.gated and family.copies:
+            self.up, self.gate = nn.Linear(dims.hidden, 2 * dims.ffn, bias=False), None
         self.down = nn.Linear(dims.ffn, dims.hidden, bias=family.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """The transformed positions."""
+        if self.copies:
+            gate, up = self.up(x).unflatten(-1, (2, -1)).unbind(-2)
+            return self.down(F.silu(gate) * up)
         if self.gate is None:
             return self.down(F.gelu(self.up(x)))
         return self.down(F.silu(self.gate(x)) * self.up(x))

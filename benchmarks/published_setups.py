@@ -7,7 +7,7 @@ what joins its devices. Sources that are not listed are taken by what their rows
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from published_models import GPT, LLAMA, Family
@@ -41,9 +41,12 @@ class Setup:
     counts_context: bool = False  # its memory is nvidia-smi's
     network: float | None = None
     network_source: str = ""
+    links: Mapping[str, float] = field(default_factory=dict)  # bytes/s between two of a node
+    links_source: str = ""
 
 
 GBIT = 1e9 / 8
+NVLINK3 = 25e9  # bytes/s of a link, one direction
 _SCORES = replace(GPT, name="gpt-scores", keeps_scores=True, dropout=0.1)
 SETUPS: Mapping[str, Setup] = {  # by what a source begins with
     "mosaicml/llm-foundry": Setup(
@@ -77,6 +80,8 @@ SETUPS: Mapping[str, Setup] = {  # by what a source begins with
         counts_context=True,
         network=400 * GBIT,
         network_source="Jean Zay (IDRIS): four Omni-Path links of 100 Gb/s per node",
+        links={"A100": 4 * NVLINK3},
+        links_source="jz/hpc-specs.md and arXiv 2211.05100: four NVLinks between GPUs",
     ),
     "alpa-projects/alpa": Setup(
         "Alpa",
@@ -92,7 +97,7 @@ SETUPS: Mapping[str, Setup] = {  # by what a source begins with
     "vinjn/nanotron-ultrascale-playbook": Setup(
         "Ultra-Scale Playbook",
         "nanotron",
-        LLAMA,
+        replace(LLAMA, name="nanotron", copies=True),
         network=3200 * GBIT,
         network_source="Amazon EC2 p5.48xlarge: 3200 Gb/s EFA",
     ),
@@ -153,6 +158,11 @@ def cluster_of(row: Row, setup: Setup) -> Cluster | None:
     if setup.network is not None:
         rate = setup.network / within
         node = _network(node, rate, setup.network_source)
+    joined = next((setup.links[start] for start in setup.links if row.gpu.startswith(start)), None)
+    if joined is not None and gpu.rated_bandwidth:
+        reached = joined * gpu.bandwidth / gpu.rated_bandwidth
+        source = setup.links_source
+        gpu = replace(gpu, bandwidth=reached, rated_bandwidth=joined, source=source)
     levels = (replace(node, size=-(-gpus // within)), replace(gpu, size=within))
     device = base.device
     if site.memory_bytes is not None:

@@ -208,7 +208,7 @@ class _Gradients:
                 strided = after is None or after != self.orders.get(given[0])
                 before = after if own == shape and after is not None else before
             elif operator.memory == "joined":
-                before = after if op.attributes.get("dim", 0) == 0 else None
+                before = _of_first(after, len(own)) if op.attributes.get("dim", 0) == 0 else None
             elif operator.memory == "attention":
                 lies = self.orders.get(tensor)
                 before = before if lies is None else lies
@@ -275,6 +275,13 @@ def _elementwise(
     alike = len(set(full)) == 1 and full[0] is not None
     order = full[0] if alike and full[0] is not None and len(full[0]) == rank else None
     return (order or tuple(range(rank))), broadcast or not alike
+
+
+def _of_first(order: Order, rank: int) -> Order:
+    """How a part along the first dim lies; of a stack, which has that dim more, if it can."""
+    if order is None or len(order) == rank:
+        return order
+    return tuple(dim - 1 for dim in order[1:]) if order[0] == 0 else None
 
 
 def _is_plain(order: Order) -> bool:
