@@ -47,6 +47,30 @@ class Dims:
     kv_heads: int
     vocab: int
     seq: int
+    experts: Experts | None = None
+    latent: Latent | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """A mixture of experts: how many, of which a row takes some, and their inner features."""
+
+    count: int
+    chosen: int
+    ffn: int
+    shared: int = 0  # inner features of what every row takes
+    dense: int = 0  # layers without experts, which are the first
+
+
+@dataclass(frozen=True, slots=True)
+class Latent:
+    """DeepSeek's attention: queries, keys and values from narrow tensors."""
+
+    queries: int
+    keys: int
+    size: int  # of a head without its position
+    position: int
+    value: int
 
 
 class Attention(nn.Module):
@@ -85,17 +109,86 @@ class Attention(nn.Module):
         return F.dropout(weights, self.family.dropout) @ v
 
 
+class LatentAttention(nn.Module):
+    """Causal attention whose keys and values are made of one narrow tensor."""
+
+    table: Tensor
+
+    def __init__(self, dims: Dims, latent: Latent) -> None:
+        super().__init__()
+        self.heads, self.latent = dims.heads, latent
+        self.q_down = nn.Linear(dims.hidden, latent.queries, bias=False)
+        self.q_norm, self.kv_norm = nn.RMSNorm(latent.queries), nn.RMSNorm(latent.keys)
+        wide = latent.size + latent.position
+        self.q_up = nn.Linear(latent.queries, dims.heads * wide, bias=False)
+        self.kv_down = nn.Linear(dims.hidden, latent.keys + latent.position, bias=False)
+        both = latent.size + latent.value
+        self.kv_up = nn.Linear(latent.keys, dims.heads * both, bias=False)
+        self.out = nn.Linear(dims.heads * latent.value, dims.hidden, bias=False)
+        self.register_buffer("table", torch.ones(dims.seq, latent.position), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """What each position reads from those before it."""
+        sizes = self.latent
+        q = self.q_up(self.q_norm(self.q_down(x))).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        narrow, position = self.kv_down(x).split([sizes.keys, sizes.position], -1)
+        kv = self.kv_up(self.kv_norm(narrow)).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        k, v = kv.split([sizes.size, sizes.value], -1)
+        plain, turned = q.split([sizes.size, sizes.position], -1)
+        q = torch.cat((plain, turned * self.table), -1)
+        each = (position * self.table).unsqueeze(1).expand(-1, self.heads, -1, -1)
+        k = torch.cat((k, each), -1)
+        read = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.out(read.transpose(1, 2).flatten(2))
+
+
+class RoutedExperts(nn.Module):
+    """Gated experts, of which a row takes the best, and one that every row takes."""
+
+    def __init__(self, dims: Dims, family: Family, experts: Experts) -> None:
+        super().__init__()
+        self.router = nn.Linear(dims.hidden, experts.count, bias=False)
+        self.chosen = experts.chosen
+        self.up = nn.Parameter(torch.empty(experts.count, 2 * experts.ffn, dims.hidden))
+        self.down = nn.Parameter(torch.empty(experts.count, dims.hidden, experts.ffn))
+        self.shared = FeedForward(dims, family, experts.shared) if experts.shared else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The weighted sum of a row's experts."""
+        rows = x.flatten(0, 1)
+        share, expert = torch.softmax(self.router(rows).float(), -1).topk(self.chosen, -1)
+        weights = (self.up, self.down, _between(self.up.dtype))
+        found: Tensor = torch.ops.shardfold.routed_experts(
+            rows, expert, share.to(x.dtype), *weights, None, None
+        )
+        found = found.view_as(x)
+        return found if self.shared is None else found + self.shared(x)
+
+
+@lru_cache(maxsize=4)
+def _between(dtype: torch.dtype) -> str:
+    """What stands between the products of an expert."""
+    from shardfold.capture.experts import described
+
+    return str(described(_gated, 16, dtype))
+
+
+def _gated(rows: Tensor) -> Tensor:
+    gate, up = rows.chunk(2, -1)
+    return F.silu(gate) * up
+
+
 class FeedForward(nn.Module):
     """Two or three products."""
 
-    def __init__(self, dims: Dims, family: Family) -> None:
+    def __init__(self, dims: Dims, family: Family, ffn: int) -> None:
         super().__init__()
-        self.up = nn.Linear(dims.hidden, dims.ffn, bias=family.bias)
-        self.gate = nn.Linear(dims.hidden, dims.ffn, bias=False) if family.gated else None
+        self.up = nn.Linear(dims.hidden, ffn, bias=family.bias)
+        self.gate = nn.Linear(dims.hidden, ffn, bias=False) if family.gated else None
         self.copies = family.copies
         if family.gated and family.copies:
-            self.up, self.gate = nn.Linear(dims.hidden, 2 * dims.ffn, bias=False), None
-        self.down = nn.Linear(dims.ffn, dims.hidden, bias=family.bias)
+            self.up, self.gate = nn.Linear(dims.hidden, 2 * ffn, bias=False), None
+        self.down = nn.Linear(ffn, dims.hidden, bias=family.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """The transformed positions."""
@@ -110,10 +203,17 @@ class FeedForward(nn.Module):
 class Block(nn.Module):
     """Attention, then feed-forward, each after its norm."""
 
-    def __init__(self, dims: Dims, family: Family) -> None:
+    def __init__(self, dims: Dims, family: Family, number: int) -> None:
         super().__init__()
         self.norm1, self.norm2 = _norm(dims, family), _norm(dims, family)
-        self.attention, self.feedforward = Attention(dims, family), FeedForward(dims, family)
+        latent, experts = dims.latent, dims.experts
+        self.attention = LatentAttention(dims, latent) if latent else Attention(dims, family)
+        is_routed = experts is not None and number >= experts.dense
+        self.feedforward: nn.Module
+        if is_routed and experts is not None:
+            self.feedforward = RoutedExperts(dims, family, experts)
+        else:
+            self.feedforward = FeedForward(dims, family, dims.ffn)
         self.dropout = family.dropout
 
     def forward(self, x: Tensor) -> Tensor:
@@ -133,7 +233,7 @@ class Decoder(nn.Module):
         self.tokens = nn.Embedding(dims.vocab, dims.hidden)
         self.positions = None if family.rotary else nn.Embedding(dims.seq, dims.hidden)
         self.embedding_norm = _norm(dims, family) if family.embedding_norm else None
-        self.blocks = nn.ModuleList(Block(dims, family) for _ in range(dims.layers))
+        self.blocks = nn.ModuleList(Block(dims, family, k) for k in range(dims.layers))
         self.norm = _norm(dims, family)
         self.head = nn.Linear(dims.hidden, dims.vocab, bias=False)
         if family.tied:

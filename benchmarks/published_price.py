@@ -9,7 +9,7 @@ from typing import Any
 
 from published_models import Dims, captured
 from published_rows import Row, RowError, in_metric, step_seconds
-from published_setups import Setup, cluster_of, family_of, setup_of, stack_of
+from published_setups import Setup, cluster_of, family_of, mixture_of, setup_of, stack_of
 from shardfold.costs import optimizer_named, pricing_named
 from shardfold.errors import ShardfoldError
 from shardfold.planner.case import ResolvedRequest
@@ -26,7 +26,6 @@ DTYPES = {"bf16": "bf16", "amp_bf16": "bf16", "fp16": "fp16", "fp32": "fp32"}
 # Degrees that cannot be stated yet; a row with one of them is left out, and this says why.
 NOT_YET = {
     "cp": "context parallelism",
-    "ep": "expert parallelism",
 }
 DIMS = ("layers", "hidden", "heads", "vocab", "seq")
 
@@ -62,8 +61,6 @@ def configuration(row: Row, setup: Setup) -> Configuration:
     for name, what in NOT_YET.items():
         if row.count(name, 1) != 1:
             raise LeftOutError(what)
-    if "MoE" in row.model or "experts" in row.notes:
-        raise LeftOutError("mixture of experts")
     if row.dtype not in DTYPES:
         what = "not published" if not row.dtype else "fp8 or fp4"
         raise LeftOutError(f"precision: {what}")
@@ -81,7 +78,10 @@ def _dims(row: Row, setup: Setup) -> Dims:
     if setup.pads_vocabulary:
         multiple = 128 * (row.count("tp") or 1)
         sizes["vocab"] = multiple * math.ceil(sizes["vocab"] / multiple)
-    return Dims(**sizes, kv_heads=kv_heads, ffn=int(ffn))
+    experts, latent = mixture_of(row)
+    return Dims(
+        **sizes, kv_heads=kv_heads, ffn=int(ffn), experts=experts, latent=latent
+    )
 
 
 def _strategy(row: Row, setup: Setup) -> tuple[Stated, int]:
@@ -108,6 +108,7 @@ def _strategy(row: Row, setup: Setup) -> tuple[Stated, int]:
     replicas, shards = (data // group, group) if stage else (data, 1)
     stage = stage if shards > 1 else 0
     stated = Stated(replicas, shards, tensor, stage, sequence, recompute, micro_batches)
+    stated = replace(stated, experts=row.count("ep", 1) or 1)
     return replace(stated, **_pipeline(row, stages)), micro_batch
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from published_models import GPT, LLAMA, Family
+from published_models import GPT, LLAMA, Experts, Family, Latent
 from published_rows import Row
 from shardfold.cluster import Cluster, parse
 from shardfold.cluster.cluster import Level
@@ -144,6 +144,23 @@ def family_of(row: Row, setup: Setup) -> Family:
     if "untied" in row.notes:
         return replace(family, tied=False)
     return replace(family, tied=True) if "tied" in row.notes else family
+
+
+DEEPSEEK = Latent(queries=1536, keys=512, size=128, position=64, value=128)
+# Mixtures by what a model's name begins with: its configuration as its makers published it.
+MIXTURES: Mapping[str, tuple[Experts, Latent | None]] = {
+    "deepseekv2": (Experts(160, 6, 1536, shared=3072, dense=1), DEEPSEEK),
+    "deepseekv3": (Experts(256, 8, 2048, shared=2048, dense=3), DEEPSEEK),
+}
+
+
+def mixture_of(row: Row) -> tuple[Experts | None, Latent | None]:
+    """The experts and the attention of a row's model, where it has others than a plain decoder."""
+    name = row.model.lower()
+    experts, latent = next((MIXTURES[n] for n in MIXTURES if name.startswith(n)), (None, None))
+    if experts is not None and "cut to" in name:
+        experts = replace(experts, dense=1)  # SimuMax: "formal rows use dense_layers=1"
+    return experts, latent
 
 
 def cluster_of(row: Row, setup: Setup) -> Cluster | None:

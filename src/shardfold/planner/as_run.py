@@ -8,6 +8,7 @@ micro-batch, with ZeRO-2 in each.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -25,6 +26,7 @@ from shardfold.strategies.stacks import FLASH_ATTENTION, Stack
 from shardfold.strategies.stated import Placed, Stated
 
 FLOAT32 = 4
+Bytes = Mapping[str, float]  # by class
 
 
 def float32_optimizer(optimizer: Optimizer, stack: Stack, item_bytes: int) -> Optimizer:
@@ -121,12 +123,16 @@ def as_run(
     stack: Stack,
     model: CostModel,
     item_bytes: int,
+    routed: Mapping[str, Bytes],
 ) -> Schedule:
-    """The schedule with ZeRO-1 or ZeRO-2, and the habits of a stack."""
+    """The schedule with ZeRO-1 or ZeRO-2, and the habits of a stack.
+
+    `routed` has what is always there of the blocks of experts that rows are sent to.
+    """
     if stated.zero == 2 and not stack.reduces_beside:
         stated = replace(stated, zero=1)  # until backward ends, gradients are whole
     if stated.zero in (1, 2):
-        schedule = _sharding_state(schedule, stated, _Legs(stated, placed, model))
+        schedule = _sharding_state(schedule, _Legs(stated, placed, model), routed)
     if not stack.reduces_beside:
         schedule = _each_operator(schedule, _waiting)
     if stack.float32_gradients and item_bytes < FLOAT32:
@@ -151,6 +157,15 @@ class _Legs:
     def levels(self) -> tuple[int, ...]:
         return self._levels(self.placed.data)
 
+    def of_experts(self) -> _Legs:
+        """Of experts that rows are sent to: a device's own are shared by fewer."""
+        placed, sent = self.placed, set(self.placed.experts)
+        shards = tuple(a for a in placed.shards if a not in sent)
+        replicas = tuple(a for a in placed.replicas if a not in sent)
+        parts = math.prod(placed.mesh.axes[a].size for a in shards)
+        placed = replace(placed, shards=shards, replicas=replicas)
+        return replace(self, stated=replace(self.stated, shards=parts), placed=placed)
+
     def reduced(self, size: float) -> tuple[float, tuple[int, ...]]:
         """Scattered over the shards, then summed over the replicas; its seconds and levels."""
         seconds = self._price("backward", "reduce_scatter", self.placed.shards, size)
@@ -174,18 +189,27 @@ class _Legs:
         return float(self.model.collective_seconds(step)[0])
 
 
-def _sharding_state(schedule: Schedule, stated: Stated, legs: _Legs) -> Schedule:
-    """Optimizer state in parts, and of ZeRO-2 gradients too."""
-    found = _each_operator(schedule, lambda op: _sharded(op, stated, legs))
+def _sharding_state(schedule: Schedule, legs: _Legs, routed: Mapping[str, Bytes]) -> Schedule:
+    """Optimizer state in parts, and of ZeRO-2 gradients too; of experts, in parts of their own."""
+    stated, experts = legs.stated, legs.of_experts() if routed else legs
+    found = _each_operator(schedule, lambda op: _sharded(op, experts if op.name in routed else legs))
     resident = dict(found.resident)
     for name in ("optimizer", *(["gradients"] if stated.zero == 2 else ())):
         if name in resident:
-            resident[name] /= stated.shards
+            own = sum(
+                routed[op.name].get(name, 0.0) * segment.count
+                for segment in found.segments
+                for op in segment.operators
+                if op.name in routed
+            )
+            rest = resident[name] - own
+            resident[name] = rest / stated.shards + own / experts.stated.shards
     return msgspec.structs.replace(found, resident=resident)
 
 
-def _sharded(op: Operator, stated: Stated, legs: _Legs) -> Operator:
+def _sharded(op: Operator, legs: _Legs) -> Operator:
     """Each all-reduce is a reduce-scatter now and an all-gather after the update."""
+    stated = legs.stated
     parts = stated.shards if stated.zero == 2 else 1
     backward, gathers = list[Task](), list[Task]()
     for task in op.backward:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from shardfold.cluster import Mesh
 from shardfold.costs import CostModel
@@ -21,8 +22,9 @@ from shardfold.sharding import Subdims
 from shardfold.simulate import Schedule
 from shardfold.simulate.decoded import UnrolledChoice
 from shardfold.simulate.parts import Part
-from shardfold.simulate.tasks import Scheduler
+from shardfold.simulate.tasks import OperatorTasks, Scheduler
 from shardfold.strategies.baselines import Setting
+from shardfold.strategies.split_preferences import Roles
 from shardfold.strategies.stacks import OWN, Stack
 from shardfold.strategies.stated import Placed, Stated, choose_stated, place
 
@@ -96,7 +98,18 @@ class StatedRun(ChosenRun):
         return self._as_run(super().schedule_part(part, is_first=is_first), stack)
 
     def _as_run(self, schedule: Schedule, stack: Stack) -> Schedule:
-        return as_run(schedule, self.stated, self.placed, stack, self.model, self.item_bytes)
+        how = (self.stated, self.placed, stack, self.model, self.item_bytes)
+        return as_run(schedule, *how, self._routed)
+
+    @cached_property
+    def _routed(self) -> dict[str, dict[str, float]]:
+        """What is always there of every block of experts that rows are sent to."""
+        if self.stated.experts == 1:
+            return {}
+        ops = Roles.of(self.graph, self.case.subdims).routed
+        scheduler, whole = self.case.scheduler, Part.whole(self.graph)
+        tasks = OperatorTasks(self.whole.decoded, scheduler.facts, scheduler.useful_flops, whole)
+        return {self.graph.ops[op].name: tasks.resident(op) for op in ops}
 
 
 Run = Callable[[Graph, ResolvedRequest, Stated, Stack], StatedRun]

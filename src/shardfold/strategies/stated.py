@@ -164,23 +164,18 @@ def _filled(numbers: dict[str, int], recompute: str, sequence: bool, devices: in
         raise InputError("sp goes with tp=2 or more: it splits what stands between the products.")
     stage = (3 if zero is None else zero) if shards > 1 else 0
     passes, experts = numbers.get("micro-batches", 1), numbers.get("ep", 1)
-    _check_experts(experts, replicas, shards, stage)
+    _check_experts(experts, replicas, shards)
     found = Stated(replicas, shards, tensor, stage, sequence, recompute, passes)
     return replace(found, experts=experts)
 
 
-def _check_experts(experts: int, replicas: int, shards: int, stage: int) -> None:
+def _check_experts(experts: int, replicas: int, shards: int) -> None:
     """Refuse a group of experts that does not lie along the devices that split the batch."""
     outside = experts // shards if experts % shards == 0 else 1
     if experts > 1 and shards % experts and (experts % shards or replicas % outside):
         raise InputError(
             f"ep={experts} is a part of the devices that split the batch, dp x fsdp = {replicas} x "
             f"{shards}: it must divide fsdp, or be a multiple of it that divides both."
-        )
-    if experts > 1 and stage in (1, 2):
-        raise InputError(
-            f"ep={experts} with zero={stage}: how optimizer state of experts is split is not "
-            "described yet. State zero=0, or fsdp."
         )
 
 
