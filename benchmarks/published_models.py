@@ -37,21 +37,6 @@ LLAMA = Family("llama", root_mean_square=True, gated=True, rotary=True, bias=Fal
 
 
 @dataclass(frozen=True, slots=True)
-class Dims:
-    """The sizes of a decoder."""
-
-    layers: int
-    hidden: int
-    ffn: int
-    heads: int
-    kv_heads: int
-    vocab: int
-    seq: int
-    experts: Experts | None = None
-    latent: Latent | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Experts:
     """A mixture of experts: how many, of which a row takes some, and their inner features."""
 
@@ -73,6 +58,22 @@ class Latent:
     value: int
 
 
+@dataclass(frozen=True, slots=True)
+class Dims:
+    """The sizes of a decoder."""
+
+    layers: int
+    hidden: int
+    ffn: int
+    heads: int
+    kv_heads: int
+    vocab: int
+    seq: int
+    experts: Experts | None = None
+    latent: Latent | None = None
+    head: int | None = None  # features of a head; None: heads share the hidden ones
+
+
 class Attention(nn.Module):
     """Causal attention, in one kernel or with its scores in memory."""
 
@@ -81,7 +82,7 @@ class Attention(nn.Module):
     def __init__(self, dims: Dims, family: Family) -> None:
         super().__init__()
         self.dims, self.family = dims, family
-        self.size = dims.hidden // dims.heads
+        self.size = dims.head or dims.hidden // dims.heads
         width = (dims.heads + 2 * dims.kv_heads) * self.size
         self.qkv = nn.Linear(dims.hidden, width, bias=family.bias)
         self.out = nn.Linear(dims.heads * self.size, dims.hidden, bias=family.bias)

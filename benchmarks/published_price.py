@@ -9,7 +9,14 @@ from typing import Any
 
 from published_models import Dims, captured
 from published_rows import Row, RowError, in_metric, step_seconds
-from published_setups import Setup, cluster_of, family_of, mixture_of, setup_of, stack_of
+from published_setups import (
+    Setup,
+    architecture_of,
+    cluster_of,
+    family_of,
+    setup_of,
+    stack_of,
+)
 from shardfold.costs import optimizer_named, pricing_named
 from shardfold.errors import ShardfoldError
 from shardfold.planner.case import ResolvedRequest
@@ -23,10 +30,6 @@ GIB = 2.0**30
 CONTEXT_BYTES = stack_named("megatron-deepspeed").context_bytes  # as measured on a V100
 DEFAULT_COST = Request().cost
 DTYPES = {"bf16": "bf16", "amp_bf16": "bf16", "fp16": "fp16", "fp32": "fp32"}
-# Degrees that cannot be stated yet; a row with one of them is left out, and this says why.
-NOT_YET = {
-    "cp": "context parallelism",
-}
 DIMS = ("layers", "hidden", "heads", "vocab", "seq")
 
 
@@ -58,15 +61,15 @@ def price(row: Row, cost: str = DEFAULT_COST) -> dict[str, Any]:
 
 def configuration(row: Row, setup: Setup) -> Configuration:
     """The configuration that a row states."""
-    for name, what in NOT_YET.items():
-        if row.count(name, 1) != 1:
-            raise LeftOutError(what)
+    recompute = _recompute(row, setup)
+    if row.count("cp", 1) != 1 and "CP comm a2a" not in row.notes:
+        raise LeftOutError("context parallelism: how keys travel is not published")
     if row.dtype not in DTYPES:
         what = "not published" if not row.dtype else "fp8 or fp4"
         raise LeftOutError(f"precision: {what}")
     if any(row.count(name) is None for name in DIMS) or row.ffn is None:
         raise LeftOutError("dims not published")
-    return Configuration(_dims(row, setup), DTYPES[row.dtype], *_strategy(row, setup))
+    return Configuration(_dims(row, setup), DTYPES[row.dtype], *_strategy(row, recompute))
 
 
 def _dims(row: Row, setup: Setup) -> Dims:
@@ -78,20 +81,22 @@ def _dims(row: Row, setup: Setup) -> Dims:
     if setup.pads_vocabulary:
         multiple = 128 * (row.count("tp") or 1)
         sizes["vocab"] = multiple * math.ceil(sizes["vocab"] / multiple)
-    experts, latent = mixture_of(row)
-    return Dims(
-        **sizes, kv_heads=kv_heads, ffn=int(ffn), experts=experts, latent=latent
-    )
+    try:
+        own = architecture_of(row)
+    except KeyError:
+        raise LeftOutError("dims of experts not published") from None
+    return Dims(**sizes, kv_heads=kv_heads, ffn=int(ffn), **own)
 
 
-def _strategy(row: Row, setup: Setup) -> tuple[Stated, int]:
+def _strategy(row: Row, recompute: str) -> tuple[Stated, int]:
     gpus, tensor, stages = row.count("gpus") or 1, row.count("tp"), row.count("pp", 1) or 1
     if tensor is None:
         raise LeftOutError("degrees not published")
-    if gpus % (tensor * stages):
+    context = row.count("cp", 1) or 1
+    if gpus % (tensor * context * stages):
         raise LeftOutError("degrees do not multiply to the devices")
-    data = row.count("dp") or gpus // (tensor * stages)
-    if data * tensor * stages != gpus:
+    data = row.count("dp") or gpus // (tensor * context * stages)
+    if data * tensor * context * stages != gpus:
         raise LeftOutError("degrees do not multiply to the devices")
     micro_batch, batch = row.count("micro_batch"), row.count("global_batch")
     if micro_batch is None:
@@ -102,13 +107,13 @@ def _strategy(row: Row, setup: Setup) -> tuple[Stated, int]:
         micro_batches, rest = divmod(batch, micro_batch * data)
         if rest or not micro_batches:
             raise LeftOutError("the batch is no multiple of its micro-batches")
+    data *= context  # they share parameters as replicas do
     stage, group = _zero(row, data)
     sequence = row.sequence_parallel.startswith("1") and tensor > 1
-    recompute = _recompute(row, setup)
     replicas, shards = (data // group, group) if stage else (data, 1)
     stage = stage if shards > 1 else 0
     stated = Stated(replicas, shards, tensor, stage, sequence, recompute, micro_batches)
-    stated = replace(stated, experts=row.count("ep", 1) or 1)
+    stated = replace(stated, experts=row.count("ep", 1) or 1, context=context)
     return replace(stated, **_pipeline(row, stages)), micro_batch
 
 
@@ -136,10 +141,13 @@ def _zero(row: Row, data: int) -> tuple[int, int]:
 
 
 def _recompute(row: Row, setup: Setup) -> str:
-    word = row.recompute.split(" ")[0].split("_")[0].rstrip(":")
+    word, _, what = row.recompute.partition(":")
+    word = word.split(" ")[0].split("_")[0]
     if not word:
+        if setup.recompute is None:
+            raise LeftOutError("recomputation not published")
         return setup.recompute
-    if word not in ("none", "full", "selective"):
+    if word not in ("none", "full", "selective") or (word == "selective" and what):
         raise LeftOutError("recomputation of another kind")
     return word
 
@@ -152,7 +160,7 @@ def _predicted(row: Row, setup: Setup, cost: str) -> dict[str, Any]:
     if cluster.size != row.count("gpus"):
         raise LeftOutError("nodes are not full")
     family, stack = family_of(row, setup), stack_of(row, setup)
-    graph = captured(asked.dims, family, asked.dtype, asked.micro_batch * asked.stated.data)
+    graph = captured(asked.dims, family, asked.dtype, asked.micro_batch * asked.stated.batch_parts)
     limit = cluster.device.memory_bytes - CONTEXT_BYTES  # a run takes all that there is
     request = ResolvedRequest(cluster, (), pricing_named(cost), optimizer_named("adamw"), limit)
     found = estimate(graph, request, asked.stated, stack)

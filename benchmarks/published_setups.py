@@ -36,7 +36,7 @@ class Setup:
     name: str
     stack: str
     family: Family
-    recompute: str = "none"  # where a row does not say
+    recompute: str | None = None  # where a row does not say; None: then it is not known
     pads_vocabulary: bool = False  # to a multiple of 128 x tp, as Megatron-LM does
     counts_context: bool = False  # its memory is nvidia-smi's
     network: float | None = None
@@ -147,20 +147,37 @@ def family_of(row: Row, setup: Setup) -> Family:
 
 
 DEEPSEEK = Latent(queries=1536, keys=512, size=128, position=64, value=128)
-# Mixtures by what a model's name begins with: its configuration as its makers published it.
-MIXTURES: Mapping[str, tuple[Experts, Latent | None]] = {
-    "deepseekv2": (Experts(160, 6, 1536, shared=3072, dense=1), DEEPSEEK),
-    "deepseekv3": (Experts(256, 8, 2048, shared=2048, dense=3), DEEPSEEK),
+# What a plain decoder of the same dims has not: by what a model's name begins with, as its makers
+# published it. Letters and digits of a name count.
+MIXTURES: Mapping[str, Experts] = {
+    "deepseekv2": Experts(160, 6, 1536, shared=3072, dense=1),
+    "deepseekv3": Experts(256, 8, 2048, shared=2048, dense=3),
+    "qwen330ba3b": Experts(128, 8, 768),
+    "qwen3235ba22b": Experts(128, 8, 1536),
+    "mixtral8x7b": Experts(8, 2, 14336),
+    "mixtral8x22b": Experts(8, 2, 16384),
 }
+LATENT: Mapping[str, Latent] = {"deepseekv2": DEEPSEEK, "deepseekv3": DEEPSEEK}
+HEAD_SIZES: Mapping[str, int] = {"qwen3": 128}
 
 
-def mixture_of(row: Row) -> tuple[Experts | None, Latent | None]:
-    """The experts and the attention of a row's model, where it has others than a plain decoder."""
-    name = row.model.lower()
-    experts, latent = next((MIXTURES[n] for n in MIXTURES if name.startswith(n)), (None, None))
-    if experts is not None and "cut to" in name:
-        experts = replace(experts, dense=1)  # SimuMax: "formal rows use dense_layers=1"
-    return experts, latent
+def architecture_of(row: Row) -> dict[str, Any]:
+    """The experts, the attention and the size of a head of a row's model, where they are its own.
+
+    Raises KeyError for experts that nobody described.
+    """
+    name = "".join(c for c in row.model.lower() if c.isalnum())
+    experts, latent, head = (_named(name, each) for each in (MIXTURES, LATENT, HEAD_SIZES))
+    is_routed = "MoE" in row.model or "experts" in row.notes or row.count("ep", 1) != 1
+    if experts is None and is_routed:
+        raise KeyError(row.model)
+    if experts is not None and "cutto" in name:
+        experts = replace(experts, dense=1)  # SimuMax's releases: "formal rows use dense_layers=1"
+    return {"experts": experts, "latent": latent, "head": head}
+
+
+def _named(name: str, known: Mapping[str, Any]) -> Any:
+    return next((known[start] for start in known if name.startswith(start)), None)
 
 
 def cluster_of(row: Row, setup: Setup) -> Cluster | None:

@@ -37,6 +37,8 @@ BASE = {
     "notes": "",
 }
 
+SIMUMAX = {"source": "MooreThreads/SimuMax", "zero": "1", "gpu": "B200-SXM"}
+
 
 @pytest.fixture(autouse=True)
 def _programs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,8 +126,10 @@ def test_rows_are_chosen_by_number_and_source(tmp_path: Path) -> None:
     ("change", "reason"),
     [
         ({"pp": "3", "dp": "4"}, "degrees do not multiply to the devices"),
-        ({"cp": "2", "dp": "4"}, "context parallelism"),
-        ({"ep": "8"}, "expert parallelism"),
+        ({"cp": "2", "dp": "4"}, "context parallelism: how keys travel is not published"),
+        ({"ep": "8"}, "dims of experts not published"),
+        ({"source": "NVIDIA-NeMo/Megatron-Bridge", "recompute": ""}, "recomputation not published"),
+        ({"recompute": "selective: moe_act"}, "recomputation of another kind"),
         ({"dtype": "mxfp8"}, "precision: fp8 or fp4"),
         ({"layers": ""}, "dims not published"),
         ({"dp": "4"}, "degrees do not multiply to the devices"),
@@ -152,9 +156,11 @@ def test_what_cannot_be_stated_is_left_out_with_its_reason(
         {"source": "vinjn/nanotron-ultrascale-playbook", "zero": "1", "gpu": "H100-80GB"},
         {"source": "somebody/else", "zero": "0", "ffn": "176", "kv_heads": "2"},
         {"source": "NVIDIA/Megatron-LM", "zero": "0", "pp": "2", "vp": "2", "dp": "4"},
+        {**SIMUMAX, "cp": "2", "dp": "4", "notes": "CP comm a2a"},
+        {**SIMUMAX, "model": "deepseekv2 cut to 4 layers", "ep": "8"},
         {"source": "vinjn/nanotron-ultrascale-playbook", "zero": "1", "pp": "2", "dp": "4"},
     ],
-    ids=lambda change: change.get("source", "fsdp1") + change.get("pp", ""),
+    ids=lambda change: "".join(change.get(name, "") for name in ("source", "pp", "cp", "ep")),
 )
 def test_a_row_of_every_stack_is_priced(tmp_path: Path, change: dict[str, str]) -> None:
     if change.get("gpu", "").startswith("V100"):

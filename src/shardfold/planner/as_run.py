@@ -192,7 +192,11 @@ class _Legs:
 def _sharding_state(schedule: Schedule, legs: _Legs, routed: Mapping[str, Bytes]) -> Schedule:
     """Optimizer state in parts, and of ZeRO-2 gradients too; of experts, in parts of their own."""
     stated, experts = legs.stated, legs.of_experts() if routed else legs
-    found = _each_operator(schedule, lambda op: _sharded(op, experts if op.name in routed else legs))
+
+    def sharded(op: Operator) -> Operator:
+        return _sharded(op, experts if op.name in routed else legs)
+
+    found = _each_operator(schedule, sharded)
     resident = dict(found.resident)
     for name in ("optimizer", *(["gradients"] if stated.zero == 2 else ())):
         if name in resident:

@@ -8,19 +8,23 @@
     sp               sequence parallel between the products (with tp)
     ep=N             expert parallel: of the devices that split the batch, the innermost N send
                      their rows to each other's experts
+    cp=N             context parallel: N devices split the sequence between them, and attention's
+                     heads by all-to-all (Ulysses)
     recompute=full   activation checkpointing of every block; selective: of attention; or none
     micro-batches=N  gradient accumulation
     pp=N             pipeline stages of equal layers
     schedule=1f1b    of the stages: gpipe, 1f1b, interleaved or zbv
     virtual=N        chunks of the model on each device, of schedule=interleaved
 
-Degrees lie on the cluster as in torchtitan and Megatron-LM: tp innermost, then fsdp, dp, pp.
+Degrees lie on the cluster as in torchtitan and Megatron-LM: tp innermost, then cp, fsdp, dp, pp.
+Devices along cp share parameters as those along fsdp do, or along dp, where nothing is sharded.
 `zero=N` without `fsdp` shards over all replicas, as `dp=8 zero=1` says elsewhere.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Container
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -35,6 +39,7 @@ from shardfold.pipeline import SCHEDULES, Pipeline
 from shardfold.strategies.baselines import Axes, Choice, Setting, complete, is_split
 from shardfold.strategies.split_preferences import (
     Classes,
+    Roles,
     Way,
     Ways,
     choose_ways,
@@ -42,7 +47,7 @@ from shardfold.strategies.split_preferences import (
     told_by_scores,
 )
 
-DEGREES = ("pp", "dp", "fsdp", "tp")
+DEGREES = ("pp", "dp", "fsdp", "cp", "tp")
 NUMBERS = (*DEGREES, "ep", "zero", "micro-batches", "virtual")
 CHOICES = {
     "recompute": ("none", "selective", "full"),
@@ -50,9 +55,6 @@ CHOICES = {
     "reshard": ("always", "never"),
 }
 WORDS = (*NUMBERS, "sp", *CHOICES)
-OTHERS = {
-    "cp": "Context parallelism cannot be estimated yet.",
-}
 ZERO = {0: "nothing", 1: "optimizer state", 2: "gradients and optimizer state", 3: "parameters"}
 
 
@@ -72,13 +74,14 @@ class Stated:
     chunks: int = 1  # of the model on each part
     reshards: bool = True  # parameters in parts are dropped after forward, and gathered again
     experts: int = 1  # devices that rows are sent between, of those that split the batch
+    context: int = 1  # innermost of the shards, or of the replicas: they split the sequence
 
     def __str__(self) -> str:
         is_zero = self.zero in (1, 2)
         names = {"fsdp": "dp"} if is_zero and self.replicas == 1 else {}
         words = [
             *([f"pp={self.stages}"] if self.stages > 1 else ()),
-            *(f"{names.get(name, name)}={n}" for name, n in self.degrees if n > 1),
+            *(f"{names.get(name, name)}={n}" for name, n in self._stated_degrees() if n > 1),
             *([f"zero={self.zero}"] if is_zero else ()),
             *([] if self.reshards else ["reshard=never"]),
             *(["sp"] if self.sequence else ()),
@@ -95,10 +98,21 @@ class Stated:
         """Of each stage, by the words that state them, outermost first."""
         return (("dp", self.replicas), ("fsdp", self.shards), ("tp", self.tensor))
 
+    def _stated_degrees(self) -> list[tuple[str, int]]:
+        """As they were stated: the devices along cp by themselves."""
+        owner = "fsdp" if self.shards > 1 else "dp"
+        found = [(n, d // self.context if n == owner else d) for n, d in self.degrees]
+        return [*found[:-1], ("cp", self.context), found[-1]]
+
     @property
     def data(self) -> int:
-        """The parts of the batch."""
+        """The devices that share parameters: they split the batch, and along cp the sequence."""
         return self.replicas * self.shards
+
+    @property
+    def batch_parts(self) -> int:
+        """The parts of the batch."""
+        return self.data // self.context
 
 
 def parse_strategy(text: str, devices: int) -> Stated:
@@ -106,7 +120,7 @@ def parse_strategy(text: str, devices: int) -> Stated:
 
     >>> parse_strategy("fsdp=4 tp=8 sp", 64)
     Stated(replicas=2, shards=4, tensor=8, zero=3, sequence=True, recompute='none', \
-micro_batches=1, stages=1, schedule='1f1b', chunks=1, reshards=True, experts=1)
+micro_batches=1, stages=1, schedule='1f1b', chunks=1, reshards=True, experts=1, context=1)
     """
     numbers, chosen, sequence = dict[str, int](), dict[str, str](), False
     for word in text.replace(",", " ").split():
@@ -122,8 +136,9 @@ micro_batches=1, stages=1, schedule='1f1b', chunks=1, reshards=True, experts=1)
                 raise InputError(f"Unknown {word}. {nearest(value, CHOICES[name])}")
             chosen[name] = value
         else:
-            why = OTHERS.get(name) or nearest(name, WORDS)
-            raise InputError(f"Unknown word {name!r} in the strategy {text!r}. {why}")
+            raise InputError(
+                f"Unknown word {name!r} in the strategy {text!r}. {nearest(name, WORDS)}"
+            )
     filled = _filled(numbers, chosen.get("recompute", "none"), sequence, devices)
     reshards = chosen.get("reshard") != "never"
     if not reshards and filled.zero != 3:
@@ -156,17 +171,24 @@ def _filled(numbers: dict[str, int], recompute: str, sequence: bool, devices: in
             "multiply to the number of devices."
         )
     replicas, shards = given.get("dp", left), given.get("fsdp", 1)
-    if zero is not None and zero > 0 and "fsdp" not in given:
-        replicas, shards = 1, replicas
     if zero == 0 and shards > 1:
         raise InputError(f"fsdp={shards} shards, and zero=0 does not: leave one of them out.")
+    if zero is not None and zero > 0 and "fsdp" not in given:
+        replicas, shards = 1, replicas
+    context = given.get("cp", 1)
+    if shards > 1 or zero:
+        shards *= context
+    else:
+        replicas *= context
     if sequence and tensor == 1:
         raise InputError("sp goes with tp=2 or more: it splits what stands between the products.")
     stage = (3 if zero is None else zero) if shards > 1 else 0
     passes, experts = numbers.get("micro-batches", 1), numbers.get("ep", 1)
     _check_experts(experts, replicas, shards)
+    if experts > 1 and context > 1:
+        raise InputError(f"ep={experts} with cp={context} is not described yet: state one of them.")
     found = Stated(replicas, shards, tensor, stage, sequence, recompute, passes)
-    return replace(found, experts=experts)
+    return replace(found, experts=experts, context=context)
 
 
 def _check_experts(experts: int, replicas: int, shards: int) -> None:
@@ -202,11 +224,17 @@ class Placed:
     shards: Axes
     tensor: Axes
     experts: Axes = ()  # of the data's
+    context: Axes = ()
 
     @property
     def data(self) -> Axes:
-        """The axes of the batch."""
+        """The axes along which parameters are shared: of the batch, and of the sequence."""
         return (*self.replicas, *self.shards)
+
+    @property
+    def batch(self) -> Axes:
+        """The axes of the batch."""
+        return tuple(axis for axis in self.data if axis not in self.context)
 
 
 def place(stated: Stated, cluster: Cluster) -> Placed:
@@ -232,15 +260,23 @@ def place(stated: Stated, cluster: Cluster) -> Placed:
     outer_first = [list(reversed(each)) for each in owners]
     mesh = mesh_of(cluster.levels, [[size for _, size in each] for each in outer_first])
     names = [name.split() for each in outer_first for name, _ in each]
-    replicas, shards, tensor, experts = (
+    replicas, shards, tensor, experts, context = (
         tuple(a for a, words in enumerate(names) if wanted in words)
-        for wanted in ("dp", "fsdp", "tp", "ep")
+        for wanted in ("dp", "fsdp", "tp", "ep", "cp")
     )
-    return Placed(mesh, replicas, shards, tensor, experts)
+    return Placed(mesh, replicas, shards, tensor, experts, context)
 
 
 def _cut(stated: Stated) -> list[tuple[str, int]]:
     """The degrees, innermost first, each of the data's in what experts share and the rest."""
+    if stated.context > 1:
+        owner, other = ("fsdp", "dp") if stated.shards > 1 else ("dp", "fsdp")
+        sizes = dict(stated.degrees)
+        return [
+            ("tp", stated.tensor),
+            *((f"{owner} cp", stated.context), (owner, sizes[owner] // stated.context)),
+            (other, sizes[other]),
+        ]
     inside = math.gcd(stated.experts, stated.shards)
     outside = stated.experts // inside
     return [
@@ -256,26 +292,52 @@ def choose_stated(setting: Setting, stated: Stated, placed: Placed) -> Choice:
     if not roles.heads:
         roles = told_by_scores(roles, setting.graph, setting.subdims)
     tried = (roles.tensor_parallel, roles.seq) if stated.sequence else (roles.tensor_parallel,)
-    ways = (Way(placed.data, (roles.batch,)), Way(placed.tensor, tried))
+    ways = _ways(placed, roles.batch, roles.seq, tried)
     if stated.tensor > 1 and not roles.heads:
         raise InputError(f"tp={stated.tensor}: the model has no attention heads to split.")
     if stated.sequence and not roles.seq:
         raise InputError("sp: the model has no sequence of tokens.")
     by_expert = _by_expert(setting, stated, placed, tried)
-    choice = choose_ways(setting.tables, setting.subdims, lambda op: by_expert.get(op, ways))
-    if not all(
-        parts_over(vertex.space, choice[v], placed.experts)
-        for v, vertex in enumerate(setting.tables.vertices)
-        if vertex.space is not None and vertex.index in by_expert
-    ):
+    own = {**by_expert, **_by_head(roles, stated, placed)}
+    choice = choose_ways(setting.tables, setting.subdims, lambda op: own.get(op, ways))
+    if not _all_split(setting, choice, placed.experts, by_expert):
         raise InputError(f"ep={stated.experts}: the model's experts cannot be split into as many.")
+    if not _all_split(setting, choice, placed.context, roles.attention):
+        raise InputError(f"cp={stated.context}: attention's heads cannot be split into as many.")
     if stated.tensor > 1 and not is_split(setting, choice, placed.tensor, roles):
         raise InputError(
             f"tp={stated.tensor}: the model's heads or feed-forward features do not divide by it."
         )
     if not _splits_batch(setting, choice, placed.data):
-        raise InputError(f"The batch cannot be split into dp x fsdp = {stated.data} parts.")
+        raise InputError(f"The batch cannot be split into dp x fsdp = {stated.batch_parts} parts.")
     return _stored(setting, choice, stated, placed)
+
+
+def _ways(placed: Placed, batch: Classes, seq: Classes, tried: tuple[Classes, ...]) -> Ways:
+    """How most operators are split."""
+    split = (Way(placed.batch, (batch,)), Way(placed.tensor, tried))
+    return (*split, Way(placed.context, (seq,))) if placed.context else split
+
+
+def _by_head(roles: Roles, stated: Stated, placed: Placed) -> dict[int, Ways]:
+    """How attention is split where the sequence is: by heads, along the same devices."""
+    if stated.context == 1:
+        return {}
+    if not roles.seq or not roles.attention:
+        raise InputError(f"cp={stated.context}: the model has no attention over a sequence.")
+    inside = (*placed.context, *placed.tensor)
+    return dict.fromkeys(
+        roles.attention, (Way(placed.batch, (roles.batch,)), Way(inside, (roles.heads,)))
+    )
+
+
+def _all_split(setting: Setting, choice: Choice, axes: Axes, ops: Container[int]) -> bool:
+    """Whether some operators split something over all of these axes."""
+    return all(
+        parts_over(vertex.space, choice[v], axes)
+        for v, vertex in enumerate(setting.tables.vertices)
+        if vertex.space is not None and vertex.index in ops
+    )
 
 
 def _by_expert(
