@@ -109,8 +109,10 @@ STACKS: Mapping[str, Stack] = {
             "reduce-scatter; nn/attention.py calls flash-attn, of the second generation. Without "
             "tp_recompute_allgather, which pages of runs do not state. Stages by models/base.py "
             "build_model: each ends with the block that takes it past its share of the products "
-            "with weights.",
+            "with weights; p2p.py reads what it sent of a tensor's shape back before it goes on, "
+            "so that a stage waits for its sends.",
             flash_attention=2,
+            waits_for_sends=True,
             master_weights=True,
             float32_gradients=True,
             float32_reduction=True,

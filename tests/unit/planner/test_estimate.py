@@ -104,6 +104,7 @@ def test_a_degree_that_a_size_does_not_allow_is_refused(strategy: str, says: str
     ("strategy", "says"),
     [
         ("tp=8", "no attention heads"),
+        ("cp=8", "no attention over a sequence"),
         ("fsdp=8 recompute=full", "no repeated blocks"),
     ],
 )
@@ -184,3 +185,26 @@ def test_attention_of_the_first_generation_is_slower_and_nothing_else_is() -> No
 def test_an_unknown_stack_is_named() -> None:
     with pytest.raises(InputError, match=r"Unknown stack 'megatron-lm'.*megatron"):
         planner().estimate("dp=8", stack="megatron-lm", beside_plan=False)
+
+
+def test_a_sequence_is_split_along_cp_and_heads_in_attention() -> None:
+    plain, split = estimated("dp=8"), estimated("dp=4 cp=2")
+    assert "all_to_all" in kinds(split) and "all_to_all" not in kinds(plain)
+    assert split.peak_by_class["parameters"] == plain.peak_by_class["parameters"]
+    assert split.compute_seconds == pytest.approx(plain.compute_seconds, rel=0.1)
+    parts = estimated("cp=2 dp=4 zero=1").peak_by_class["optimizer"]
+    assert parts == pytest.approx(plain.peak_by_class["optimizer"] / 8)
+
+
+def test_the_state_of_experts_is_in_as_many_parts_as_they_have_replicas() -> None:
+    pytest.importorskip("transformers")
+    module, args, kwargs = zoo.build("mixtral-8x7b-tiny", batch=16, layers=2)
+    made = Planner(module, args, kwargs, cluster=CLUSTER)
+    whole, parts = (
+        made.estimate(f"dp=8 zero={zero} ep=4", beside_plan=False).peak_by_class["optimizer"]
+        for zero in (0, 1)
+    )
+    sizes = {name: p.numel() for name, p in module.named_parameters()}
+    experts = sum(n for name, n in sizes.items() if ".experts." in name)
+    others, own = sum(sizes.values()) - experts, experts / 4
+    assert parts / whole == pytest.approx((others / 8 + own / 2) / (others + own), rel=1e-3)
