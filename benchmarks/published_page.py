@@ -57,11 +57,12 @@ UNEXPLAINED = """## What is not explained
 Most of the rows that are far off are nanotron's (the Ultra-Scale Playbook), in two classes.
 
 - Stages on several nodes. At equal splits some took what is predicted and others 3 to 80 times as
-  long: a micro-batch took about a second on 512 devices, whatever it was, and with tp=8 about 24 ms
-  a layer, whether a layer has 2,048 or 8,192 features. A cause in the configuration would scale
-  with it. The script that made the runs (nanotron, scripts/scaling_benchmarks.py) runs pipelines
-  again whose jobs are older than a certain one, and no others; which of them were published is not
-  known. No row is left out for it.
+  long: with tp=8, 16 and 32 a micro-batch took about 24, 50 and 110 ms a layer, whether a layer has
+  2,048 or 8,192 features and a micro-batch one sequence or eight, and on 512 devices about a second
+  whatever it was. What a network or a device does would grow with the bytes. The script that made
+  the runs (nanotron, scripts/scaling_benchmarks.py) runs pipelines again whose jobs are older than
+  a certain one, and no other runs; which of them were published is not known. No row is left out
+  for it, and nothing is fitted to it.
 - Tensor parallelism across nodes: each collective took about a millisecond more than its bytes and
   the latency of the network say. Amazon's tester (aws/aws-k8s-tester, pull request 503) saw the
   same on the same machines with an older network plugin: 517 us for an all-reduce of 8 bytes on two
