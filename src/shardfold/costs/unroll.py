@@ -44,6 +44,14 @@ class UnrolledProblem:
 
     problem: Problem
     runs: tuple[Copies, ...] = ()
+    vertices: Ints | None = None  # of the tables, which each one copies; none where there are none
+    edges: Ints | None = None
+
+    def like(self, own: Problem) -> Problem:
+        """The problem of the whole model, from another one of the graph's own decisions."""
+        if self.vertices is None or self.edges is None:
+            return own
+        return own.spread(self.vertices, self.problem.ends, self.edges)
 
     def extended(self, choice: tuple[int, ...]) -> Ints:
         """A choice for the graph's own vertices, with every copy choosing as its model does."""
@@ -60,7 +68,7 @@ def unroll(tables: Tables, graph: Graph) -> UnrolledProblem:
         return UnrolledProblem(tables.problem)
     builder = _Builder(tables)
     runs = tuple(builder.insert(repeat, graph) for repeat in graph.repeats)
-    return UnrolledProblem(builder.problem(), runs)
+    return UnrolledProblem(builder.problem(), runs, builder.vertices, builder.edges)
 
 
 class _Builder:

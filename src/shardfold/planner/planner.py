@@ -4,6 +4,7 @@
         for meshes:           solve the additive problem, proven              mesh_search.py
         for proposers:        yield candidates that may win                   proposals.py
             simulate each:    its step with overlap, its peak of memory       case.py
+        for meshes:           bound every step, simulate what that meets      step_bound.py
         for proposers:        recompute some operators, refine the winner    partial_recompute.py,
             simulate each                                                     proposals.py
         select:               what fits comes first, then the faster          select.py
@@ -30,6 +31,7 @@ from shardfold.planner.options import MicroBatches, Recompute
 from shardfold.planner.partial_recompute import propose_recomputed
 from shardfold.planner.proposals import PROPOSERS, Group, Proposer, list_smallest, propose_refined
 from shardfold.planner.select import HINT, Ranking, Selection
+from shardfold.planner.step_bound import Proof
 from shardfold.progress import Stage, Watch
 
 SHARES = (0.7, 0.9, 1.0, 1.0)  # of the smallest peak so far: limits that are tried before a refusal
@@ -66,7 +68,8 @@ def _select(cases: Cases, request: ResolvedRequest, watch: MeshWatch) -> Selecti
     if not request.pricing.overlaps:
         return search_meshes(cases, request, watch)
     searched, groups, ranking = _search_and_simulate(cases, request, watch)
-    smallest = ranking.least_bytes
+    smallest, proof = ranking.least_bytes, Proof()
+    _simulate_proposals((proof.propose,), groups, ranking)
     if not request.pins:
         if request.recompute == "auto":
             _simulate_proposals((propose_recomputed,), groups, ranking)
@@ -82,6 +85,7 @@ def _select(cases: Cases, request: ResolvedRequest, watch: MeshWatch) -> Selecti
         winner=ranking.winner,
         simulated=tuple(ranking.candidates),
         smallest_bytes=None if ranking.has_fitting else smallest,
+        step_bound=proof.seconds,
     )
 
 

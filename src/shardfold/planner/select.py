@@ -77,6 +77,7 @@ class Selection:
     simulated: tuple[Candidate, ...] = ()  # empty where the cost model knows no overlap
     smallest_bytes: float | None = None  # only where nothing fits
     floor_seconds: float | None = None  # a bound on cases that exist and were not searched
+    step_bound: float | None = None  # no simulated step is shorter; none where there is no overlap
     pins: tuple[Pin, ...] = ()
     unpinned: Selection | None = None  # only with pins: the selection without them
 

@@ -1,0 +1,423 @@
+"""What every choice asks of each stream in each phase of a step: the tables of costs, in parts.
+
+A step is simulated on a stream of local work and one for each level of links. What a phase asks of
+them is a sum over decisions and edges, as costs are:
+
+    work               seconds of local work and of the collectives that work waits for
+    ahead, behind      of each level: gathers of parameters, reductions of their gradients
+    wait               of each level: the collectives that work waits for
+
+and over the whole step the optimizer's update, and the host that asks for work. A collective asks
+all levels that it crosses. `last` is the backward phase of the last micro-batch, `backward` that of
+all others.
+
+No phase is shorter than any of these sums, nor than some sums of one kind for the operators before
+a place and of another kind for those after it: `Bounds` has them. The places are the first and
+the last operator that reads parameters, because nothing hides what is gathered before the
+first or reduced after it. `docs/explanation/proof.md` derives them from the simulator's rules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+
+from shardfold.costs.decision_graph import Edge, Leg, Vertex
+from shardfold.costs.model import CostModel, is_beside
+from shardfold.costs.operator_steps import Tensors, operator_steps
+from shardfold.costs.parameters import Optimizer, sum_up_steps, update_steps
+from shardfold.costs.reshard import reshard_all
+from shardfold.costs.steps import Collective, Compute, Step, Steps, Values, defer, times
+from shardfold.costs.tables import Tables
+from shardfold.costs.unroll import Ints, UnrolledProblem
+from shardfold.graph import Graph
+from shardfold.graph.repeats import MODEL
+from shardfold.search import Problem
+from shardfold.sharding import Subdims
+from shardfold.sharding.layouts import distinct
+
+Phase = Literal["forward", "backward", "last"]
+Mode = Literal["ahead", "behind", "wait"]
+MODES: tuple[Mode, ...] = ("ahead", "behind", "wait")
+Parts = dict[int, Values]  # by the number of what is asked: seconds of each choice
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Numbers of what is asked: for each phase work and modes by level, then update and host."""
+
+    levels: int
+    micro_batches: int
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        """The phases in which streams run beside each other."""
+        return ("forward", "last") if self.micro_batches == 1 else ("forward", "backward", "last")
+
+    @property
+    def count(self) -> int:
+        """How many numbers there are."""
+        return len(self.phases) * (1 + 3 * self.levels) + 2
+
+    def work(self, phase: Phase) -> int:
+        """Work in a phase."""
+        return self.phases.index(phase) * (1 + 3 * self.levels)
+
+    def level(self, phase: Phase, mode: Mode, level: int) -> int:
+        """Collectives of a mode on a level of links in a phase."""
+        return self.work(phase) + 1 + 3 * level + MODES.index(mode)
+
+    @property
+    def update(self) -> int:
+        """The optimizer's work, which nothing runs beside."""
+        return self.count - 2
+
+    @property
+    def host(self) -> int:
+        """The host, over the whole step."""
+        return self.count - 1
+
+    def often(self, step: Step) -> list[tuple[Phase, int]]:
+        """In which phases a step of forward or backward is done, and how often in all."""
+        if step.phase == "forward":
+            return [("forward", self.micro_batches)]
+        before = self.micro_batches - 1
+        passes = {"every": before, "later": max(before - 1, 0), "last": 0}[step.turn]
+        is_last = step.turn != "later" or before > 0
+        found: list[tuple[Phase, int]] = [("backward", passes)] if passes else []
+        return [*found, ("last", 1)] if is_last else found
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Sums of what is asked that no step is shorter than, phase by phase.
+
+    Zones are stretches of operators in order; the numbers `places` are those of a single operator.
+    """
+
+    asked: Asked
+    zones: int
+    places: tuple[int, ...]
+
+    @cached_property
+    def sums(self) -> Values:
+        """Of each bound, which numbers of which zones it adds up."""
+        return np.array([row for rows in self._phases for row in rows] + [self._host])
+
+    @cached_property
+    def groups(self) -> tuple[tuple[int, ...], ...]:
+        """The bounds of each phase: the sum of the phases is bounded by one of each."""
+        found, at = [], 0
+        for rows in self._phases:
+            found.append(tuple(range(at, at + len(rows))))
+            at += len(rows)
+        return tuple(found)
+
+    @cached_property
+    def _phases(self) -> list[list[Values]]:
+        asked = self.asked
+        update = self._sum([(asked.update, range(self.zones))])
+        return [*(list(self._of(phase)) for phase in asked.phases), [update]]
+
+    @property
+    def _host(self) -> Values:
+        return self._sum([(self.asked.host, range(self.zones))])
+
+    def _of(self, phase: Phase) -> Iterator[Values]:
+        """What bounds a phase: work, each level, and both around each place."""
+        everywhere, work = range(self.zones), self.asked.work(phase)
+        yield self._sum([(work, everywhere)])
+        for level in range(self.asked.levels):
+            ahead, behind, wait = (self.asked.level(phase, mode, level) for mode in MODES)
+            yield self._sum([(k, everywhere) for k in (ahead, behind, wait)])
+            for at in self.places:
+                before, after = range(at), range(at + 1, self.zones)
+                upto, since = range(at + 1), range(at, self.zones)
+                if phase == "forward":  # what is gathered up to a place, then the work from there
+                    yield self._sum([(ahead, upto), (wait, before), (work, since)])
+                else:  # the other way round; what is reduced comes after the work
+                    yield self._sum([(ahead, since), (wait, after), (work, upto)])
+                    yield self._sum([(work, since), (behind, upto), (wait, before)])
+
+    def _sum(self, terms: Sequence[tuple[int, range]]) -> Values:
+        row = np.zeros((self.zones, self.asked.count))
+        for number, zones in terms:
+            row[list(zones), number] = 1.0
+        return row
+
+
+def zones_of(graph: Graph) -> tuple[list[int], tuple[int, ...]]:
+    """The zone of every operator, and the zones of a single operator that parameters flow to.
+
+    They are the first and the last operator with a parameter, unless they stand for several.
+    """
+    reading = [
+        index
+        for index, op in enumerate(graph.ops)
+        if any(graph.tensors[t].role == "parameter" for t in op.inputs)
+    ]
+    model = {op for repeat in graph.repeats for op in repeat.ops(MODEL)}
+    ends = sorted({*reading[:1], *reading[-1:]} - model)
+    zones, places, zone = [], [], 0
+    for index in range(len(graph.ops)):
+        if index in ends:
+            zone += bool(index) and (index - 1 not in ends)
+            places.append(zone)
+            zones.append(zone)
+            zone += 1
+        else:
+            zones.append(zone)
+    return zones, tuple(places)
+
+
+@dataclass(frozen=True, slots=True)
+class _Pairs:
+    """One reshard of an edge: what it asks for each pair of distinct layouts, and who has which."""
+
+    parts: Parts
+    rows: Ints
+    columns: Ints
+    only: Values | None
+
+    def weighted(self, weights: Values) -> Values | float:
+        """Seconds for every choice at both ends, at so much for each number."""
+        small = _weighted(self.parts, weights)
+        if small is None:
+            return 0.0
+        found: Values = small[self.rows][:, self.columns]
+        return found if self.only is None else found * self.only[:, None]
+
+    def at(self, x: Ints, y: Ints) -> Iterator[tuple[int, Values]]:
+        """What some pairs of choices ask."""
+        rows, columns = self.rows[x], self.columns[y]
+        for k, part in self.parts.items():
+            found = part[rows, columns]
+            yield k, found if self.only is None else found * self.only[x]
+
+
+class Demands:
+    """What a graph on a mesh asks; made from its tables, table by table and zone by zone."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        subdims: Subdims,
+        tables: Tables,
+        model: CostModel,
+        optimizer: Optimizer,
+        levels: int,
+    ) -> None:
+        self.graph, self.subdims, self.tables = graph, subdims, tables
+        self.model, self.optimizer = model, optimizer
+        self.asked = Asked(levels, tables.micro_batches)
+        self._small: dict[object, Parts] = {}
+        zones, places = zones_of(graph)
+        self.bounds = Bounds(self.asked, max(zones, default=0) + 1, places)
+        self.vertex_zones = [self._zone(v, zones) for v in tables.vertices]
+        self.edge_zones = [self._edge_zone(edge) for edge in tables.edges]
+        sharing: dict[int, list[Vertex]] = {}
+        for vertex, table in zip(tables.vertices, tables.problem.costs, strict=True):
+            sharing.setdefault(id(table), []).append(vertex)
+        self.vertices = {key: self._vertex(members) for key, members in sharing.items()}
+        self.edges: dict[int, list[_Pairs]] = {}
+        for edge, table in zip(tables.edges, tables.problem.edge_costs, strict=True):
+            if id(table) not in self.edges:
+                legs = edge.legs(self.asked.micro_batches)
+                self.edges[id(table)] = [self._leg(edge, leg) for leg in legs]
+
+    def _zone(self, vertex: Vertex, zones: Sequence[int]) -> int:
+        """Of the operator that a decision belongs to: the one that reads a parameter first."""
+        if vertex.what == "op":
+            return zones[vertex.index]
+        readers = (i for i, op in enumerate(self.graph.ops) if vertex.index in op.inputs)
+        return zones[next(readers, 0)] if vertex.what == "parameter" else 0
+
+    def _edge_zone(self, edge: Edge) -> int:
+        """Of the operator that moves what goes along an edge."""
+        reads = self.tables.vertices[edge.target].what == "op"
+        return self.vertex_zones[edge.target if reads else edge.source]
+
+    # What is asked
+
+    def weighted(self, weights: Values) -> Problem:
+        """The problem of the graph's own decisions, at a weight for each of the bounds."""
+        by_zone = np.tensordot(weights, self.bounds.sums, axes=1)
+        problem = self.tables.problem
+        own: dict[tuple[int, int], Values] = {}
+        for table, zone in zip(problem.costs, self.vertex_zones, strict=True):
+            if (id(table), zone) not in own:
+                found = _weighted(self.vertices[id(table)], by_zone[zone])
+                own[id(table), zone] = np.zeros(len(table)) if found is None else found
+        joint: dict[tuple[int, int], Values] = {}
+        for table, zone in zip(problem.edge_costs, self.edge_zones, strict=True):
+            if (id(table), zone) not in joint:
+                each = (pairs.weighted(by_zone[zone]) for pairs in self.edges[id(table)])
+                joint[id(table), zone] = sum(each, np.zeros(table.shape))
+        vertices = zip(problem.costs, self.vertex_zones, strict=True)
+        edges = zip(problem.edge_costs, self.edge_zones, strict=True)
+        return Problem(
+            tuple(own[id(table), zone] for table, zone in vertices),
+            problem.edges,
+            tuple(joint[id(table), zone] for table, zone in edges),
+        )
+
+    def of(self, unrolled: UnrolledProblem, choice: Ints) -> Values:
+        """What a choice for the whole model asks, zone by zone."""
+        total = np.zeros((self.bounds.zones, self.asked.count))
+        ends = unrolled.problem.ends
+        for (table, zone), at in self._positions(unrolled.vertices, "vertex"):
+            for k, part in self.vertices[table].items():
+                total[zone, k] += part[choice[at]].sum()
+        for (table, zone), at in self._positions(unrolled.edges, "edge"):
+            x, y = choice[ends[at, 0]], choice[ends[at, 1]]
+            for pairs in self.edges[table]:
+                for k, found in pairs.at(x, y):
+                    total[zone, k] += found.sum()
+        return total
+
+    def bounded(self, unrolled: UnrolledProblem, choice: Ints) -> Values:
+        """Each of the bounds, for a choice."""
+        return np.tensordot(self.bounds.sums, self.of(unrolled, choice), axes=2)
+
+    def _positions(self, copied: Ints | None, what: str) -> Iterator[tuple[tuple[int, int], Ints]]:
+        """Where each table of each zone stands in the whole model."""
+        problem = self.tables.problem
+        both = {
+            "vertex": (problem.costs, self.vertex_zones),
+            "edge": (problem.edge_costs, self.edge_zones),
+        }[what]
+        kinds: dict[tuple[int, int], int] = {}
+        pairs = zip(*both, strict=True)
+        of = np.array([kinds.setdefault((id(t), z), len(kinds)) for t, z in pairs], np.int64)
+        of = of if copied is None else of[copied]
+        order = np.argsort(of, kind="stable")
+        ends = np.searchsorted(of[order], np.arange(len(kinds) + 1))
+        for key, number in kinds.items():
+            yield key, order[ends[number] : ends[number + 1]]
+
+    # Decisions
+
+    def _vertex(self, members: Sequence[Vertex]) -> Parts:
+        """The least that any of the decisions with one table asks.
+
+        Operators that meet memory in different ways share a table, and are run as any of them.
+        """
+        first, mesh = members[0], self.tables.mesh
+        if first.what == "tensor":
+            return {}
+        if first.storage is not None:
+            tensor, kept = self.graph.tensors[first.index], self.subdims.tensors[first.index]
+            if not tensor.requires_grad:
+                return {}
+            steps = update_steps(first.storage, kept, tensor.type, self.optimizer, mesh)
+            found = self._asked(steps)
+            if self.asked.micro_batches > 1:
+                added = sum_up_steps(first.storage, kept, tensor.type, mesh)
+                found = _sum(found, self._asked(added))
+            return found
+        each, seen = [], []
+        for vertex in members:
+            tensors = Tensors.of(self.graph, self.subdims, vertex.index)
+            if tensors.access not in seen:
+                assert vertex.space is not None
+                seen.append(tensors.access)
+                again = self.tables.regions.runs_again(vertex.index)
+                each.append(self._asked(operator_steps(vertex.space, tensors, mesh, again)))
+        return _least(each)
+
+    # Edges
+
+    def _leg(self, edge: Edge, leg: Leg) -> _Pairs:
+        shape = self.tables.mesh.shape
+        mode: Mode = "wait" if edge.storage is None else "ahead"
+        mode = "behind" if edge.storage is not None and leg.what != "value" else mode
+        if leg.what == "sum":  # whatever the reader needs
+            parts = self._asked(edge.steps(leg, shape), mode)
+            parts = {k: part[:, None] for k, part in parts.items()}
+            everyone = np.zeros(len(edge.needed), np.int64)
+            return _Pairs(parts, np.arange(len(edge.left)), everyone, None)
+        rows, of_row = distinct(leg.source)
+        columns, of_column = distinct(leg.target)
+        kind = (edge.subdims, edge.item_bytes, leg.phase, leg.may_defer, mode)
+        key = (*kind, rows.tobytes(), columns.tobytes())
+        if key not in self._small:
+            steps = reshard_all(rows, columns, shape, edge.subdims, edge.item_bytes, leg.phase)
+            found = self._asked(defer(steps) if leg.may_defer else steps, mode)
+            whole = (len(rows), len(columns))
+            self._small[key] = {k: part.reshape(whole) for k, part in found.items()}
+        parts, only = self._small[key], None if leg.only is None else leg.only.astype(float)
+        if leg.what == "gradient":
+            parts = {k: part.T for k, part in parts.items()}
+            of_row, of_column = of_column, of_row
+        return _Pairs(parts, of_row, of_column, only)
+
+    # Steps
+
+    def _asked(self, steps: Steps, mode: Mode = "wait") -> Parts:
+        """What some steps ask in each of their cases, where collectives are of a mode."""
+        found: Parts = {}
+        for step in steps.steps:
+            if isinstance(step, Compute):
+                self._work(found, step)
+            elif step.kind != "slice":
+                beside = is_beside(self.model, step)
+                self._sent(found, steps.cases, step, mode if beside else "wait")
+        return {k: seconds for k, seconds in found.items() if seconds.any()}
+
+    def _work(self, found: Parts, step: Compute) -> None:
+        device, host = _apart(self.model, step)
+        if step.phase == "update":
+            _add(found, self.asked.update, device)
+        else:
+            for phase, often in self.asked.often(step):
+                _add(found, self.asked.work(phase), device * often)
+        _add(found, self.asked.host, host * times(step, self.asked.micro_batches))
+
+    def _sent(self, found: Parts, cases: int, step: Collective, mode: Mode) -> None:
+        seconds = self.model.collective_seconds(step) * step.repeats
+        levels = {self.tables.mesh.axes[a].level for a in step.axes}
+        for phase, often in self.asked.often(step):
+            numbers = [self.asked.level(phase, mode, level) for level in levels]
+            for number in numbers if mode != "wait" else [self.asked.work(phase), *numbers]:
+                if number not in found:
+                    found[number] = np.zeros(cases)
+                found[number][step.rows] += seconds * often
+
+
+def _apart(model: CostModel, step: Compute) -> tuple[Values, Values]:
+    """Seconds of the device and of the host, for every case."""
+    if not getattr(model, "runs_ahead", False):
+        return model.compute_seconds(step), np.zeros(len(step.flops))
+    device: Callable[[Compute], Values] = model.device_seconds  # type: ignore[attr-defined]
+    host: Callable[[Compute], Values] = model.host_seconds  # type: ignore[attr-defined]
+    return device(step), host(step)
+
+
+def _add(found: Parts, number: int, seconds: Values) -> None:
+    found[number] = found[number] + seconds if number in found else seconds.astype(float)
+
+
+def _sum(first: Mapping[int, Values], second: Mapping[int, Values]) -> Parts:
+    found = dict(first)
+    for number, seconds in second.items():
+        _add(found, number, seconds)
+    return found
+
+
+def _weighted(parts: Parts, weights: Values) -> Values | None:
+    """A weighted sum of parts; none where nothing counts."""
+    found: Values | None = None
+    for k, part in parts.items():
+        if weights[k]:
+            found = weights[k] * part if found is None else found + weights[k] * part
+    return found
+
+
+def _least(each: Sequence[Parts]) -> Parts:
+    """Of each number what all of them ask at least."""
+    common = set(each[0]).intersection(*each)
+    return {k: np.min([parts[k] for parts in each], axis=0) for k in common}
