@@ -25,7 +25,9 @@ from functools import cached_property
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
+from shardfold.costs.activations import Regions
 from shardfold.costs.decision_graph import Edge, Leg, Vertex
 from shardfold.costs.model import CostModel, is_beside
 from shardfold.costs.operator_steps import Tensors, operator_steps
@@ -105,8 +107,14 @@ class Bounds:
 
     @cached_property
     def sums(self) -> Values:
-        """Of each bound, which numbers of which zones it adds up."""
-        return np.array([row for rows in self._phases for row in rows] + [self._host])
+        """Of each bound, which numbers of which zones it adds up; the last is the host's."""
+        host = self._sum([(self.asked.host, range(self.zones))])
+        return np.array([row for rows in self._phases for row, _ in rows] + [host])
+
+    @cached_property
+    def begin_late(self) -> NDArray[np.bool_]:
+        """Of each bound, whether its work follows gathers: what is run again may come before."""
+        return np.array([late for rows in self._phases for _, late in rows] + [True])
 
     @cached_property
     def groups(self) -> tuple[tuple[int, ...], ...]:
@@ -118,30 +126,25 @@ class Bounds:
         return tuple(found)
 
     @cached_property
-    def _phases(self) -> list[list[Values]]:
-        asked = self.asked
-        update = self._sum([(asked.update, range(self.zones))])
-        return [*(list(self._of(phase)) for phase in asked.phases), [update]]
+    def _phases(self) -> list[list[tuple[Values, bool]]]:
+        update = self._sum([(self.asked.update, range(self.zones))])
+        return [*(list(self._of(phase)) for phase in self.asked.phases), [(update, True)]]
 
-    @property
-    def _host(self) -> Values:
-        return self._sum([(self.asked.host, range(self.zones))])
-
-    def _of(self, phase: Phase) -> Iterator[Values]:
+    def _of(self, phase: Phase) -> Iterator[tuple[Values, bool]]:
         """What bounds a phase: work, each level, and both around each place."""
         everywhere, work = range(self.zones), self.asked.work(phase)
-        yield self._sum([(work, everywhere)])
+        yield self._sum([(work, everywhere)]), False
         for level in range(self.asked.levels):
             ahead, behind, wait = (self.asked.level(phase, mode, level) for mode in MODES)
-            yield self._sum([(k, everywhere) for k in (ahead, behind, wait)])
+            yield self._sum([(k, everywhere) for k in (ahead, behind, wait)]), True
             for at in self.places:
                 before, after = range(at), range(at + 1, self.zones)
                 upto, since = range(at + 1), range(at, self.zones)
                 if phase == "forward":  # what is gathered up to a place, then the work from there
-                    yield self._sum([(ahead, upto), (wait, before), (work, since)])
+                    yield self._sum([(ahead, upto), (wait, before), (work, since)]), True
                 else:  # the other way round; what is reduced comes after the work
-                    yield self._sum([(ahead, since), (wait, after), (work, upto)])
-                    yield self._sum([(work, since), (behind, upto), (wait, before)])
+                    yield self._sum([(ahead, since), (wait, after), (work, upto)]), True
+                    yield self._sum([(work, since), (behind, upto), (wait, before)]), False
 
     def _sum(self, terms: Sequence[tuple[int, range]]) -> Values:
         row = np.zeros((self.zones, self.asked.count))
@@ -150,10 +153,11 @@ class Bounds:
         return row
 
 
-def zones_of(graph: Graph) -> tuple[list[int], tuple[int, ...]]:
+def zones_of(graph: Graph, regions: Regions) -> tuple[list[int], tuple[int, ...]]:
     """The zone of every operator, and the zones of a single operator that parameters flow to.
 
-    They are the first and the last operator with a parameter, unless they stand for several.
+    They are the first and the last operator with a parameter, unless they stand for several, or are
+    run again: what comes before them in forward then comes before them in backward, too.
     """
     reading = [
         index
@@ -161,7 +165,7 @@ def zones_of(graph: Graph) -> tuple[list[int], tuple[int, ...]]:
         if any(graph.tensors[t].role == "parameter" for t in op.inputs)
     ]
     model = {op for repeat in graph.repeats for op in repeat.ops(MODEL)}
-    ends = sorted({*reading[:1], *reading[-1:]} - model)
+    ends = sorted(i for i in {*reading[:1], *reading[-1:]} - model if regions.of(i) is None)
     zones, places, zone = [], [], 0
     for index in range(len(graph.ops)):
         if index in ends:
@@ -215,7 +219,7 @@ class Demands:
         self.model, self.optimizer = model, optimizer
         self.asked = Asked(levels, tables.micro_batches)
         self._small: dict[object, Parts] = {}
-        zones, places = zones_of(graph)
+        zones, places = zones_of(graph, tables.regions)
         self.bounds = Bounds(self.asked, max(zones, default=0) + 1, places)
         self.vertex_zones = [self._zone(v, zones) for v in tables.vertices]
         self.edge_zones = [self._edge_zone(edge) for edge in tables.edges]
@@ -243,20 +247,25 @@ class Demands:
 
     # What is asked
 
-    def weighted(self, weights: Values) -> Problem:
-        """The problem of the graph's own decisions, at a weight for each of the bounds."""
+    def weighted(self, weights: Values, more: Mapping[int, Values]) -> Problem:
+        """The problem of the graph's own decisions, at a weight for each of the bounds.
+
+        `more` is added to the costs of some vertices; those of one table have the same.
+        """
         by_zone = np.tensordot(weights, self.bounds.sums, axes=1)
         problem = self.tables.problem
         own: dict[tuple[int, int], Values] = {}
-        for table, zone in zip(problem.costs, self.vertex_zones, strict=True):
+        for v, (table, zone) in enumerate(zip(problem.costs, self.vertex_zones, strict=True)):
             if (id(table), zone) not in own:
                 found = _weighted(self.vertices[id(table)], by_zone[zone])
-                own[id(table), zone] = np.zeros(len(table)) if found is None else found
+                found = np.zeros(len(table)) if found is None else found
+                own[id(table), zone] = found + more[v] if v in more else found
         joint: dict[tuple[int, int], Values] = {}
         for table, zone in zip(problem.edge_costs, self.edge_zones, strict=True):
             if (id(table), zone) not in joint:
-                each = (pairs.weighted(by_zone[zone]) for pairs in self.edges[id(table)])
-                joint[id(table), zone] = sum(each, np.zeros(table.shape))
+                joint[id(table), zone] = np.zeros(table.shape)
+                for pairs in self.edges[id(table)]:
+                    joint[id(table), zone] += pairs.weighted(by_zone[zone])
         vertices = zip(problem.costs, self.vertex_zones, strict=True)
         edges = zip(problem.edge_costs, self.edge_zones, strict=True)
         return Problem(
@@ -279,9 +288,21 @@ class Demands:
                     total[zone, k] += found.sum()
         return total
 
-    def bounded(self, unrolled: UnrolledProblem, choice: Ints) -> Values:
-        """Each of the bounds, for a choice."""
-        return np.tensordot(self.bounds.sums, self.of(unrolled, choice), axes=2)
+    def again(self, op: int) -> Values:
+        """What it adds to each bound, at least, to run an operator once more in backward."""
+        asked = np.zeros((self.bounds.zones, self.asked.count))
+        forward = self.vertices[id(self.tables.problem.costs[op])].get(self.asked.work("forward"))
+        if forward is not None:
+            zone, passes = self.vertex_zones[op], self.asked.micro_batches
+            least = float(forward.min()) / passes
+            asked[zone, self.asked.work("last")] = least
+            if passes > 1:
+                asked[zone, self.asked.work("backward")] = least * (passes - 1)
+        return self.bounded(asked) * ~self.bounds.begin_late
+
+    def bounded(self, asked: Values) -> Values:
+        """Each of the bounds, for what is asked."""
+        return np.tensordot(self.bounds.sums, asked, axes=2)
 
     def _positions(self, copied: Ints | None, what: str) -> Iterator[tuple[tuple[int, int], Ints]]:
         """Where each table of each zone stands in the whole model."""

@@ -89,6 +89,11 @@ class Selection:
         return min(bounds if self.floor_seconds is None else [*bounds, self.floor_seconds])
 
     @property
+    def step_lower_bound(self) -> float | None:
+        """No choice on any mesh that was tried has a shorter simulated step."""
+        return None if self.step_bound is None else min(self.step_bound, self.winner.seconds)
+
+    @property
     def is_optimal(self) -> bool:
         """Whether the winner is proven to have the least additive cost."""
         return self.proves(self.winner)

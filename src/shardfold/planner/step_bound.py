@@ -13,11 +13,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import permutations
+from math import inf
 
 import numpy as np
 
+from shardfold.costs.decision_graph import Vertex
 from shardfold.costs.demands import Demands
+from shardfold.costs.held import MOMENTS, Held, KeptBy
 from shardfold.costs.steps import Values
 from shardfold.costs.unroll import Ints
 from shardfold.planner.case import Candidate, Case, Source
@@ -31,28 +35,38 @@ LABEL = "search with overlap"
 ROUNDS = 10  # of solves on a mesh, at most
 SHARES = (1 / 4, 1 / 2, 3 / 4)  # of the parameters that are stored another way
 FEW = 4  # choices that are mixed with one another
+DEAREST = 4.0  # times the cost of a choice: what all of a device's memory may be worth
 
 
 @dataclass(eq=False)
 class CaseBound:
-    """The bound for one mesh, and the choices that were met."""
+    """The bound for one mesh, and the choices that were met.
+
+    Weights are those of the bounds of `Demands`, and then a price for the bytes at each moment of
+    `Held`, in seconds for all that a device may hold: no peak exceeds the limit, so a choice that
+    fits gains by no price.
+    """
 
     candidate: Candidate  # any of the case
+    limit_bytes: float
     demands: Demands
+    held: Held
     strongest: Strongest
     choices: list[Ints] = field(default_factory=list)
 
     @classmethod
-    def of(cls, candidate: Candidate) -> CaseBound:
-        """Nothing is proven yet."""
+    def of(cls, candidate: Candidate, limit_bytes: float = inf) -> CaseBound:
+        """Nothing is proven yet; without a limit, nothing has a price."""
         case = candidate.case
-        levels = len(case.request.cluster.levels)
-        optimizer = case.request.optimizer
-        demands = Demands(
-            case.graph, case.subdims, case.tables, case.cost_model, optimizer, levels
-        )
-        bounds = demands.bounds
-        return cls(candidate, demands, Strongest(WeightSet(bounds.groups, len(bounds.sums) - 1)))
+        request, levels = case.request, len(case.request.cluster.levels)
+        known = (case.graph, case.subdims, case.tables)
+        demands = Demands(*known, case.cost_model, request.optimizer, levels)
+        held = Held(*known, request.optimizer, case.fixed_bytes)
+        bounds, priced = demands.bounds, MOMENTS if limit_bytes < inf else 0
+        host = len(bounds.sums) - 1
+        most = tuple((host + 1 + k, DEAREST * candidate.solution.cost) for k in range(priced))
+        allowed = WeightSet(bounds.groups, host, most)
+        return cls(candidate, limit_bytes, demands, held, Strongest(allowed))
 
     @property
     def case(self) -> Case:
@@ -66,15 +80,20 @@ class CaseBound:
 
     def least(self, choice: Ints) -> float:
         """A step that this one choice does not fall below: of each phase the longest sum."""
-        return self._least(self.demands.bounded(self.case.unrolled, choice))
+        asked = self.demands.of(self.case.unrolled, choice)
+        return self._least(self.demands.bounded(asked))
 
     def _least(self, sums: Values) -> float:
-        phases = sum(float(sums[list(group)].max()) for group in self.demands.bounds.groups)
-        return max(phases, float(sums[-1])) * (1 - ROUNDING)
+        groups = self.demands.bounds.groups
+        phases = sum(float(sums[list(group)].max()) for group in groups)
+        return max(phases, float(sums[sum(map(len, groups))])) * (1 - ROUNDING)
 
     def meet(self, choice: Ints) -> None:
-        """Let a choice that somebody else found guide the weights."""
-        self.strongest.met.append(self.demands.bounded(self.case.unrolled, choice))
+        """Let a choice that somebody else found guide the weights, with all kept or run again."""
+        asked = self.demands.of(self.case.unrolled, choice)
+        self.strongest.met.append(self._point(choice, asked, ()))
+        if self._may_recompute:
+            self.strongest.met.append(self._point(choice, asked, self._kept))
 
     def propose(self, ranking: Ranking, enough: float) -> Iterator[Candidate]:
         """Raise the bound until it is `enough`; each choice met that may win is a candidate."""
@@ -85,7 +104,7 @@ class CaseBound:
             if len(self.choices) == count:
                 return
             choice = self.choices[-1]
-            if self._least(self.strongest.met[-1]) < ranking.best_seconds:
+            if self.least(choice) < ranking.best_seconds:
                 yield self._candidate(choice)
 
     def mix(self, ranking: Ranking) -> Iterator[Candidate]:
@@ -104,21 +123,89 @@ class CaseBound:
                 yield self._candidate(distinct[key])
 
     @property
-    def _vertices(self) -> Sequence[object]:
+    def _vertices(self) -> Sequence[Vertex]:
         vertices, copied = self.case.tables.vertices, self.case.unrolled.vertices
         return vertices if copied is None else [vertices[v] for v in copied.tolist()]
 
     def _candidate(self, choice: Ints) -> Candidate:
         return self.candidate.choosing(choice, Source.OVERLAP, LABEL)
 
+    # Bytes
+
+    @property
+    def _may_recompute(self) -> bool:
+        return self.limit_bytes < inf and self.case.request.recompute != "never"
+
+    @cached_property
+    def _kept(self) -> list[tuple[KeptBy, Values]]:
+        """What is kept of operators, and what it adds to each bound to run them again instead.
+
+        Where the case itself says what is run again, nothing is known to be kept.
+        """
+        if self.case.recomputed:
+            return []
+        return [(kept, self.demands.again(kept.op)) for kept in self.held.kept]
+
+    def _point(self, choice: Ints, asked: Values, again: Sequence[tuple[KeptBy, Values]]) -> Array:
+        """The bounds of a choice with some operators run again, and how far bytes are too many."""
+        if self.limit_bytes == inf:
+            return self.demands.bounded(asked)
+        sums = self.demands.bounded(asked)
+        for kept, more in again:
+            sums = sums + kept.times * more
+        bytes_ = self.held_bytes(choice)
+        bytes_[0] -= sum(kept.times * kept.bytes for kept, _ in again)
+        over = (bytes_ - self.limit_bytes) / self.limit_bytes
+        return np.concatenate([sums, over])
+
+    def held_bytes(self, choice: Ints) -> Values:
+        """What a choice surely holds at each moment, if nothing is run again."""
+        total = np.full(MOMENTS, self.held.fixed)
+        total[0] += sum(kept.times * kept.bytes for kept, _ in self._kept)
+        copied = self.case.unrolled.vertices
+        for position, v in enumerate(range(len(choice)) if copied is None else copied.tolist()):
+            table = self.held.stored[v]
+            if table is not None:
+                total += table[:, choice[position]]
+        return total
+
+    # Solves
+
     def _solve(self, weights: Array) -> tuple[Array, float]:
-        case = self.case
-        problem = case.unrolled.like(self.demands.weighted(weights))
+        case, count = self.case, len(self.demands.bounds.sums)
+        own, prices = weights[:count], weights[count:]
+        more = self._priced(prices) if len(prices) else {}
+        problem = case.unrolled.like(self.demands.weighted(own, more))
         kept = case.allowed.kept
         left = restrict(problem, kept) if kept else Subproblem(problem, {})
         found = case.patience.spend(lambda seconds: left.solve(seconds=seconds))
-        self.choices.append(np.array(found.choice))
-        return self.demands.bounded(case.unrolled, self.choices[-1]), found.lower_bound
+        choice = np.array(found.choice)
+        self.choices.append(choice)
+        asked = self.demands.of(case.unrolled, choice)
+        if not len(prices):
+            return self._point(choice, asked, ()), found.lower_bound
+        again, activations = self._traded(own, float(prices[0]))
+        constant = float(prices.sum()) * (self.held.fixed / self.limit_bytes - 1)
+        return self._point(choice, asked, again), found.lower_bound + activations + constant
+
+    def _priced(self, prices: Array) -> dict[int, Values]:
+        """What the bytes of each parameter's storages cost."""
+        return {
+            v: prices @ table / self.limit_bytes
+            for v, table in enumerate(self.held.stored)
+            if table is not None
+        }
+
+    def _traded(self, weights: Array, price: float) -> tuple[list[tuple[KeptBy, Values]], float]:
+        """Which operators are run again rather than kept at a price, and what all cost."""
+        again, total = [], 0.0
+        for kept, more in self._kept:
+            keeping = price * kept.bytes / self.limit_bytes
+            running = float(weights @ more) if self._may_recompute else inf
+            total += kept.times * min(keeping, running)
+            if running < keeping:
+                again.append((kept, more))
+        return again, total
 
 
 def mixed(own: Ints, other: Ints, stored: Sequence[int], share: float) -> Ints:
@@ -135,21 +222,28 @@ def mixed(own: Ints, other: Ints, stored: Sequence[int], share: float) -> Ints:
     return found
 
 
+Group = Sequence[Candidate]  # what one search over all meshes found
+
+
 @dataclass(eq=False)
 class Proof:
     """The bound over all meshes: recomputing only adds work, so what keeps all bounds the rest."""
 
     seconds: float | None = None
 
-    def propose(self, groups: Sequence[Sequence[Candidate]], ranking: Ranking) -> Iterator[Candidate]:
+    def propose(
+        self, groups: Sequence[Sequence[Candidate]], ranking: Ranking
+    ) -> Iterator[Candidate]:
         """Raise the bound of every mesh, the most hopeful first, and propose what is met."""
         found = [c for group in groups for c in group]
+        # A plan that does not fit is selected only where none was found that does.
+        limit = ranking.limit_bytes if ranking.has_fitting else inf
         for candidate in sorted(_one_a_mesh(found), key=lambda c: _best_on(c.case, ranking)):
-            bound = CaseBound.of(candidate)
+            bound = CaseBound.of(candidate, limit)
             for known in (*found, *ranking.candidates):
                 if known.case.mesh == candidate.case.mesh:
                     bound.meet(np.array(known.choice))
-            yield from bound.propose(ranking, np.inf if self.seconds is None else self.seconds)
+            yield from bound.propose(ranking, inf if self.seconds is None else self.seconds)
             if bound.seconds < ranking.best_seconds:
                 yield from bound.mix(ranking)
             least = bound.seconds if self.seconds is None else self.seconds
@@ -167,4 +261,4 @@ def _one_a_mesh(found: Sequence[Candidate]) -> list[Candidate]:
 def _best_on(case: Case, ranking: Ranking) -> float:
     """The shortest simulated step on a mesh."""
     steps = (c.seconds for c in ranking.candidates if c.case.mesh == case.mesh)
-    return min(steps, default=np.inf)
+    return min(steps, default=inf)

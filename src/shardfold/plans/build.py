@@ -154,6 +154,7 @@ def _piped_estimate(
         peak_bytes=piped.peak_bytes,
         limit_bytes=piped.limit_bytes,
         min_feasible_bytes=None if piped.fits else selection.smallest_bytes,
+        step_lower_bound_seconds=None,
     )
 
 
@@ -268,6 +269,7 @@ def _estimate(whole: UnrolledChoice, selection: Selection) -> Estimate:
         data_parallel_recomputes=bool(plain.case.recomputed),
         fully_sharded_recomputes=bool(sharded.case.recomputed),
         min_feasible_bytes=selection.smallest_bytes,
+        step_lower_bound_seconds=selection.step_lower_bound,
     )
 
 

@@ -211,8 +211,10 @@ class Estimate(Value, frozen=True):
 
     Steps are simulated: communication of parameters runs beside work. Where the cost model knows
     no overlap, a step is the additive cost. That is what the search minimises: compute,
-    communication and update one after the other, nothing hidden; the bound and `optimal` are about
-    it. A baseline's seconds and bytes are those of one simulation.
+    communication and update one after the other, nothing hidden; the additive bound and `optimal`
+    are about it. `step_lower_bound_seconds` is about the simulated step, of every plan for the same
+    meshes, pins and number of micro-batches, without pipeline stages. A baseline's seconds and
+    bytes are those of one simulation.
     """
 
     step_seconds: float
@@ -232,6 +234,7 @@ class Estimate(Value, frozen=True):
     data_parallel_recomputes: bool = False
     fully_sharded_recomputes: bool = False
     min_feasible_bytes: float | None = None  # what the smallest plan needs, where none fits
+    step_lower_bound_seconds: float | None = None  # no simulated step is shorter, if proven
 
 
 class PinEntry(Value, frozen=True):

@@ -5,6 +5,7 @@ An estimated strategy in sentences: its step, its memory, and the plan beside it
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -55,6 +56,7 @@ def sentences(plan: Plan) -> tuple[Sentence, ...]:
         *(Sentence(text, "alarm") for text in _too_large(plan)),
         *(Sentence(text, "warning") for text in _without_rule(plan)),
         *map(Sentence, _step(plan)),
+        *map(Sentence, _proven(plan)),
         Sentence(f"Precision: {precision_named(plan.provenance.request.numbers)}."),
         *map(Sentence, _pipelined_plan(plan)),
         Sentence(f"Additive cost, without overlap: {parts(plan)}; {proof(plan)}."),
@@ -85,6 +87,26 @@ def _step(plan: Plan) -> Iterator[str]:
     yield (
         f"Step: {step}, simulated with overlap{rate}, MFU {found.mfu:.1%}{share}; "
         f"the peak of {size(found.peak_bytes)} is reached at {found.peak_at}."
+    )
+
+
+def _proven(plan: Plan) -> Iterator[str]:
+    """How much faster any other plan can be, rounded up."""
+    bound, step = plan.estimate.step_lower_bound_seconds, plan.estimate.step_seconds
+    if bound is None or not step:
+        return
+    gap = math.ceil(1e3 * max(0.0, 1 - bound / step) - 1e-9) / 1e3
+    request = plan.provenance.request
+    which = [
+        *([f"of {plan.micro_batches} micro-batches"] if plan.micro_batches > 1 else []),
+        *(["on this mesh"] if request.mesh is not None else []),
+        *(["with these pins"] if plan.pinned is not None else []),
+        *(["without stages"] if request.pipeline not in ("off", 1) else []),
+    ]
+    words = " ".join(["No plan", *which])
+    yield (
+        f"{words} is more than {gap:.1%} faster in this simulation: a step of {seconds(bound)} is "
+        "a proven lower bound."
     )
 
 
