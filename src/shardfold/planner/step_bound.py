@@ -32,7 +32,7 @@ from shardfold.search.weights import Strongest, WeightSet
 
 ROUNDING = 1e-7  # of a step: equal blocks are counted to within less
 LABEL = "search with overlap"
-ROUNDS = 10  # of solves on a mesh, at most
+ROUNDS = 8  # of solves on a mesh, at most
 SHARES = (1 / 4, 1 / 2, 3 / 4)  # of the parameters that are stored another way
 FEW = 4  # choices that are mixed with one another
 DEAREST = 4.0  # times the cost of a choice: what all of a device's memory may be worth

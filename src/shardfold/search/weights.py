@@ -22,7 +22,7 @@ import numpy as np
 
 from shardfold.search.interning import Array
 
-ENOUGH = 1e-3  # relative: an upper bound that near cannot raise the lower one by much
+ENOUGH = 2e-3  # relative: an upper bound that near cannot raise the lower one by much
 _PIVOTS = 400
 
 
