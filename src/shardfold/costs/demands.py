@@ -156,8 +156,8 @@ class Bounds:
 def zones_of(graph: Graph, regions: Regions) -> tuple[list[int], tuple[int, ...]]:
     """The zone of every operator, and the zones of a single operator that parameters flow to.
 
-    They are the first and the last operator with a parameter, unless they stand for several, or are
-    run again: what comes before them in forward then comes before them in backward, too.
+    They are the first and the last operator with a parameter, unless they stand for several, or lie
+    among those that run again: some of what is before them then comes before them in backward, too.
     """
     reading = [
         index
@@ -165,7 +165,8 @@ def zones_of(graph: Graph, regions: Regions) -> tuple[list[int], tuple[int, ...]
         if any(graph.tensors[t].role == "parameter" for t in op.inputs)
     ]
     model = {op for repeat in graph.repeats for op in repeat.ops(MODEL)}
-    ends = sorted(i for i in {*reading[:1], *reading[-1:]} - model if regions.of(i) is None)
+    around = {i for each in regions.regions for i in range(each.visited[0], each.end + 1)}
+    ends = sorted({*reading[:1], *reading[-1:]} - model - around)
     zones, places, zone = [], [], 0
     for index in range(len(graph.ops)):
         if index in ends:
@@ -232,6 +233,7 @@ class Demands:
             if id(table) not in self.edges:
                 legs = edge.legs(self.asked.micro_batches)
                 self.edges[id(table)] = [self._leg(edge, leg) for leg in legs]
+                self.edges[id(table)] += [c for leg in legs for c in self._cast(edge, leg)]
 
     def _zone(self, vertex: Vertex, zones: Sequence[int]) -> int:
         """Of the operator that a decision belongs to: the one that reads a parameter first."""
@@ -331,13 +333,13 @@ class Demands:
         if first.what == "tensor":
             return {}
         if first.storage is not None:
-            tensor, kept = self.graph.tensors[first.index], self.subdims.tensors[first.index]
+            tensor, parts = self.graph.tensors[first.index], self.subdims.tensors[first.index]
             if not tensor.requires_grad:
                 return {}
-            steps = update_steps(first.storage, kept, tensor.type, self.optimizer, mesh)
-            found = self._asked(steps)
+            kind, fresh = self.graph.kept_type(first.index), tensor.type.item_bytes
+            found = self._asked(update_steps(first.storage, parts, kind, self.optimizer, mesh))
             if self.asked.micro_batches > 1:
-                added = sum_up_steps(first.storage, kept, tensor.type, mesh)
+                added = sum_up_steps(first.storage, parts, kind, mesh, fresh)
                 found = _sum(found, self._asked(added))
             return found
         each, seen = [], []
@@ -363,10 +365,11 @@ class Demands:
             return _Pairs(parts, np.arange(len(edge.left)), everyone, None)
         rows, of_row = distinct(leg.source)
         columns, of_column = distinct(leg.target)
-        kind = (edge.subdims, edge.item_bytes, leg.phase, leg.may_defer, mode)
+        kind = (edge.subdims, edge.sent_bytes(leg), leg.phase, leg.may_defer, mode)
         key = (*kind, rows.tobytes(), columns.tobytes())
         if key not in self._small:
-            steps = reshard_all(rows, columns, shape, edge.subdims, edge.item_bytes, leg.phase)
+            size = edge.sent_bytes(leg)
+            steps = reshard_all(rows, columns, shape, edge.subdims, size, leg.phase)
             found = self._asked(defer(steps) if leg.may_defer else steps, mode)
             whole = (len(rows), len(columns))
             self._small[key] = {k: part.reshape(whole) for k, part in found.items()}
@@ -375,6 +378,16 @@ class Demands:
             parts = {k: part.T for k, part in parts.items()}
             of_row, of_column = of_column, of_row
         return _Pairs(parts, of_row, of_column, only)
+
+    def _cast(self, edge: Edge, leg: Leg) -> Iterator[_Pairs]:
+        """The cast of a parameter before its use; those of gradients are not counted."""
+        before, _ = edge.casts(leg, self.tables.mesh.shape)
+        if leg.what == "value" and before is not None:
+            parts = self._asked(Steps(len(edge.left), (before,)))
+            parts = {k: part[:, None] for k, part in parts.items()}
+            everyone = np.zeros(len(edge.needed), np.int64)
+            only = None if leg.only is None else leg.only.astype(float)
+            yield _Pairs(parts, np.arange(len(edge.left)), everyone, only)
 
     # Steps
 

@@ -61,7 +61,7 @@ class Held:
         tensor, mesh = self.graph.tensors[vertex.index], self.tables.mesh
         layouts = forward_states(vertex.storage.layouts)
         items = local_items(layouts, self.subdims.tensors[vertex.index], mesh.shape)
-        size = items * tensor.type.item_bytes
+        size = items * self.graph.kept_type(vertex.index).item_bytes
         if not tensor.requires_grad:
             return np.array([size] * MOMENTS)
         always = 1 + self.optimizer.states + (self.tables.micro_batches > 1)
