@@ -28,7 +28,9 @@ def llama() -> Graph:
     return capture_short(*zoo.build("llama3-8b-tiny", layers=8, batch=64), dtype="bf16-mixed")
 
 
-@pytest.mark.parametrize(("precision", "passes"), [("bf16", 1), ("bf16-mixed", 1), ("bf16-mixed", 3)])
+@pytest.mark.parametrize(
+    ("precision", "passes"), [("bf16", 1), ("bf16-mixed", 1), ("bf16-mixed", 3)]
+)
 def test_what_runs_again_or_is_cast_is_never_below_the_bound(
     llama: Graph, precision: str, passes: int
 ) -> None:
