@@ -159,8 +159,10 @@ _PLANNING = (
     ),
     click.option(
         "--recompute",
-        type=click.Choice(("auto", "never", "always")),
-        help="Activation checkpointing of repeated blocks: where it pays (auto), never, always.",
+        type=click.Choice(("auto", "never", "always", "attention", "products")),
+        help="Activation checkpointing in repeated blocks: of as few operators as the limit asks "
+        "for (auto), never, of everything (always), of attention's core as Megatron-LM does it, "
+        "or of all but attention and every second product as torchtitan does it (products).",
     ),
     click.option(
         "--micro-batches",

@@ -137,7 +137,8 @@ def estimate(
     tp=N             tensor parallel: heads, feed-forward features, vocabulary
     sp               sequence parallel between the products of tp
     recompute=full   activation checkpointing of every block; selective: of
-                     attention; or none
+                     attention; products: of all but attention and every
+                     second product; or none
     micro-batches=N  gradient accumulation
     pp=N             pipeline stages of equal layers
     schedule=1f1b    of the stages; or gpipe, interleaved, zbv

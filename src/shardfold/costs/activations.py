@@ -25,7 +25,7 @@ writer.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
@@ -217,18 +217,19 @@ def block_regions(graph: Graph, subdims: Subdims, *, whole: bool = False) -> Reg
     return blocks.regions(every, whole=whole)
 
 
-def attention_regions(graph: Graph, subdims: Subdims) -> Regions:
+def attention_regions(graph: Graph, subdims: Subdims, *, whole: bool = False) -> Regions:
     """The core of every attention, from its first product to its last, as Megatron-LM does it.
 
     That is what selective recomputation runs again (Korthikanti et al. 2022): products of two
-    activations, and what stands between them. Their operands are kept.
+    activations, and what stands between them. Their operands are kept; with `whole` the result is,
+    too.
     """
     blocks = Blocks(graph, subdims)
     cores: list[int] = []
     for block in blocks.ranges:
         products = [i for i in block if _attends(graph, subdims, i)]
         cores += range(products[0], products[-1] + 1) if products else ()
-    return blocks.regions(cores, whole=True)
+    return blocks.regions(cores, whole=whole)
 
 
 def product_regions(graph: Graph, subdims: Subdims) -> Regions:
@@ -244,6 +245,14 @@ def product_regions(graph: Graph, subdims: Subdims) -> Regions:
         kept = {*weighed[::2], *(i for i in block if _is_product(graph, subdims, i, attends=True))}
         again += [i for i in _trimmed(graph, subdims, block) if i not in kept]
     return blocks.regions(again)
+
+
+POLICIES: dict[str, Callable[[Graph, Subdims], Regions]] = {
+    "always": block_regions,
+    "attention": attention_regions,
+    "products": product_regions,
+}
+"""What runs again by a word, whatever the memory."""
 
 
 def _is_product(graph: Graph, subdims: Subdims, op: int, *, attends: bool) -> bool:

@@ -19,10 +19,11 @@ import numpy as np
 
 from shardfold.cluster import Cluster, Mesh
 from shardfold.costs import CostModel, Optimizer, Pricing, Tables, tabulate
-from shardfold.costs.activations import Regions, block_regions
+from shardfold.costs.activations import KEEP_ALL, POLICIES, Regions
 from shardfold.costs.steps import Values
 from shardfold.costs.tables import EdgePrices
 from shardfold.costs.unroll import Ints, UnrolledProblem, unroll
+from shardfold.errors import InputError
 from shardfold.graph import Graph
 from shardfold.operators import Rules, rules_of
 from shardfold.planner.options import Recompute
@@ -230,11 +231,24 @@ class Cases:
         ]
         self.patience = Patience()
         self._made: dict[tuple[int, Regions], Case] = {}
+        self._stated: dict[str, Regions] = {}
 
     @cached_property
     def blocks(self) -> Regions:
         """What may be recomputed."""
-        return block_regions(self.scheduler.graph, self.scheduler.subdims)
+        return self.recomputed_by("always")
+
+    def recomputed_by(self, word: Recompute) -> Regions:
+        """What runs again by a word, whatever the memory: nothing where the plan decides."""
+        policy = POLICIES.get(word)
+        if policy is None:
+            return KEEP_ALL
+        if word not in self._stated:
+            found = policy(self.scheduler.graph, self.scheduler.subdims)
+            if not found and word != "always":
+                raise InputError(f"recompute={word}: no repeated block of the model has such.")
+            self._stated[word] = found
+        return self._stated[word]
 
     def on(self, mesh: int, regions: Regions, request: ResolvedRequest) -> Case:
         """The graph on the mesh of this number; no good choice is known yet."""
@@ -278,6 +292,7 @@ class Candidate:
     label: str = "search"
     least_bytes: float | None = None  # only where no choice for the case is within the limit
     simulation: Simulation | None = None
+    byte_price: float = 0.0  # seconds that a byte more would save, where something is recomputed
 
     @property
     def choice(self) -> Sequence[int]:
@@ -322,7 +337,7 @@ class Candidate:
         self.case.known.append(whole)
         bound = self.solution.lower_bound
         found = unproven(self.case.unrolled.problem, whole, source.value, bound)
-        return Candidate(self.case, found, source, label)
+        return Candidate(self.case, found, source, label, byte_price=self.byte_price)
 
     def schedule(self) -> Schedule:
         """The tasks of a step."""

@@ -45,7 +45,7 @@ class _MeshSearch:
         Recomputing only ever adds time, so it is looked at only where the limit binds.
         """
         limit, recompute = self.request.limit, self.request.recompute
-        keeping = self._solve(self.cases.blocks if recompute == "always" else KEEP_ALL)
+        keeping = self._solve(self.cases.recomputed_by(recompute))
         fastest = min(keeping, key=_cost)
         if fastest.peak_bytes <= limit:
             return Selection(fastest, tuple(keeping), fastest, limit)

@@ -21,7 +21,7 @@ from shardfold.errors import InputError, ProfileError, nearest
 from shardfold.graph.precision import precision_named
 from shardfold.strategies.pins import parse_pins
 
-Recompute = Literal["auto", "never", "always"]
+Recompute = Literal["auto", "never", "always", "attention", "products"]
 MicroBatches = int | Literal["auto", "search"]
 Stages = int | Literal["auto", "off"]
 Pins = Mapping[str, str] | Iterable[str] | None  # {pattern: split}, or texts "pattern=split"
@@ -45,7 +45,9 @@ class Options(TypedDict, total=False):
     - `profile` (none): a file that `shardfold calibrate` wrote; prices are what was measured.
     - `memory_limit` (the device's memory less a tenth): per device, in bytes or as `60GiB`.
     - `recompute` (`auto`): activation checkpointing of operators in repeated blocks: as few as
-      the memory limit asks for; `never`; or `always`, all of them.
+      the memory limit asks for; `never`; `always`, all of them; `attention`, its core, as
+      Megatron-LM does it; `products`, all but attention and every second product, as torchtitan
+      does it.
     - `micro_batches` (`auto`): gradient accumulation over that many equal parts of the batch: more
       than one only if nothing fits otherwise; `search`, the fastest number if the limit binds; or
       a number.

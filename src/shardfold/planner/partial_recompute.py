@@ -32,7 +32,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from shardfold.costs.activations import KEEP_ALL, Blocks, Regions
+from shardfold.costs.activations import KEEP_ALL, POLICIES, Blocks, Regions
 from shardfold.graph import Graph
 from shardfold.graph.graph import Op, Operand, Tensor
 from shardfold.graph.repeats import MODEL, Repeat, operator_order, places
@@ -162,6 +162,7 @@ class Freed:
     kind: Kind | None = None
     more: Level | None = None
     count: int = 0  # blocks of that kind that take it
+    byte_price: float = 0.0  # seconds for a byte, of the last step that is taken
 
 
 class Ladder:
@@ -198,7 +199,8 @@ class Ladder:
     def free(self, wanted: float) -> tuple[Freed, float]:
         """What runs again to free so many bytes, and the seconds that it adds."""
         chosen, seconds = {kind: levels[0] for kind, levels in self.levels.items()}, 0.0
-        for _, kind, at in self.steps:
+        paid = 0.0
+        for price, kind, at in self.steps:
             low, high = self.levels[kind][at - 1], self.levels[kind][at]
             each, count = low.bytes - high.bytes, self.counts[kind]
             taken = min(count, math.ceil(wanted / each))
@@ -206,10 +208,11 @@ class Ladder:
                 break
             seconds += taken * (high.seconds - low.seconds)
             wanted -= taken * each
+            paid = price
             if taken < count:
-                return Freed(chosen, kind, high, taken), seconds
+                return Freed(chosen, kind, high, taken, paid), seconds
             chosen[kind] = high
-        return Freed(chosen), seconds
+        return Freed(chosen, byte_price=paid), seconds
 
 
 def kind_of(graph: Graph, block: range) -> Kind:
@@ -233,14 +236,22 @@ def propose_recomputed(groups: Sequence[Group], ranking: Ranking) -> Iterator[Ca
                 yield replace(other, source=Source.RECOMPUTE, label=LABEL)
         if ranking.winner is not before:  # other splits, with levels of their own
             again = _keep_all(ranking.winner, groups)
-            yield from _drop(_fitted(again, Ladder(again), ranking))
+            yield from _fitted(again, Ladder(again), ranking)
+    if ranking.winner.case.recomputed:
+        yield from _by_policy(_keep_all(ranking.winner, groups), ranking)
 
 
 LABEL = "search, some operators recomputed"
 
 
-def _drop(candidates: Generator[Candidate, None, Candidate | None]) -> Iterator[Candidate]:
-    yield from candidates
+def _by_policy(base: Candidate, ranking: Ranking) -> Iterator[Candidate]:
+    """A choice with what is recomputed as people know it: that may overlap better."""
+    case = base.case
+    for policy in POLICIES.values():
+        regions = policy(case.graph, case.subdims)
+        if regions and base.seconds < ranking.best_seconds:
+            other = make_case(case.request, case.scheduler, case.prices, regions, case.patience)
+            yield _carried(base, other, Source.RECOMPUTE)
 
 
 def _bases(groups: Sequence[Group], ranking: Ranking) -> list[tuple[Candidate, Ladder]]:
@@ -309,7 +320,7 @@ def _recomputing(base: Candidate, freed: Freed, blocks: Blocks) -> Candidate:
         blocks = Blocks(scheduler.graph, scheduler.subdims)
     regions = level_regions(freed, blocks, border)
     case = make_case(old.request, scheduler, old.prices, regions, old.patience)
-    return _carried(base, case, Source.RECOMPUTE)
+    return replace(_carried(base, case, Source.RECOMPUTE), byte_price=freed.byte_price)
 
 
 def level_regions(freed: Freed, blocks: Blocks, border: int) -> Regions:

@@ -25,7 +25,7 @@ from itertools import accumulate, pairwise
 import numpy as np
 
 from shardfold.cluster import Cluster
-from shardfold.costs.activations import KEEP_ALL, Regions
+from shardfold.costs.activations import Regions
 from shardfold.errors import (
     ClusterError,
     InfeasibleError,
@@ -134,11 +134,10 @@ class Setup:
 
     def regions(self) -> Iterator[Regions]:
         """What may be recomputed."""
-        wish, blocks = self.request.recompute, self.cases.blocks
-        if wish != "always" or not blocks:
-            yield KEEP_ALL
-        if wish != "never" and blocks:
-            yield blocks
+        stated = self.cases.recomputed_by(self.request.recompute)
+        yield stated
+        if self.request.recompute == "auto" and self.cases.blocks:
+            yield self.cases.blocks
 
 
 def stage_numbers(cluster: Cluster) -> list[int]:

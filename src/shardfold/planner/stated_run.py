@@ -12,7 +12,13 @@ from functools import cached_property
 
 from shardfold.cluster import Mesh
 from shardfold.costs import CostModel
-from shardfold.costs.activations import KEEP_ALL, Regions, attention_regions, block_regions
+from shardfold.costs.activations import (
+    KEEP_ALL,
+    Regions,
+    attention_regions,
+    block_regions,
+    product_regions,
+)
 from shardfold.costs.tables import EdgePrices
 from shardfold.errors import InputError
 from shardfold.graph import Graph
@@ -159,10 +165,15 @@ def _recomputed(scheduler: Scheduler, stated: Stated, stack: Stack) -> Regions:
     if stated.recompute == "none":
         return KEEP_ALL
     if stated.recompute == "selective":
-        cores = attention_regions(scheduler.graph, scheduler.subdims)
+        cores = attention_regions(scheduler.graph, scheduler.subdims, whole=True)
         if not cores:
             raise InputError("recompute=selective: no block of the model has attention.")
         return cores
+    if stated.recompute == "products":
+        others = product_regions(scheduler.graph, scheduler.subdims)
+        if not others:
+            raise InputError("recompute=products: the model has no repeated blocks with products.")
+        return others
     whole = stack.runs_whole_block_again
     blocks = block_regions(scheduler.graph, scheduler.subdims, whole=whole)
     if not blocks:

@@ -270,6 +270,7 @@ def _estimate(whole: UnrolledChoice, selection: Selection) -> Estimate:
         fully_sharded_recomputes=bool(sharded.case.recomputed),
         min_feasible_bytes=selection.smallest_bytes,
         step_lower_bound_seconds=selection.step_lower_bound,
+        gib_price_seconds=winner.byte_price * 2**30,
     )
 
 

@@ -235,6 +235,7 @@ class Estimate(Value, frozen=True):
     fully_sharded_recomputes: bool = False
     min_feasible_bytes: float | None = None  # what the smallest plan needs, where none fits
     step_lower_bound_seconds: float | None = None  # no simulated step is shorter, if proven
+    gib_price_seconds: float = 0.0  # what a GiB more would save, where something is recomputed
 
 
 class PinEntry(Value, frozen=True):

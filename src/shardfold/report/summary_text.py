@@ -263,6 +263,12 @@ def _recomputed(plan: Plan) -> Iterator[str]:
             f"Activation checkpointing: {len(again):,} operators of {blocks} blocks run again in "
             f"backward ({some}) to save memory."
         )
+    price = plan.estimate.gib_price_seconds
+    if price:
+        yield (
+            f"The price of memory at this limit: a GiB more per device would save about "
+            f"{seconds(price)} of the step, a GiB less would cost as much or more."
+        )
 
 
 def _accumulated(plan: Plan) -> Iterator[str]:

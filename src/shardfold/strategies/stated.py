@@ -10,7 +10,9 @@
                      their rows to each other's experts
     cp=N             context parallel: N devices split the sequence between them, and attention's
                      heads by all-to-all (Ulysses)
-    recompute=full   activation checkpointing of every block; selective: of attention; or none
+    recompute=full   activation checkpointing of every block; selective: of attention, as
+                     Megatron-LM does it; products: of all but attention and every second
+                     product, as torchtitan does it; or none
     micro-batches=N  gradient accumulation
     pp=N             pipeline stages of equal layers
     schedule=1f1b    of the stages: gpipe, 1f1b, interleaved or zbv
@@ -50,7 +52,7 @@ from shardfold.strategies.split_preferences import (
 DEGREES = ("pp", "dp", "fsdp", "cp", "tp")
 NUMBERS = (*DEGREES, "ep", "zero", "micro-batches", "virtual")
 CHOICES = {
-    "recompute": ("none", "selective", "full"),
+    "recompute": ("none", "selective", "products", "full"),
     "schedule": tuple(SCHEDULES),
     "reshard": ("always", "never"),
 }
