@@ -64,6 +64,7 @@ class InfeasibleError(ShardfoldError):
     def __init__(self, *, needed_bytes: float, limit_bytes: float, hint: str = "") -> None:
         self.needed_bytes = needed_bytes
         self.limit_bytes = limit_bytes
+        self.hint = hint
         super().__init__(
             f"No choice fits the memory limit: the smallest needs {needed_bytes:,.0f} bytes "
             f"({needed_bytes / 2**30:.2f} GiB), the limit is {limit_bytes:,.0f} "

@@ -205,7 +205,7 @@ class Blocks:
         for members in together:
             joined = set[int]().union(*(group[op] for op in members))
             group |= dict.fromkeys(joined, joined)
-        for members in {min(each): each for each in group.values()}.values():
+        for _, members in sorted({min(each): each for each in group.values()}.items()):
             reads = tuple((op, k) for op in others for k in self.kept_of(op, members))
             yield Region(tuple(sorted(members)), reads)
 

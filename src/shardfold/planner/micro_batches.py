@@ -116,9 +116,11 @@ def _fastest(tried: Sequence[Tried]) -> Selection:
     best, whole = min(tried, key=_seconds), tried[0]
     if isinstance(best, Selection) and best.fits:
         return best
-    needed = min(each.needed_bytes for each in tried)
+    smallest = min(tried, key=lambda each: each.needed_bytes)
+    needed = smallest.needed_bytes
     if isinstance(whole, InfeasibleError):
-        raise InfeasibleError(needed_bytes=needed, limit_bytes=whole.limit_bytes, hint=HINT)
+        hint = smallest.hint if isinstance(smallest, InfeasibleError) else HINT
+        raise InfeasibleError(needed_bytes=needed, limit_bytes=whole.limit_bytes, hint=hint)
     return replace(whole, smallest_bytes=needed)
 
 

@@ -30,7 +30,7 @@ from shardfold.planner.micro_batches import Captures, choose_micro_batches
 from shardfold.planner.options import MicroBatches, Recompute
 from shardfold.planner.partial_recompute import propose_recomputed
 from shardfold.planner.proposals import PROPOSERS, Group, Proposer, list_smallest, propose_refined
-from shardfold.planner.select import HINT, Ranking, Selection
+from shardfold.planner.select import Ranking, Selection, hint_for
 from shardfold.planner.step_bound import Proof
 from shardfold.progress import Stage, Watch
 
@@ -78,7 +78,8 @@ def _select(cases: Cases, request: ResolvedRequest, watch: MeshWatch) -> Selecti
         found = _find_smallest(cases, request, watch)
         if found.peak_bytes > request.limit:
             needed, limit = found.peak_bytes, request.limit
-            raise InfeasibleError(needed_bytes=needed, limit_bytes=limit, hint=HINT)
+            hint = hint_for(found, limit)
+            raise InfeasibleError(needed_bytes=needed, limit_bytes=limit, hint=hint)
         ranking.candidates.append(found)
     return replace(
         searched,

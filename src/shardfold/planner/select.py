@@ -14,6 +14,28 @@ from shardfold.strategies.pins import Pin
 
 HINT = "Try more devices, a smaller batch, or a dtype with fewer bytes."
 ROUNDING = 1e-9
+GIB = 2.0**30
+
+
+def hint_for(smallest: Candidate, limit: float) -> str:
+    """What to change first so that the smallest plan fits, and by how much."""
+    found, devices = smallest.simulation, smallest.case.request.cluster.size
+    if found is None:
+        return HINT
+    by = found.peak_by_class
+    passing = by.get("activations", 0.0) + by.get("buffers", 0.0)
+    staying, over = found.peak_bytes - passing, found.peak_bytes - limit
+    more = f"about {math.ceil(devices * found.peak_bytes / limit)} devices instead of {devices}"
+    if staying >= limit:
+        return (
+            f"Parameters, gradients and optimizer state alone take {staying / GIB:.2f} GiB of a "
+            f"device: try {more}, or a dtype or an optimizer with fewer bytes."
+        )
+    share = 1 - over / passing
+    return (
+        f"Activations and buffers take {passing / GIB:.2f} GiB of it: try first a batch of about "
+        f"{share:.0%} of this one, or {more}."
+    )
 
 
 def least_seconds(problem: Problem) -> float:

@@ -17,8 +17,8 @@ import shardfold as sf
 from shardfold.capture import capture, capture_short
 from shardfold.cluster import mesh_from_text, parse
 from shardfold.costs import Roofline, optimizer_named, pricing_named, tabulate
-from shardfold.costs.activations import KEEP_ALL, Regions, block_regions, in_model
-from shardfold.errors import InputError
+from shardfold.costs.activations import KEEP_ALL, Regions, block_regions, in_model, product_regions
+from shardfold.errors import InfeasibleError, InputError
 from shardfold.graph import Graph
 from shardfold.operators import rules_of
 from shardfold.sharding import find_subdims
@@ -155,7 +155,39 @@ def test_folded_and_unfolded_agree_on_what_runs_again(share: float) -> None:
     assert short.estimate.peak_bytes == full.estimate.peak_bytes
 
 
+def test_what_people_recompute_is_a_word_and_never_faster() -> None:
+    """Attention has a test of its own; here torchtitan's way: of `up` and `down`, `up` is kept."""
+    model, args = stack(4)
+    graph = capture(model, args, fold=False)
+    found = product_regions(graph, find_subdims(graph, rules_of(graph)))
+    kinds = [[graph.ops[i].kind.rpartition(".")[2] for i in r.ops] for r in found.regions]
+    assert kinds == [["layer_norm"], ["gelu"]] * 4
+    never = planned(12, recompute="never", memory_limit=1e12).estimate
+    always = planned(12, recompute="always", memory_limit=1e12).estimate
+    for share in (0.3, 0.6):
+        limit = always.peak_bytes + share * (never.peak_bytes - always.peak_bytes)
+        auto = planned(12, memory_limit=limit)
+        assert auto.estimate.gib_price_seconds > 0
+        assert "The price of memory" in str(auto)
+        for word in ("never", "always", "products"):
+            try:
+                other = planned(12, recompute=word, memory_limit=limit, micro_batches=1)
+            except sf.ShardfoldError:
+                continue
+            assert auto.estimate.step_seconds <= other.estimate.step_seconds * (1 + 1e-9)
+
+
+def test_a_limit_below_the_smallest_plan_says_what_would_fit() -> None:
+    with pytest.raises(InfeasibleError, match=r"try first a batch of about \d+%.*devices") as told:
+        planned(4, memory_limit=30e6, micro_batches=1)
+    assert planned(4, memory_limit=told.value.needed_bytes, micro_batches=1).fits
+    with pytest.raises(InfeasibleError, match=r"alone take .* about \d+ devices instead of 4"):
+        planned(4, memory_limit=1e4, micro_batches=1)
+
+
 def test_an_unknown_word_is_refused() -> None:
+    with pytest.raises(InputError, match="attention: no repeated block"):
+        planned(recompute="attention")
     with pytest.raises(InputError, match="recompute 'some'"):
         planned(recompute="some")
 
