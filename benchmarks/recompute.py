@@ -18,6 +18,7 @@ from typing import Any
 
 import shardfold as sf
 from shardfold import zoo
+from shardfold.errors import InfeasibleError, InputError
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results" / "recompute.json"
@@ -61,7 +62,7 @@ def smallest_bytes(planner: sf.Planner, options: dict[str, Any]) -> float:
     """What a refusal says is needed."""
     try:
         planner.plan(**options, memory_limit=1.0)
-    except sf.InfeasibleError as error:
+    except InfeasibleError as error:
         return error.needed_bytes
     raise AssertionError("Nothing fits in a byte.")
 
@@ -70,7 +71,7 @@ def step_seconds(planner: sf.Planner, options: dict[str, Any]) -> float | None:
     """The step, if the plan fits."""
     try:
         return float(planner.plan(**options).estimate.step_seconds)
-    except (sf.InfeasibleError, sf.InputError):
+    except (InfeasibleError, InputError):
         return None
 
 
@@ -79,9 +80,10 @@ def page(found: list[dict[str, Any]]) -> str:
     lines = [
         "# Steps against memory limits",
         "",
-        "The simulated step under each way to recompute, at limits in equal ratios from the smallest plan (and",
-        "1%) to the fastest without a limit; the splits are searched for each. A dash: nothing fits. Made by",
-        "`benchmarks/recompute.py`. See [recomputation](../explanation/recomputation.md).",
+        "The simulated step under each way to recompute, at limits in equal ratios from the",
+        "smallest plan (and 1%) to the fastest without a limit; the splits are searched for each.",
+        "A dash: nothing fits. Made by `benchmarks/recompute.py`.",
+        "See [recomputation](../explanation/recomputation.md).",
         "",
     ]
     for each in found:
@@ -110,6 +112,7 @@ def is_worse(row: dict[str, Any]) -> bool:
 
 
 def main() -> None:
+    """Measure, and write the page."""
     parser = argparse.ArgumentParser()
     parser.add_argument("models", nargs="*", default=list(CASES))
     parser.add_argument("--points", type=int, default=8)
