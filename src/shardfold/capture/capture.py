@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import is_dataclass, replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -14,7 +14,7 @@ from shardfold.capture.convert import convert, convert_folded
 from shardfold.capture.experiment import with_experiments
 from shardfold.capture.export import Traced, WithLoss, check_model, export, on_meta, skeleton
 from shardfold.capture.graph_builder import WRITE
-from shardfold.capture.guards import check_modules
+from shardfold.capture.guards import check_memory, check_modules
 from shardfold.capture.program import Program
 from shardfold.capture.repeated_blocks import Hollow, Run, UnfoldableError, hollow
 from shardfold.capture.replicas import Folded, fold_short, has_global_hooks
@@ -89,12 +89,21 @@ def _trace(
 ) -> Program:
     check_model(model)
     check_modules(model)
+    _register_dataclasses((args, kwargs))
     example = on_meta((tuple(args), dict(kwargs or {})), dtype)
     program = with_experiments(_first_of(model, example, dtype, loss, folding))
+    check_memory(model, _written(program))
     leaves = pytree.tree_leaves((example[0], reorder_kwargs(example[1], program.in_spec)))
     fixed = {k: leaf for k, leaf in enumerate(leaves) if not isinstance(leaf, Tensor)}
     graph = replace(program.graph, precision=precision_named(dtype))
     return replace(program, graph=graph, fixed=fixed)
+
+
+def _register_dataclasses(given: Any) -> None:
+    """Let torch look into the dataclasses among the arguments."""
+    while kinds := {type(x) for x in pytree.tree_leaves(given) if is_dataclass(x)}:
+        for kind in kinds:
+            pytree.register_dataclass(kind)
 
 
 def _first_of(
@@ -155,10 +164,15 @@ def _writes_shared(program: Program, model: nn.Module) -> bool:
     for name, buffer in model.named_buffers(remove_duplicate=False):
         names.setdefault(id(buffer), []).append(name)
     shared = {name for group in names.values() if len(group) > 1 for name in group}
+    return bool(_written(program) & shared)
+
+
+def _written(program: Program) -> set[str]:
+    """The names of what forward writes to, with and without that of a model with a loss."""
     tensors = program.graph.tensors
     written = {tensors[op.inputs[0]].name for op in program.graph.ops if op.kind == WRITE}
     written |= set(program.increments)
-    return any(name.removeprefix(prefix) in shared for name in written for prefix in ("", "model."))
+    return {name.removeprefix(prefix) for name in written for prefix in ("", "model.")}
 
 
 def _folded(outer: Hollow, example: Any, folding: Folding) -> Program | None:

@@ -29,6 +29,7 @@ from shardfold.capture.small_call import (
     DRAWS,
     Shape,
     Small,
+    UnsteadyError,
     are_close,
     gradients_of,
     kept_by,
@@ -39,6 +40,7 @@ from shardfold.capture.small_call import (
     small_call,
 )
 from shardfold.capture.stand_ins import CtcLoss
+from shardfold.errors import ModelError
 from shardfold.graph import Graph, Op, Splits, TensorType
 from shardfold.operators import operator_of
 
@@ -143,7 +145,18 @@ def splits_of(graph: Graph, op: Op, call: Invocation) -> Splits | None:
     inputs = tuple(graph.tensors[t].type for t in op.inputs)
     results = tuple(graph.tensors[t].type for t in op.results)
     needs = tuple(graph.tensors[t].requires_grad for t in op.inputs)
-    return find_splits(call, inputs, results, needs)
+    try:
+        return find_splits(call, inputs, results, needs)
+    except UnsteadyError:
+        if op.kind.startswith("aten."):
+            return None
+        what = f"torch.autograd.Function {call.arguments['name']}" if op.kind == FUNCTION else ""
+        raise ModelError(
+            f"Operator {op.name} ({what or op.kind}, {op.origin}) gives something else when it is "
+            "called again on the same numbers: it draws random numbers, or counts, and would "
+            "differ between devices and from one device. Draw the numbers in forward (torch.rand, "
+            "randn, bernoulli), count in a buffer, and give them to it as tensors."
+        ) from None
 
 
 def find_splits(

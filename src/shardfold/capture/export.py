@@ -15,10 +15,10 @@ import logging
 import re
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
-from types import TracebackType
+from types import CellType, FunctionType, MethodType, TracebackType
 from typing import Any
 from unittest.mock import patch
 
@@ -29,12 +29,13 @@ from torch.utils import _pytree as pytree
 
 from shardfold.capture.experts import one_operator
 from shardfold.capture.guards import watching
-from shardfold.capture.user_code import State
+from shardfold.capture.user_code import State, owner_of
 from shardfold.errors import ModelError
 from shardfold.graph.precision import precision_named
 
 UNCHANGING = (bool, int, float, str, bytes, type(None), torch.dtype, torch.device, type)
 EMPTY = (dict, list, set, OrderedDict)
+HOLDERS = (torch.Tensor, list, tuple, dict)
 
 
 class WithLoss(nn.Module):
@@ -60,8 +61,8 @@ def skeleton(model: nn.Module, dtype: str | None) -> nn.Module:
     """A copy of `model` on the meta device, for training, floating tensors in `dtype`."""
     check_model(model)
     modules = {id(module): module for module in model.modules()}
-    tensors = {id(t): t for t in [*model.parameters(), *model.buffers(), *_left_behind(model)]}
-    twins = Twins({**modules, **tensors}, dtype)
+    tensors = {id(t): t for t in [*model.parameters(), *model.buffers(), *left_behind(model)]}
+    twins = Twins({**modules, **tensors, **functions_of(modules.values())}, dtype)
     try:
         if any(map(copies_itself, set(map(type, modules.values())))):
             memo: dict[int, Any] = {key: twins.of(tensor) for key, tensor in tensors.items()}
@@ -75,12 +76,89 @@ def skeleton(model: nn.Module, dtype: str | None) -> nn.Module:
         ) from error
 
 
-def _left_behind(model: nn.Module) -> Iterator[torch.Tensor]:
+def left_behind(model: nn.Module) -> Iterator[torch.Tensor]:
     """Attributes that an earlier forward computed, which deepcopy refuses."""
     for module in model.modules():
         for value in vars(module).values():
-            if isinstance(value, torch.Tensor) and value.grad_fn is not None:
-                yield value
+            for leaf in pytree.tree_leaves(value) if isinstance(value, HOLDERS) else ():
+                if isinstance(leaf, torch.Tensor) and leaf.grad_fn is not None:
+                    yield leaf
+
+
+def functions_of(modules: Iterable[nn.Module]) -> dict[int, Any]:
+    """Functions that are kept in modules (hooks, activations) and see something around them."""
+    found: dict[int, Any] = {}
+    for module in modules:
+        for name, value in vars(module).items():
+            if isinstance(value, HOLDERS[1:]) and name not in ("_parameters", "_buffers"):
+                leaves = value.values() if isinstance(value, dict) else pytree.tree_leaves(value)
+                found |= {id(leaf): leaf for leaf in leaves if _sees_around(leaf)}
+            elif _sees_around(value):
+                found[id(value)] = value
+    return found
+
+
+def _sees_around(value: Any) -> bool:
+    if isinstance(value, MethodType):  # of a class: it is no part of the model
+        return isinstance(value.__self__, nn.Module) and _sees_around(value.__func__)
+    return isinstance(value, FunctionType) and bool(value.__closure__)
+
+
+class Rebinding(dict[int, Any]):
+    """A memo for `copy.deepcopy` that also copies functions, for what they see around them.
+
+    A hook that keeps a module's result in `self.features` must find the copy's features. Only
+    modules, tensors and containers that the model itself has are exchanged.
+    """
+
+    def __init__(self, originals: Mapping[int, Any], modules: Iterable[nn.Module]) -> None:
+        super().__init__()
+        self.originals = originals  # what is not left to deepcopy, by identity
+        held = (value for module in modules for value in vars(module).values())
+        self.held = {id(value) for value in held if isinstance(value, HOLDERS)}
+
+    def get(self, key: int, default: Any = None) -> Any:
+        """What deepcopy asks before it copies an object."""
+        if key in self:
+            return self[key]
+        original = self.originals.get(key)
+        return default if original is None else self.of(original)
+
+    def of(self, original: Any) -> Any:
+        """What is in place of an object in the copy."""
+        if id(original) not in self:
+            if isinstance(original, torch.Tensor):
+                self[id(original)] = original.detach().clone()
+            else:
+                self.rebind(original)
+        return self[id(original)]
+
+    def rebind(self, original: Any) -> Any:
+        """A function, or a bound method, that sees the copy."""
+        inner = getattr(original, "__func__", original)
+        cells = tuple(CellType() for _ in inner.__closure__)
+        made = FunctionType(
+            inner.__code__, inner.__globals__, inner.__name__, inner.__defaults__, cells
+        )
+        made.__kwdefaults__, made.__qualname__ = inner.__kwdefaults__, inner.__qualname__
+        made.__dict__.update(inner.__dict__)
+        found: Any = made
+        self[id(original)] = made
+        if inner is not original:
+            self[id(original)] = found = MethodType(made, copy.deepcopy(original.__self__, self))
+        for cell, old in zip(cells, inner.__closure__, strict=True):
+            try:
+                value = old.cell_contents
+            except ValueError:  # not yet filled
+                continue
+            cell.cell_contents = self._around(value)
+        return found
+
+    def _around(self, value: Any) -> Any:
+        owner = getattr(value, "__self__", value)  # of a bound method
+        if isinstance(owner, nn.Module) or id(value) in self.held or id(value) in self:
+            return copy.deepcopy(value, self)
+        return self.of(value) if _sees_around(value) or id(value) in self.originals else value
 
 
 def for_training(module: nn.Module) -> nn.Module:
@@ -105,7 +183,14 @@ def _parts(module: nn.Module) -> Iterator[nn.Module]:
                 yield from _parts(child)
 
 
-class Twins(dict[int, Any]):
+def copied(model: nn.Module) -> nn.Module:
+    """A copy with its data, whose functions see the copy."""
+    modules = list(model.modules())
+    left = {id(tensor): tensor for tensor in left_behind(model)}
+    return copy.deepcopy(model, Rebinding({**left, **functions_of(modules)}, modules))
+
+
+class Twins(Rebinding):
     """A memo for `copy.deepcopy` that makes a module's or a tensor's twin when first asked for it.
 
     Modules are copied as their dictionaries say, which is right unless a class has its own way
@@ -113,16 +198,9 @@ class Twins(dict[int, Any]):
     """
 
     def __init__(self, originals: Mapping[int, Any], dtype: str | None) -> None:
-        super().__init__()
-        self.originals = originals  # modules and tensors by identity
+        modules = [each for each in originals.values() if isinstance(each, nn.Module)]
+        super().__init__(originals, modules)  # modules, tensors and functions
         self.dtype = torch_dtype(dtype)
-
-    def get(self, key: int, default: Any = None) -> Any:
-        """What deepcopy asks before it copies an object."""
-        if key in self:
-            return self[key]
-        original = self.originals.get(key)
-        return default if original is None else self.of(original)
 
     def of(self, original: Any) -> Any:
         """The twin of a module or a tensor of the model."""
@@ -130,8 +208,10 @@ class Twins(dict[int, Any]):
         if key not in self:
             if isinstance(original, torch.Tensor):
                 self[key] = _twin(original, self.dtype)
-            else:
+            elif isinstance(original, nn.Module):
                 self.make(original)
+            else:
+                self.rebind(original)
         return self[key]
 
     def make(self, module: nn.Module) -> nn.Module:
@@ -143,8 +223,8 @@ class Twins(dict[int, Any]):
                 twin[name] = {k: None if v is None else self.of(v) for k, v in value.items()}
             elif isinstance(value, UNCHANGING):
                 twin[name] = value
-            elif type(value) in EMPTY and not value:
-                twin[name] = type(value)()
+            elif type(value) in EMPTY and not value and id(value) not in self:
+                twin[name] = self[id(value)] = type(value)()
             else:
                 twin[name] = copy.deepcopy(value, self)
         return found
@@ -273,8 +353,8 @@ def _failing_module(model: nn.Module, error: BaseException) -> str:
     paths = {id(vars(module)): path for path, module in model.named_modules()}
     found = f"the model ({type(model).__name__})"
     for frame in _frames(error.__traceback__):
-        owner = frame.tb_frame.f_locals.get("self")
-        path = paths.get(id(vars(owner))) if isinstance(owner, nn.Module) else None
+        owner = owner_of(frame.tb_frame)
+        path = None if owner is None else paths.get(id(vars(owner)))
         name = frame.tb_frame.f_code.co_filename.rsplit("/", 1)[-1]
         if path is not None and name != "module.py":
             who = f"module {path!r}" if path else "the model"

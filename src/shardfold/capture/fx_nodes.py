@@ -228,6 +228,17 @@ def check_operator(node: fx.Node, kind: str) -> None:
             f"{where} replaces a tensor's memory (`.data = ...`). Write into the tensor instead: "
             "under torch.no_grad(), with copy_()."
         )
+    if node.target is torch.ops.aten.view.dtype:
+        raise ModelError(
+            f"{where} takes the bits of numbers for those of another dtype (`view(dtype)`), which "
+            "a plan does not: it may run in other dtypes. Convert them, with to(dtype)."
+        )
+    draws = torch.Tag.nondeterministic_seeded in node.target.tags
+    if draws and operator_of(kind).local != "own form":
+        raise ModelError(
+            f"{where} draws random numbers, which would differ between devices and from one "
+            "device. Draw them with torch.rand, randn or bernoulli, and give them to it."
+        )
     for value in pytree.tree_leaves(node.meta.get("val")):
         sizes = value.shape if isinstance(value, torch.Tensor) else [value]
         if any(isinstance(n, torch.SymInt | torch.SymFloat | torch.SymBool) for n in sizes):

@@ -23,8 +23,8 @@ WRITE = "shardfold.write"
 UNREPEATABLE = frozenset(
     f"aten.{name}"
     for name in (
-        *("randperm", "multinomial", "poisson", "binomial", "native_dropout", "rrelu", "geometric"),
-        *("rrelu_with_noise", "cauchy", "log_normal", "random", "_fused_dropout"),
+        *("poisson", "binomial", "native_dropout", "rrelu", "rrelu_with_noise", "random"),
+        *("_fused_dropout",),
         *("_standard_gamma", "_sample_dirichlet", "fractional_max_pool2d", "fractional_max_pool3d"),
     )
 )
@@ -256,8 +256,7 @@ def _canonical(
 
 def check_random(op: Op) -> None:
     """Refuse what would draw other random numbers on every device."""
-    is_tensor_normal = op.kind == "aten.normal" and "std" in {o.name for o in op.operands}
-    if op.kind in UNREPEATABLE or is_tensor_normal:
+    if op.kind in UNREPEATABLE:
         raise ModelError(
             f"Operator {op.name} ({op.kind}, {op.origin}) draws random numbers, which would differ "
             "between devices and from one device. Use torch.rand, randn, randint, bernoulli or "

@@ -13,14 +13,17 @@ A trace keeps values, not all meaning. This is the one list of what it would los
     a parameter in a list, or another name    is that parameter
     requires_grad = True of an activation     is traced as nothing: no parameter's gradient changes
     ctc_loss                                  becomes one operator
+    `.data = ...` of what is not trained      is written to, if the new memory is its own
+    a dataclass that forward returns          is traced as a dictionary
     torch.autocast("cuda") without CUDA       refused, as what casts is; a decorator, too
-    hooks on gradients                        refused
+    hooks on gradients, nodes, saved tensors  refused
+    buffers that change under a checkpoint    refused: they would change twice
     a gradient that forward asks for          refused
     a write into a tensor that is no buffer   refused
     packed sequences, flex_attention          refused
     requires_grad switched otherwise          refused
     `module.to(...)` that changes its dtype   refused
-    `.data = ...`                             refused
+    `.data = ...` otherwise                   refused
     Python's and numpy's random numbers       refused
     Python attributes that every call changes refused
 
@@ -32,7 +35,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import fields, is_dataclass
 from functools import partial
 from inspect import getsource, signature
 from pathlib import Path
@@ -46,10 +50,22 @@ import torch.nn.functional as F  # noqa: N812
 import torch.utils.checkpoint as checkpointing
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx.experimental.proxy_tensor import (
+    PreDispatchTorchFunctionMode,
+    disable_proxy_modes_tracing,
+)
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from shardfold.capture.stand_ins import CERTAIN, CtcLoss, KnownValues, has_tensors, stand_in
+from shardfold.capture.stand_ins import (
+    CERTAIN,
+    CtcLoss,
+    KnownValues,
+    closure_of,
+    has_tensors,
+    stand_in,
+)
 from shardfold.capture.user_code import (
     PLAIN,
     State,
@@ -106,6 +122,29 @@ def check_modules(model: nn.Module) -> None:
         raise ModelError(f"All modules have a global backward hook: {WAY_OUT_OF_HOOKS}.")
 
 
+def check_memory(model: nn.Module, written: set[str]) -> None:
+    """Refuse two tensors of a model in one memory, if one of them is trained or written to.
+
+    One tensor under two names is well: a tied weight.
+    """
+    found: dict[int, list[tuple[int, int, str, Tensor]]] = {}
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if type(tensor) in (Tensor, nn.Parameter, nn.Buffer) and tensor.numel():
+            reach = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+            begin = tensor.storage_offset() * tensor.itemsize
+            end = begin + (reach + 1) * tensor.itemsize
+            there = found.setdefault(tensor.untyped_storage()._cdata, [])
+            for low, high, other, tied in there:
+                changes = tensor.requires_grad or tied.requires_grad or {name, other} & written
+                if changes and low < end and begin < high:
+                    raise ModelError(
+                        f"{other} and {name} of the model are two tensors in one memory: a change "
+                        "of one is a change of the other, which a plan would lose. Tie them by "
+                        "giving the same tensor to both, or copy one (clone())."
+                    )
+            there.append((begin, end, name, tensor))
+
+
 class Watch(TorchFunctionMode):
     """Looks on while a model's forward is traced, and refuses what the trace would lose."""
 
@@ -118,6 +157,8 @@ class Watch(TorchFunctionMode):
         self.notes: dict[str, None] = {}
         self.before, self.after = State.of(model), State()
         self.is_inside = False  # forward
+        self.is_in_checkpoint = False
+        self.is_in_function = False  # a torch.autograd.Function
         self.known = KnownValues()
         self.outside: dict[int, tuple[Tensor, Tensor]] = {}  # tensors that are no buffers, traced
         self.places = {  # of buffers and parameters, before the trace puts others in their place
@@ -134,7 +175,9 @@ class Watch(TorchFunctionMode):
             return self.known.call(func, args, kwargs)
         args, kwargs = self._traced(args, kwargs)
         handler = HANDLERS.get(func)
-        if handler is not None:
+        if self.is_in_function:
+            found = func(*args, **kwargs)
+        elif handler is not None:
             found = handler(self, func, args, kwargs)
         else:
             found = self.known.call(func, args, kwargs)
@@ -162,7 +205,12 @@ class Watch(TorchFunctionMode):
                 return table.get(name, tensor)
             return self._from_outside(tensor) if _is_untraced(tensor) else tensor
 
-        return pytree.tree_map_only(Tensor, found, (args, kwargs))
+        return pytree.tree_map_only(
+            Tensor,
+            found,
+            (args, kwargs),
+            is_leaf=lambda each: isinstance(each, torch.Size),  # which is not any tuple
+        )
 
     def attributes(self) -> dict[tuple[str, str], list[int]]:
         """The tensors that are plain attributes of modules, or in lists and dictionaries there."""
@@ -210,38 +258,89 @@ class Watch(TorchFunctionMode):
         """A call of an autograd.Function, as one operator; its own operators are never read."""
         args, kwargs = self._traced(args, kwargs)
         if cls is checkpointing.CheckpointFunction:
-            self.checkpointed()
-            return args[0](*args[2:])
+            with self.checkpointed():
+                return args[0](*args[2:])
         name = f"torch.autograd.Function {cls.__qualname__}"
         advice = (
             "A function is kept as one operator if its arguments are tensors and plain values, its "
             "results tensors, and it writes into none of them"
         )
-        leaves = pytree.tree_leaves((args, kwargs))
-        odd = [a for a in (*args, *kwargs.values()) if not isinstance(a, (Tensor, *PLAIN))]
-        if odd or kwargs or len(leaves) != len(args):
+        odd = [
+            a for a in (*args, *kwargs.values()) if not isinstance(a, Tensor) and not _is_plain(a)
+        ]
+        if odd or kwargs:
             kinds = ", ".join(type(each).__name__ for each in odd) or "arguments by name"
             raise self.refuse(f"gives {name} {kinds}", advice)
-        if closure := [c for c in _closure(cls) if isinstance(c, nn.Module | Tensor)]:
+        if closure := [c for c in closure_of(cls) if isinstance(c, nn.Module | Tensor)]:
             raise self.refuse(
                 f"calls {name}, which reads a {type(closure[0]).__name__} from around it", advice
             )
         tensors = [a for a in args if isinstance(a, Tensor)]
-        versions = [t._version for t in tensors]
-        found = original(*args)
+        versions, around = [t._version for t in tensors], State.around(cls)
+        found = self._called_whole(partial(original, *args), name, tensors)
         results = list(found) if isinstance(found, tuple | list) else [found]
         if not tensors or not all(isinstance(r, Tensor) for r in results):
             raise self.refuse(f"calls {name} without tensors, or for something else", advice)
         if versions != [t._version for t in tensors]:
             raise self.refuse(f"calls {name}, which writes into its argument", advice)
+        if changed := around.changed(State.around(cls)):
+            raise self.refuse(
+                f"calls {name}, which changes {changed[0][1]!r} in every call",
+                "A captured program has no place for it. Keep it in a buffer, and give its value "
+                "to the function as a tensor",
+            )
         return stand_in(cls, args, found)
 
-    def checkpointed(self) -> None:
-        """Note that forward asks for recomputation."""
+    def _called_whole(self, call: Callable[[], Any], name: str, tensors: list[Tensor]) -> Any:
+        """What a function gives whose own operators are not looked at, but for random ones."""
+        self.is_in_function = True
+        modes = [getattr(tensor, "fake_mode", None) for tensor in tensors]
+        shapes = next((mode.shape_env for mode in modes if mode is not None), None)
+        free = nullcontext() if shapes is None else shapes.ignore_fresh_unbacked_symbols()
+        try:
+            with disable_proxy_modes_tracing(), free, _Draws() as draws:  # numbers are its own
+                found = call()
+        finally:
+            self.is_in_function = False
+        if draws.drawn:
+            raise self.refuse(
+                f"calls {name}, which draws random numbers ({draws.drawn}): they would differ "
+                "between devices and from one device",
+                "Draw them in forward, and give them to the function as a tensor",
+            )
+        return found
+
+    @contextmanager
+    def checkpointed(self) -> Iterator[None]:
+        """A part that forward wants to be computed again in backward."""
         self.notes[
             "torch.utils.checkpoint in forward is traced through: the plan decides itself what is "
             "computed again (recompute=...)."
         ] = None
+        before, self.is_in_checkpoint = self.is_in_checkpoint, True
+        buffers = list(self.model.buffers())
+        versions = [each._version for each in buffers]
+        yield
+        self.is_in_checkpoint = before
+        if versions != [each._version for each in buffers]:
+            raise self.changed_twice()
+
+    def changed_twice(self) -> ModelError:
+        """The error for a buffer that is changed under a checkpoint."""
+        return self.refuse(
+            "changes a buffer inside torch.utils.checkpoint, which does so twice in every step: "
+            "in forward, and when it computes the part again",
+            "Leave torch.utils.checkpoint out: the plan decides itself what is computed again "
+            "(recompute=...)",
+        )
+
+    def normed(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """A norm that may keep running statistics, unseen."""
+        running = kwargs.get("running_mean", args[3] if len(args) > 3 else None)
+        updates = kwargs.get("training", args[5] if len(args) > 5 else False)
+        if self.is_in_checkpoint and running is not None and updates:
+            raise self.changed_twice()
+        return self.known.call(func, args, kwargs)
 
     def number(self, func: Any, args: Any, kwargs: Any) -> Any:
         """A number taken out of a tensor: known of a constant; what a check asks for is taken."""
@@ -311,21 +410,28 @@ class Watch(TorchFunctionMode):
     def settle(self, before: list[tuple[str, dict[str, Any], dict[str, Any]]]) -> None:
         """A buffer that forward has replaced by another tensor is written to instead.
 
-        Of the model's own buffers, those of no part, torch keeps the new tensor itself.
+        Of the model's own buffers, those of no part, torch keeps a new tensor itself.
         """
+        own = {id(tensor) for _, _, held in before for tensor in held.values()}
+        writes = []
         for path, table, held in before:
+            is_kept = not path and table is self.model._buffers
             for name, tensor in held.items():
                 found = table.get(name)
-                if found is tensor or (not path and table is self.model._buffers):
+                if found is tensor or (is_kept and tensor is not None and id(found) not in own):
                     continue
-                if not _are_alike(found, tensor) or isinstance(tensor, nn.Parameter):
+                is_odd = is_kept or isinstance(tensor, nn.Parameter)
+                if found is None or is_odd or not _are_alike(found, tensor):
+                    where = f"module {path!r}" if path else "the model"
                     raise self.refuse(
-                        f"replaces {name!r} of module {path!r} by {_told(found)}",
+                        f"replaces {name!r} of {where} by {_told(found)}",
                         "Write into the tensor instead, with copy_() (of a parameter: in the "
                         "training loop)",
                     )
-                tensor.copy_(found)
-                table[name] = tensor
+                writes.append((table, name, tensor, found.clone()))
+        for table, name, tensor, value in writes:  # after all are read: two may change places
+            tensor.copy_(value)
+            table[name] = tensor
 
     def hooked(self, func: Any, args: Any, kwargs: Any) -> Any:
         """A hook on a tensor's gradient."""
@@ -361,16 +467,62 @@ class Watch(TorchFunctionMode):
             )
         return func(*args, **kwargs)
 
+    def node(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """What made a tensor."""
+        found = func(*args, **kwargs)
+        return None if found is None else _Node(self, found)
+
     def data(self, func: Any, args: Any, kwargs: Any) -> Any:
         """`.data` is the same memory without its gradient, and traced as that."""
         return args[0].detach()
 
     def replaced(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """`.data` set to another tensor."""
+        """`.data` set to another tensor: a write, where nothing else has the memory of either."""
+        tensor, value = args
+        held = [each for _, table, _ in self.held() for each in table.values() if each is not None]
+        others = {each.untyped_storage()._cdata for each in held}
+        is_held = any(tensor is each for each in held)
+        if is_held and _are_alike(value, tensor) and value.untyped_storage()._cdata not in others:
+            with torch.no_grad():
+                tensor.detach().copy_(value)
+            return None
         raise self.refuse(
             "replaces a tensor's memory (`.data = ...`)",
             "Write into the tensor instead: under torch.no_grad(), with copy_()",
         )
+
+
+class _Draws(TorchDispatchMode):
+    """Notices operators that draw random numbers."""
+
+    drawn = ""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call an operator."""
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            self.drawn = self.drawn or str(func)
+        return func(*args, **(kwargs or {}))
+
+
+class _Node:
+    """What made a tensor, as forward may ask for it; hooks cannot be put there."""
+
+    def __init__(self, watch: Watch, node: Any) -> None:
+        self._watch, self._node = watch, node
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("register_hook", "register_prehook"):
+            raise self._watch.refuse("registers a hook on a gradient", _sentence(WAY_OUT_OF_HOOKS))
+        return getattr(self._node, name)
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a value is one of Python's own, or a tuple, list or dictionary of them."""
+    if isinstance(value, dict):
+        return all(map(_is_plain, value)) and all(map(_is_plain, value.values()))
+    if isinstance(value, list | tuple):
+        return all(map(_is_plain, value))
+    return isinstance(value, PLAIN)
 
 
 def _is_untraced(leaf: Any) -> bool:
@@ -397,6 +549,7 @@ HANDLERS: dict[Any, Handler] = {
     torch._VF._pack_padded_sequence: Watch.packed,
     Tensor.requires_grad_: Watch.switched,
     Tensor.requires_grad.__set__: Watch.switched,
+    Tensor.grad_fn.__get__: Watch.node,
     Tensor.data.__get__: Watch.data,
     Tensor.data.__set__: Watch.replaced,
     **dict.fromkeys(
@@ -412,6 +565,7 @@ HANDLERS: dict[Any, Handler] = {
     Tensor.new_tensor: _of_known(KnownValues.new_constant),
     **dict.fromkeys((Tensor.__getitem__, Tensor.__setitem__), _of_known(KnownValues.indexed)),
     **dict.fromkeys((torch.masked_select, Tensor.masked_select), _of_known(KnownValues.select)),
+    **dict.fromkeys((torch.batch_norm, torch.instance_norm), Watch.normed),
     torch.normal: Watch.drawn,
     F.gaussian_nll_loss: Watch.gaussian,
     F.ctc_loss: Watch.ctc,
@@ -463,7 +617,8 @@ class _Redirected:
 def applied(cls: Any, *args: Any, **kwargs: Any) -> Any:
     """A call of an `autograd.Function`, of whatever name."""
     watch = _watches[-1]
-    if not watch.is_inside or cls.__module__.startswith("torch._"):  # of a registered operator
+    is_whole = watch.is_in_function or cls.__module__.startswith("torch._")  # a registered operator
+    if not watch.is_inside or is_whole:
         return _original(cls, *args, **kwargs)
     return watch.function(partial(_original, cls), cls, args, kwargs)
 
@@ -487,8 +642,27 @@ def _patches(watch: Watch) -> Iterator[tuple[Any, str, Any]]:
     call, root = nn.Module._call_impl, id(attributes_of(watch.model))
 
     def generated(*args: Any, **kwargs: Any) -> Any:
-        watch.checkpointed()
-        return again(*args, **kwargs)
+        with watch.checkpointed():
+            yield from again(*args, **kwargs)
+
+    record = PreDispatchTorchFunctionMode.__torch_function__
+
+    def recorded(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if watch.is_in_function:  # which may switch gradients on and off, for itself alone
+            return func(*args, **(kwargs or {}))
+        return record(self, func, types, args, kwargs)
+
+    enter_hooks = torch.autograd.graph.saved_tensors_hooks.__enter__
+
+    def entered_hooks(self: Any) -> None:
+        if watch.is_inside and not type(self).__module__.startswith("torch.utils"):
+            is_own = type(self) is not torch.autograd.graph.save_on_cpu
+            if is_own and not watch.is_in_function:
+                raise watch.refuse(
+                    "puts hooks on the tensors that are saved for backward",
+                    _sentence(WAY_OUT_OF_HOOKS),
+                )
+        enter_hooks(self)
 
     def called(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if id(attributes_of(module)) != root or watch.is_inside:
@@ -499,7 +673,7 @@ def _patches(watch: Watch) -> Iterator[tuple[Any, str, Any]]:
             found = call(module, *args, **kwargs)
             watch.settle(held)
             watch.check_attributes(attributes)
-            return found
+            return _fields(found) if is_dataclass(found) else found
         finally:
             watch.is_inside, watch.after = False, State.of(watch.model)
 
@@ -536,8 +710,21 @@ def _patches(watch: Watch) -> Iterator[tuple[Any, str, Any]]:
             )
         check_device(*args)
 
+    draw_again = nn.init._no_grad_trunc_normal_
+
+    def truncated(*args: Any, **kwargs: Any) -> Any:
+        if watch.is_inside:
+            raise watch.refuse(
+                "draws random numbers by trial and error (nn.init.trunc_normal_)",
+                "Draw them with torch.rand, and turn them with torch.erfinv; or clamp torch.randn",
+            )
+        return draw_again(*args, **kwargs)
+
+    yield nn.init, "_no_grad_trunc_normal_", truncated
     yield flex, "_validate_device", attended
     yield checkpointing, "_checkpoint_without_reentrant_generator", generated
+    yield PreDispatchTorchFunctionMode, "__torch_function__", recorded
+    yield torch.autograd.graph.saved_tensors_hooks, "__enter__", entered_hooks
     yield nn.Module, "_call_impl", called
     yield nn.Module, "_apply", converted_module
 
@@ -592,6 +779,13 @@ def _patches(watch: Watch) -> Iterator[tuple[Any, str, Any]]:
     yield torch.inference_mode, "__exit__", left
 
 
+def _fields(value: Any) -> Any:
+    """A dataclass as a dictionary, unless torch knows it."""
+    if type(value) in pytree.SUPPORTED_NODES:
+        return value
+    return {each.name: getattr(value, each.name) for each in fields(value)}
+
+
 def _sentence(text: str) -> str:
     return text[0].upper() + text[1:]
 
@@ -628,11 +822,6 @@ def _are_alike(one: Any, other: Any) -> bool:
 def _told(value: Any) -> str:
     """A tensor by its shape, or what else it is."""
     kind = type(value).__name__
+    if value is None:
+        return "None"
     return f"a {kind} of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {kind}"
-
-
-def _closure(cls: Any) -> list[Any]:
-    """What the methods of a function see of the scopes around them."""
-    methods = (getattr(cls, name, None) for name in ("forward", "backward", "setup_context"))
-    cells = (c for m in methods for c in getattr(m, "__closure__", None) or ())
-    return [cell.cell_contents for cell in cells]

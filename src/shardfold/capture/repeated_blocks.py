@@ -41,6 +41,7 @@ from shardfold.capture.export import (
     WithLoss,
     copies_itself,
     for_training,
+    functions_of,
     skeleton,
 )
 
@@ -207,7 +208,8 @@ def hollow(
     is_plain = not any(map(copies_itself, survey.classes))
     if is_plain and not any(id(block.module) in survey.wilful for block in blocks.values()):
         try:
-            return _around(model, blocks, Twins(survey.originals, dtype), loss)
+            kept = {**survey.originals, **functions_of(model.modules())}
+            return _around(model, blocks, Twins(kept, dtype), loss)
         except _InsideError:
             pass
     copied = skeleton(model, dtype)

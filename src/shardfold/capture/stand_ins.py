@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
+NUMBERS = (bool, int, float, complex, str, list, tuple, dict)
 SMALL = 4096  # elements of a constant that is followed
 
 
@@ -37,7 +38,14 @@ class FunctionCall:
 
     def __str__(self) -> str:
         plain = [f", {a!r}" for a, t in zip(self.arguments, self.is_tensor, strict=True) if not t]
-        return f"{self.function.__module__}.{self.function.__qualname__}{''.join(plain)}"
+        own = [value for name, value in vars(self.function).items() if not name.startswith("__")]
+        seen = [each for each in (*own, *closure_of(self.function)) if isinstance(each, NUMBERS)]
+        around = f" {seen!r}" if seen else ""  # classes made by a function have one name
+        name = f"{self.function.__module__}.{self.function.__qualname__}"
+        return f"{name}{around}{''.join(plain)}"
+
+    def __hash__(self) -> int:
+        return hash(str(self))
 
 
 # What the opaque operators of a trace stand for, by their text; the latest trace's.
@@ -249,6 +257,13 @@ CERTAIN: dict[Any, Callable[[float], bool | None]] = {
     **dict.fromkeys((Tensor.__ge__, Tensor.ge, torch.ge), lambda p: True if p <= 0 else None),
     **dict.fromkeys((Tensor.__le__, Tensor.le, torch.le), lambda p: False if p < 0 else None),
 }
+
+
+def closure_of(cls: Any) -> list[Any]:
+    """What the methods of a function see of the scopes around them."""
+    methods = (getattr(cls, name, None) for name in ("forward", "backward", "setup_context"))
+    cells = (c for m in methods for c in getattr(m, "__closure__", None) or ())
+    return [cell.cell_contents for cell in cells]
 
 
 def has_tensors(tree: Any) -> bool:

@@ -61,6 +61,14 @@ class State:
                 found.values[kind.__name__, name] = _frozen(value, DEPTH, known)
         return found
 
+    @classmethod
+    def around(cls, kind: type) -> State:
+        """Of a class alone, and the globals that it names."""
+        found, known = cls(), dict[int, Any]()
+        for name, value in values_around(kind):
+            found.values[kind.__name__, name] = _frozen(value, DEPTH, known)
+        return found
+
     def changed(self, later: State) -> list[tuple[str, str]]:
         """The attributes with another value, or that were not there before."""
         missing = object()
@@ -93,6 +101,7 @@ def values_around(kind: type) -> Iterator[tuple[str, Any]]:
     for name, value in tuple(vars(kind).items()):
         if isinstance(value, VALUES) and not name.startswith("__"):
             yield name, value
+        value = getattr(value, "__func__", value)  # of a static method
         code = getattr(value, "__code__", None)
         around = getattr(value, "__globals__", {})
         for used in code.co_names if code is not None else ():
@@ -166,14 +175,29 @@ def place(paths: dict[int, str]) -> str:
     line, found = "", None
     while frame is not None and (found is None or not line):
         file = frame.f_code.co_filename
-        if not line and not file.startswith(LIBRARIES):
+        if frame.f_code.co_name == "_export" and file.startswith(LIBRARIES[1]):
+            break  # what is further out calls shardfold
+        if not line and not file.startswith(LIBRARIES) and not _is_pythons(file):
             line = f"{Path(file).name}:{frame.f_lineno}"
-        owner = frame.f_locals.get("self")
-        if isinstance(owner, nn.Module) and found is None:
+        owner = owner_of(frame)
+        if owner is not None and found is None:
             found = paths.get(id(attributes_of(owner)))
         frame = frame.f_back
     name = f"module {found!r}" if found else "The model's forward"
     return f"{name} ({line})" if line else name
+
+
+def _is_pythons(file: str) -> bool:
+    """Whether code is of Python itself, or was made by it."""
+    is_standard = file.startswith(str(Path(ast.__file__).parent)) and "site-packages" not in file
+    return is_standard or file in ("<string>", "<frozen importlib._bootstrap>")
+
+
+def owner_of(frame: FrameType) -> nn.Module | None:
+    """The module whose method is running, if one is: its first argument."""
+    names = frame.f_code.co_varnames[: frame.f_code.co_argcount]
+    found = frame.f_locals.get(names[0]) if names else None
+    return found if isinstance(found, nn.Module) else None
 
 
 def frames() -> Iterator[FrameType]:

@@ -153,11 +153,14 @@ def _softmax(call: Call) -> Rule:
 
 
 def _weight_norm(call: Call) -> Rule:
-    """Every slice along one dim has a length of its own, `v . ., v . . -> v . .`."""
-    rank = len(call.shape("v"))
-    dim = call.attribute("dim", 0) % rank
+    """Every slice along one dim has a length of its own, `v . ., v . . -> v . .`.
+
+    Without a dim (-1) the whole has one, a single number.
+    """
+    rank, dim = len(call.shape("v")), call.attribute("dim", 0)
     names = " ".join("v" if k == dim else "." for k in range(rank))
-    return call.rule({"v": names, "g": names}, names, saves=("v", "g"), backward=1.0)
+    lengths = names if call.shape("g") else ""
+    return call.rule({"v": names, "g": lengths}, names, saves=("v", "g"), backward=1.0)
 
 
 def _two_words(call: Call) -> Rule:

@@ -8,19 +8,20 @@ the same dropout.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
+from unittest.mock import patch
 
 import torch
+import torch.utils.checkpoint as checkpointing
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from shardfold.capture.export import for_training
+from shardfold.capture.export import copied, for_training
 from shardfold.runtime.ops.local_op import FLOATS
 
 aten = torch.ops.aten
@@ -50,11 +51,11 @@ class Reference:
             raise UnlikeError("it has no data (it was built on the meta device)")
         self.loss = loss
         with _told("it cannot be copied"):
-            self.module = for_training(copy.deepcopy(model)).double()
+            self.module = for_training(copied(model)).double()
 
     def takes(self, batch: Batch) -> bool:
         """Whether the model runs on a batch at all; nothing is left of the trial."""
-        trial = copy.deepcopy(self.module)
+        trial = copied(self.module)
         args, kwargs = _widened(batch)
         try:
             with torch.no_grad(), _in_float64():
@@ -68,7 +69,12 @@ class Reference:
         self.module.zero_grad()
         losses = []
         given = list(parts)
-        with _told("it does not run in float64"), _Drawn(drawn) as draws, _in_float64():
+        with (
+            _told("it does not run in float64"),
+            _computed_once(),
+            _Drawn(drawn) as draws,
+            _in_float64(),
+        ):
             for part in given:
                 args, kwargs = _widened(part)
                 loss = self._loss(self.module(*args, **kwargs)) / len(given)
@@ -144,6 +150,23 @@ def _in_float64() -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
+@contextmanager
+def _computed_once() -> Iterator[None]:
+    """No `torch.utils.checkpoint`, which would draw its random numbers once more."""
+
+    def once(*args: Any, **kwargs: Any) -> Iterator[None]:
+        yield
+
+    def called(run: Any, preserve_rng_state: bool, *args: Any) -> Any:
+        return run(*args)
+
+    with (
+        patch.object(checkpointing, "_checkpoint_without_reentrant_generator", once),
+        patch.object(checkpointing.CheckpointFunction, "apply", called),
+    ):
+        yield
+
+
 class _Wide(TorchFunctionMode):
     """Shorter floats become float64 wherever a function is told of them."""
 
@@ -154,7 +177,10 @@ class _Wide(TorchFunctionMode):
         if function in SHORTER:
             return args[0].double()
         args, kwargs = pytree.tree_map_only(
-            torch.dtype, lambda d: torch.float64 if d in FLOATS else d, (args, kwargs or {})
+            torch.dtype,
+            lambda d: torch.float64 if d in FLOATS else d,
+            (args, kwargs or {}),
+            is_leaf=lambda each: isinstance(each, torch.Size),  # which is not any tuple
         )
         return function(*args, **kwargs)
 

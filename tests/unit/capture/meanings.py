@@ -7,6 +7,7 @@ the module itself, run in plain PyTorch.
 from __future__ import annotations
 
 import random
+from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
 
@@ -1344,3 +1345,260 @@ class Threshold(torch.autograd.Function):
 class Thresholded(Case):
     def between(self, h: Tensor) -> Tensor:
         return h + Threshold.apply(h * 10 + 20)
+
+
+# -- found by looking for cousins of all these
+
+
+def _scaling(by: float) -> Any:
+    class Scaling(torch.autograd.Function):
+        """One name for all that are made here."""
+
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x * by
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Tensor) -> Any:  # type: ignore[override]
+            return gradient * by * 2
+
+    return Scaling
+
+
+class Searching(torch.autograd.Function):
+    """Functions and gradients of its own, a number, plain containers, and a gradient of none."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, other: Tensor, shape: Any, options: Any) -> Tensor:
+        with torch.enable_grad():
+            y = x.detach().requires_grad_()
+            (slope,) = torch.autograd.grad(Round.apply(y * y).sum(), y)
+        ctx.save_for_backward(slope / x.abs().max().item())
+        return x.reshape(shape).reshape(x.shape) * options["by"] + other
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:  # type: ignore[override]
+        return gradient * ctx.saved_tensors[0], None, None, None
+
+
+class FunctionsWithFunctions(Case):
+    def between(self, h: Tensor) -> Tensor:
+        h = Searching.apply(h, self.b(h), (2, 12), {"by": 2.0}) + h
+        h = checkpoint(lambda t: Round.apply(self.b(t)), h, use_reentrant=False)
+        return _scaling(2.0).apply(h) + _scaling(3.0).apply(h)
+
+
+class RandomFunction(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * torch.rand_like(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:  # type: ignore[override]
+        return gradient
+
+
+class FunctionDraws(Case):
+    def between(self, h: Tensor) -> Tensor:
+        return RandomFunction.apply(h)
+
+
+class NoisyBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:  # type: ignore[override]
+        return gradient + torch.randn_like(gradient)
+
+
+class FunctionDrawsInBackward(Case):
+    def between(self, h: Tensor) -> Tensor:
+        return NoisyBackward.apply(h)
+
+
+class Counting(torch.autograd.Function):
+    calls = 0
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        Counting.calls += 1
+        return x * Counting.calls
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:  # type: ignore[override]
+        return gradient
+
+
+class FunctionCounts(Case):
+    def between(self, h: Tensor) -> Tensor:
+        return Counting.apply(h)
+
+
+@torch.library.custom_op("meanings::noise", mutates_args=())
+def noise(x: Tensor) -> Tensor:
+    """Draws, and does not say so."""
+    return torch.rand_like(x)
+
+
+@noise.register_fake
+def _(x: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
+class OperatorDraws(Case):
+    def between(self, h: Tensor) -> Tensor:
+        return h * noise(h.detach())
+
+
+class HookOnANode(Case):
+    def between(self, h: Tensor) -> Tensor:
+        y = h * 2
+        assert y.grad_fn is not None
+        y.grad_fn.register_prehook(lambda g: tuple(3 * each for each in g))
+        return y
+
+
+class HooksOnSavedTensors(Case):
+    def between(self, h: Tensor) -> Tensor:
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: t * 2, lambda t: t):
+            return h.sigmoid() * h
+
+
+class KeptByHooks(Case):
+    """Hooks keep results for forward, in what they see around them; once before, as well."""
+
+    def prepare(self) -> None:
+        kept = self.kept = dict[str, Tensor]()
+
+        def keeping(name: str) -> Any:
+            return lambda module, args, out: kept.__setitem__(name, out)
+
+        self.a.register_forward_hook(keeping("a"))
+        self.b.register_forward_hook(lambda m, args, out: setattr(self, "last", out))
+        before = self.a.forward
+        self.a.forward = lambda x: before(x) + self.b(x)  # type: ignore[method-assign]
+        self(torch.ones(BATCH, WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        loss = super().forward(x) + self.kept["a"].abs().mean()
+        return loss + self.last.abs().mean()  # type: ignore[operator]
+
+
+class ViewOfABuffer(Case):
+    dtype = torch.float32  # another would copy both
+
+    def prepare(self) -> None:
+        self.register_buffer("all", torch.ones(2, WIDTH))
+        self.register_buffer("row", self.all[0])
+
+    def between(self, h: Tensor) -> Tensor:
+        self.row.mul_(2.0)
+        return h * self.all.sum(0)
+
+
+class ParametersInOneMemory(Case):
+    dtype = torch.float32
+
+    def prepare(self) -> None:
+        self.rows = nn.Parameter(self.a.weight.detach()[:3])
+
+    def between(self, h: Tensor) -> Tensor:
+        return h @ self.rows.t() @ self.rows
+
+
+class NormUnderACheckpoint(Case):
+    def prepare(self) -> None:
+        self.norm = nn.BatchNorm1d(WIDTH)
+
+    def between(self, h: Tensor) -> Tensor:
+        return checkpoint(lambda t: self.norm(t).relu(), h, use_reentrant=False)
+
+
+class BufferUnderACheckpoint(RunningMean):
+    def between(self, h: Tensor) -> Tensor:
+        return checkpoint(super().between, h, use_reentrant=True)
+
+
+class TeacherByData(Teacher):
+    def between(self, h: Tensor) -> Tensor:
+        for mine, theirs in zip(self.teacher.parameters(), self.a.parameters(), strict=True):
+            mine.data = mine.data * 0.7 + theirs.data * 0.3
+        return h - self.teacher(h).detach()
+
+
+class TeacherSharesMemory(Teacher):
+    def between(self, h: Tensor) -> Tensor:
+        self.teacher.weight.data = self.a.weight.data
+        return h - self.teacher(h).detach()
+
+
+class BuffersChangePlaces(Case):
+    def prepare(self) -> None:
+        self.register_buffer("p", torch.ones(WIDTH))
+        self.register_buffer("q", torch.zeros(WIDTH))
+
+    def between(self, h: Tensor) -> Tensor:
+        self.p, self.q = self.q, self.p
+        return h * self.p + self.q
+
+
+class FirstBuffer(Case):
+    def prepare(self) -> None:
+        self.register_buffer("p", None)
+
+    def between(self, h: Tensor) -> Tensor:
+        self.p = h.detach().mean(0)
+        return h * self.p
+
+
+@dataclass
+class Fields:
+    x: Tensor
+    loss: Tensor | None = None
+    by: float = 2.0
+
+
+class Dataclasses(Case):
+    def forward(self, given: Fields) -> Any:  # type: ignore[override]
+        h = self.a(given.x) * given.by
+        return Fields(h, self.b(h).square().mean())
+
+    def steps(self) -> list[Step]:
+        return [((Fields(x.double()),), {}) for (x,), _ in super().steps()]
+
+    loss = staticmethod(lambda out: out.loss)
+
+
+class WeightNormOfAll(Case):
+    def prepare(self) -> None:
+        self.c = nn.utils.weight_norm(nn.Linear(WIDTH, WIDTH), dim=None)
+
+    def between(self, h: Tensor) -> Tensor:
+        return self.c(h)
+
+
+class TruncatedNormal(Case):
+    def between(self, h: Tensor) -> Tensor:
+        return h + nn.init.trunc_normal_(torch.empty_like(h))
+
+
+class OtherBits(Case):
+    def between(self, h: Tensor) -> Tensor:
+        return h + h.view(torch.int64).bitwise_and(1)
+
+
+class Choices(Case):
+    """Numbers that are drawn in other ways than one by one."""
+
+    def between(self, h: Tensor) -> Tensor:
+        h = h[torch.randperm(BATCH)] + torch.normal(h.detach(), h.detach().abs())
+        rows = torch.multinomial(h.detach().softmax(-1), 3)
+        once = torch.multinomial(h.detach().softmax(-1), 8, replacement=True)
+        laplace = torch.distributions.Laplace(h, 1.0).rsample()
+        wild = torch.empty_like(h).cauchy_().tanh() + torch.empty_like(h).log_normal_().tanh()
+        tosses = torch.empty_like(h).geometric_(0.4)
+        again = checkpoint(lambda t: F.dropout(self.b(t), 0.3), h, use_reentrant=False)
+        found = h.gather(1, rows).sum(1, keepdim=True) * once.sum(1, keepdim=True)
+        return found + laplace + wild + tosses + again

@@ -3,9 +3,9 @@
 A position's bits are splitmix64 of (position, key); the key mixes the seed, the step and the
 operator. Nothing is stored and nothing is sent: a device computes the bits of its own part.
 
-Dropout and the operators that draw numbers one by one (uniform, normal, integers, coins) draw them
-by global position: every split, and one device, get the same. A device that drew its own would
-hold other copies than the rest. What draws without positions is refused when it is captured.
+Dropout and the operators that draw numbers one by one (uniform, normal, integers, coins, choices)
+draw them by global position: every split, and one device, get the same. A device that drew its own
+would hold other copies than the rest. What draws without positions is refused when it is captured.
 """
 
 from __future__ import annotations
@@ -145,13 +145,13 @@ def _refused(site: Site) -> Local:
     )
 
 
-Draw = Callable[[Site, Tensor, Tensor, "Tensor | None"], Tensor]
+Draw = Callable[[Site, Tensor, Tensor, Sequence[Tensor]], Tensor]
 
 
 def _drawn(draw: Draw) -> Callable[[Site], Local]:
     """An operator that draws a number for each element of its result, by position.
 
-    `draw` is given two uniform numbers in [0, 1) for each element, and the operand, if any.
+    `draw` is given two uniform numbers in [0, 1) for each element, and the operands, if any.
     """
 
     def local(site: Site) -> Local:
@@ -162,8 +162,8 @@ def _drawn(draw: Draw) -> Callable[[Site], Local]:
                 random_bits(pieces, context, site.number + more).double() * 2.0**-BITS
                 for more in (0, SECOND_DRAW)
             )
-            operand = tensors[0] if tensors else None
-            found = draw(site, first, second, operand).to(_dtype(site, operand, context))
+            given = [t.detach() for t in tensors]
+            found = draw(site, first, second, given).to(_dtype(site, given, context))
             if context.drawn is not None:
                 context.drawn.append(found)
             return found
@@ -173,42 +173,81 @@ def _drawn(draw: Draw) -> Callable[[Site], Local]:
     return local
 
 
-def _dtype(site: Site, operand: Tensor | None, context: Context) -> torch.dtype:
+def _dtype(site: Site, operands: Sequence[Tensor], context: Context) -> torch.dtype:
     """Of a drawn result: as the call says, or as its operand, or the usual one."""
     told = site.call.arguments.get("dtype")
     given = told if isinstance(told, torch.dtype) else None  # a schema's default is a number
-    if given is None and operand is not None:
-        return operand.dtype
-    is_integer = site.op.kind.startswith("aten.randint")
+    if given is None and operands and site.op.kind != "aten.multinomial":
+        return operands[0].dtype
+    is_integer = site.op.kind.startswith(("aten.randint", "aten.randperm", "aten.multinomial"))
     usual = torch.int64 if is_integer else torch.get_default_dtype()
     found: torch.dtype = context.target.constant(given or usual)
     return found
 
 
-def _uniform(site: Site, first: Tensor, second: Tensor, operand: Tensor | None) -> Tensor:
+def _number(site: Site, name: str, default: float, operands: Sequence[Tensor]) -> Any:
+    """An argument that is a number, or one for each element."""
+    at = site.position(name)
+    return float(site.argument(name, default)) if at is None else operands[at].double()
+
+
+def _uniform(site: Site, first: Tensor, second: Tensor, operands: Sequence[Tensor]) -> Tensor:
     low, high = float(site.argument("from", 0.0)), float(site.argument("to", 1.0))
     return low + (high - low) * first
 
 
-def _normal(site: Site, first: Tensor, second: Tensor, operand: Tensor | None) -> Tensor:
+def _normal(site: Site, first: Tensor, second: Tensor, operands: Sequence[Tensor]) -> Tensor:
     """By Box and Muller."""
     found = (-2 * torch.log1p(-first)).sqrt() * (2 * math.pi * second).cos()
-    return found * float(site.argument("std", 1.0)) + float(site.argument("mean", 0.0))
+    std, mean = (_number(site, name, n, operands) for name, n in (("std", 1.0), ("mean", 0.0)))
+    made: Tensor = found * std + mean
+    return made
 
 
-def _integer(site: Site, first: Tensor, second: Tensor, operand: Tensor | None) -> Tensor:
+def _log_normal(site: Site, first: Tensor, second: Tensor, operands: Sequence[Tensor]) -> Tensor:
+    found = (-2 * torch.log1p(-first)).sqrt() * (2 * math.pi * second).cos()
+    return (found * float(site.argument("std", 2.0)) + float(site.argument("mean", 1.0))).exp()
+
+
+def _cauchy(site: Site, first: Tensor, second: Tensor, operands: Sequence[Tensor]) -> Tensor:
+    median, sigma = float(site.argument("median", 0.0)), float(site.argument("sigma", 1.0))
+    return median + sigma * (math.pi * (first - 0.5)).tan()
+
+
+def _geometric(site: Site, first: Tensor, second: Tensor, operands: Sequence[Tensor]) -> Tensor:
+    """The first success among tosses."""
+    return (torch.log1p(-first) / math.log1p(-float(site.argument("p")))).ceil().clamp(min=1)
+
+
+def _integer(site: Site, first: Tensor, second: Tensor, operands: Sequence[Tensor]) -> Tensor:
     low, high = int(site.argument("low", 0)), int(site.argument("high"))
     return low + (first * (high - low)).floor()
 
 
-def _coin(site: Site, first: Tensor, second: Tensor, operand: Tensor | None) -> Tensor:
+def _order(site: Site, first: Tensor, second: Tensor, operands: Sequence[Tensor]) -> Tensor:
+    """That of random numbers."""
+    return first.argsort()
+
+
+def _coin(site: Site, first: Tensor, second: Tensor, operands: Sequence[Tensor]) -> Tensor:
     p = site.argument("p")
-    assert operand is not None
-    return first < (operand.double() if p is None else float(p))
+    return first < (operands[0].double() if p is None else float(p))
 
 
-def _exponential(site: Site, first: Tensor, second: Tensor, operand: Tensor | None) -> Tensor:
+def _exponential(site: Site, first: Tensor, second: Tensor, operands: Sequence[Tensor]) -> Tensor:
     return -torch.log1p(-first) / float(site.argument("lambd", 1.0))
+
+
+def _choice(site: Site, first: Tensor, second: Tensor, operands: Sequence[Tensor]) -> Tensor:
+    """Places in rows of weights, one after the other: those taken before have no weight left."""
+    weights, chosen = operands[0].double(), []
+    for number in first.unbind(-1):
+        below = weights.cumsum(-1)
+        at = torch.searchsorted(below, (number[..., None] * below[..., -1:]), right=True)
+        chosen.append(at.clamp(max=weights.shape[-1] - 1))
+        if not site.argument("replacement", False):
+            weights = weights.scatter(-1, chosen[-1], 0.0)
+    return torch.cat(chosen, -1)
 
 
 def dropped(weights: Tensor, pieces: Any, p: float, context: Context, operator: int) -> Tensor:
@@ -223,6 +262,11 @@ TABLE: Mapping[str, Callable[[Site], Local]] = {
     **{f"aten.{name}": _drawn(_uniform) for name in ("rand", "rand_like", "uniform")},
     **{f"aten.{name}": _drawn(_normal) for name in ("randn", "randn_like", "normal")},
     **{f"aten.{name}": _drawn(_integer) for name in ("randint", "randint_like")},
+    "aten.randperm": _drawn(_order),
+    "aten.multinomial": _drawn(_choice),
+    "aten.log_normal": _drawn(_log_normal),
+    "aten.cauchy": _drawn(_cauchy),
+    "aten.geometric": _drawn(_geometric),
     "aten.bernoulli": _drawn(_coin),
     "aten.exponential": _drawn(_exponential),
     **dict.fromkeys(UNREPEATABLE, _refused),
