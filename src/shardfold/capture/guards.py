@@ -67,6 +67,7 @@ from shardfold.capture.stand_ins import (
     stand_in,
 )
 from shardfold.capture.user_code import (
+    LIBRARIES,
     PLAIN,
     State,
     attributes_of,
@@ -484,7 +485,7 @@ class Watch(TorchFunctionMode):
         is_held = any(tensor is each for each in held)
         if is_held and _are_alike(value, tensor) and value.untyped_storage()._cdata not in others:
             with torch.no_grad():
-                tensor.detach().copy_(value)
+                tensor.copy_(value)
             return None
         raise self.refuse(
             "replaces a tensor's memory (`.data = ...`)",
@@ -655,13 +656,13 @@ def _patches(watch: Watch) -> Iterator[tuple[Any, str, Any]]:
     enter_hooks = torch.autograd.graph.saved_tensors_hooks.__enter__
 
     def entered_hooks(self: Any) -> None:
-        if watch.is_inside and not type(self).__module__.startswith("torch.utils"):
-            is_own = type(self) is not torch.autograd.graph.save_on_cpu
-            if is_own and not watch.is_in_function:
-                raise watch.refuse(
-                    "puts hooks on the tensors that are saved for backward",
-                    _sentence(WAY_OUT_OF_HOOKS),
-                )
+        caller = sys._getframe(1).f_code.co_filename  # of torch, for a checkpoint; or our own
+        is_users = watch.is_inside and not watch.is_in_function and not caller.startswith(LIBRARIES)
+        if is_users and type(self) is not torch.autograd.graph.save_on_cpu:
+            raise watch.refuse(
+                "puts hooks on the tensors that are saved for backward",
+                _sentence(WAY_OUT_OF_HOOKS),
+            )
         enter_hooks(self)
 
     def called(module: nn.Module, *args: Any, **kwargs: Any) -> Any:

@@ -134,7 +134,8 @@ class _Watch:
         # An operator may return its operand itself: the gradients of the two are not the same.
         own = [result.view_as(result) for result in results]
         for tensor, result in zip(instruction.results, own, strict=True):
-            self.results[tensor] = result.detach()
+            # What may be a view of a buffer must outlast the step's writes.
+            self.results[tensor] = result.detach().clone()
             if result.requires_grad:
                 result.register_hook(self._hook(tensor))
         return own
@@ -224,9 +225,12 @@ def _compared(
         if reference is not None:
             try:
                 outcome = reference.step(_parts(single, batch), drawn)
-                wanted, lost = outcome.loss, _lost(single, wanted, outcome)
+                lost = _lost(single, wanted, outcome)
+                if lost and reference.drew:
+                    raise UnlikeError("it draws other random numbers than its captured program")
+                wanted = outcome.loss
             except UnlikeError as error:
-                reference, unlike = None, str(error)
+                reference, unlike, lost = None, str(error), ()
         largest = max(largest, most)
         stages = 1 if plan.pipeline is None else len(plan.pipeline.layers)
         result = Comparison(reached, wanted, operator, state, largest, lost, unlike, many, stages)

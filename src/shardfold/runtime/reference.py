@@ -24,7 +24,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from shardfold.capture.export import copied, for_training
 from shardfold.runtime.ops.local_op import FLOATS
 
-aten = torch.ops.aten
 Batch = tuple[tuple[Any, ...], dict[str, Any]]
 SHORTER = {Tensor.float, Tensor.half, Tensor.bfloat16}
 OTHER = 0.75  # of a sample's numbers in the second batch, the rest being its neighbour's
@@ -50,6 +49,7 @@ class Reference:
         if any(t.is_meta for t in (*model.parameters(), *model.buffers())):
             raise UnlikeError("it has no data (it was built on the meta device)")
         self.loss = loss
+        self.drew = False  # numbers of its own: none that the loss depends on, if all is the same
         with _told("it cannot be copied"):
             self.module = for_training(copied(model)).double()
 
@@ -82,6 +82,7 @@ class Reference:
                 losses.append(float(loss.detach()))
         if draws.left:
             raise UnlikeError("it draws fewer random numbers than its captured program")
+        self.drew = draws.drew
         named = dict(self.module.named_parameters())
         gradients = {name: p.grad.clone() for name, p in named.items() if p.grad is not None}
         both = (*named.items(), *self.module.named_buffers())
@@ -191,6 +192,7 @@ class _Drawn(TorchDispatchMode):
     def __init__(self, drawn: list[Tensor]) -> None:
         super().__init__()
         self.left = list(drawn)
+        self.drew = False
 
     def __torch_dispatch__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -200,21 +202,21 @@ class _Drawn(TorchDispatchMode):
         if torch.Tag.nondeterministic_seeded not in function.tags or is_certain(function, args):
             return function(*args, **kwargs)
         like = args[0] if args and isinstance(args[0], Tensor) else None
-        if function is aten.bernoulli_.float and like is not None:
-            return like.copy_(self._next(like.shape))
         made = function(*args, **kwargs)
         if isinstance(made, Tensor) and made is like:
-            return like.copy_(self._next(like.shape))
+            return like.copy_(self._next(like))
         if isinstance(made, Tensor):
             # A single number whose outcome was certain is not in the program.
             is_single = made.numel() == 1 and not (self.left and self.left[0].numel() == 1)
-            return made if is_single else self._next(made.shape).to(made.dtype)
+            return made if is_single else self._next(made).to(made.dtype)
         raise UnlikeError(f"it draws random numbers by {function}, which cannot be repeated")
 
-    def _next(self, shape: torch.Size) -> Tensor:
-        if not self.left or self.left[0].numel() != shape.numel():
-            raise UnlikeError("it draws other random numbers than its captured program")
-        return self.left.pop(0).reshape(shape)
+    def _next(self, made: Tensor) -> Tensor:
+        """The next numbers; what is not in the program is what nobody reads, and stays."""
+        if not self.left or self.left[0].numel() != made.numel():
+            self.drew = True
+            return made
+        return self.left.pop(0).reshape(made.shape)
 
 
 def is_certain(function: Any, args: Any) -> bool:
