@@ -85,8 +85,8 @@ class Lost(Model):
     """Changes in a way that no look at the model shows."""
 
     def between(self, h: Tensor) -> Tensor:
-        HIDDEN.calls += 1
-        return h * (2 if HIDDEN.calls > 4 else 1)
+        HIDDEN.calls += type(h) is Tensor  # however often it is traced before
+        return h * (2 if HIDDEN.calls > 1 else 1)
 
 
 def test_what_capture_lost_is_found_in_the_model_itself() -> None:
