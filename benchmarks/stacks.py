@@ -20,6 +20,7 @@ from shardfold.errors import ShardfoldError
 from shardfold.export.targets import TARGETS
 
 HERE = Path(__file__).resolve().parent
+RUNS = HERE / "results" / "stacks-run.json"
 RESULTS, PAGE = HERE / "results" / "stacks.json", HERE.parent / "docs" / "results" / "stacks.md"
 # What stands beside it: the words, the samples of a micro-batch on a device, and where it is from.
 DOCUMENTED: dict[tuple[str, str], tuple[str, int, str]] = {
@@ -127,15 +128,41 @@ Sources of what is beside it:
 """
 
 
-def page(found: list[dict[str, Any]]) -> str:
+RUN = """
+## Run, not only written
+
+A Llama of two layers in float32, ten steps of eight samples on gloo processes: by the stack, with
+the file that is written for it, and by `sf.parallelize` under a plan of as many processes that
+splits layers, too. accelerate has no FSDP on CPUs: it was told that the processes are GPUs whose
+device is the CPU. Tensor parallel without shards is not offered for accelerate, which takes it
+without FSDP only, where its bf16 is autocast, which is not priced. Beside FSDP, accelerate 1.15
+and transformers 5.22 do not start; transformers by itself has both.
+
+| stack | configuration | processes | first loss, last loss | largest difference from ours |
+|---|---|---:|---|---:|
+"""
+
+
+def _run_line(row: dict[str, Any]) -> str:
+    head = f"| {row['stack']} | `{row['strategy']}` | {row['processes']} "
+    if "said" in row:
+        return head + f"| did not run: {row['said']} | |"
+    first, last = row["losses"]
+    return head + f"| {first:.6f}, {last:.6f} | {row['difference']:.0e} |"
+
+
+def page(found: list[dict[str, Any]], runs: dict[str, Any]) -> str:
     """The page of results."""
+    where = runs["environment"]
+    ran = RUN + "\n".join(map(_run_line, runs["rows"])) + "\n\n"
+    ran += f"{where['processor']}, {where['date']}. Made by `benchmarks/stacks_run.py`.\n"
     there = {(row["stack"], row["model"]) for row in found}
     sources = [
         f"- {stack}, {model}: {source}."
         for (stack, model), (_, _, source) in DOCUMENTED.items()
         if (stack, model) in there
     ]
-    return HEAD + "\n".join(map(_line, found)) + "\n" + FOOT + "\n".join(sources) + "\n"
+    return HEAD + "\n".join(map(_line, found)) + "\n" + FOOT + "\n".join(sources) + "\n" + ran
 
 
 def _line(row: dict[str, Any]) -> str:
@@ -161,7 +188,7 @@ def main() -> None:
         known = [r for r in known if (r["model"], r["cluster"], r["batch"]) != key]
         known += rows(model, cluster, batch)
         RESULTS.write_text(json.dumps(known, indent=1) + "\n")
-    PAGE.write_text(page(known))
+    PAGE.write_text(page(known, json.loads(RUNS.read_text())))
 
 
 if __name__ == "__main__":

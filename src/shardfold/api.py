@@ -353,6 +353,7 @@ class Planner:
         asked = _without_masters(asked)
         captures = self._captured(asked, short=asked.request.fold)
         whole = captures.graph(1)
+        target.check_model(op.kind for op in whole.ops)
         layers = len(Layers.of(whole))
         sizes = sizes_of(captures.samples, whole, layers, has_plan=_has_tensor_plan(self.model))
         numbers = "fp32" if asked.request.numbers == "tf32" else asked.request.numbers

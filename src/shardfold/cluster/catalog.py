@@ -112,12 +112,21 @@ def convert(plain: Any, kind: type[T]) -> T:
 
 
 def _several_devices(plain: Any) -> str:
-    if not isinstance(plain, dict) or not isinstance(plain.get("device"), list):
+    if not isinstance(plain, dict):
         return ""
-    return (
-        "device is a list, but a cluster is of one kind of device: describe one. For several, "
-        "plan for each in a file of its own."
-    )
+    levels = plain.get("levels")
+    owners = [each for each in levels if isinstance(each, dict)] if isinstance(levels, list) else []
+    if isinstance(plain.get("device"), list):
+        return f"device is a list, but {ONE_KIND}"
+    if any("device" in each for each in owners):
+        return f"a level has a device of its own, but {ONE_KIND}"
+    return ""
+
+
+ONE_KIND = (
+    "a cluster is of one kind of device: describe one. For several, plan for each in a file of its "
+    "own."
+)
 
 
 def _missing(plain: Any, kind: type[ClusterTable | HardwareTable]) -> str:

@@ -92,11 +92,23 @@ def parse(text: str | os.PathLike[str]) -> Cluster:
         return find_hardware(name).cluster([int(size) for size in numbers.split("x") if size])
     if _looks_like_a_path(text):
         return read_cluster(Path(text))
+    if _names_several(text):
+        raise ClusterError(
+            f"{text[:80]!r} has devices of several kinds, or nodes of several sizes, but a cluster "
+            "is of one kind throughout. Plan for each by itself, or for the smaller of them."
+        )
     raise ClusterError(
         f"Unknown cluster {text[:80]!r}. {nearest(name, hardware_names())} "
         f"A cluster is written 8xa100 (one node of 8) or 4x8xh100 (4 nodes of 8), "
         f"or is a .toml or .json file."
     )
+
+
+def _names_several(text: str) -> bool:
+    """Whether a text is two or more clusters, joined."""
+    parts = [part.strip() for part in re.split(r"[+,;&]|\band\b", text.lower())]
+    found = [_SIZES_THEN_NAME.fullmatch(part) for part in parts]
+    return len(parts) > 1 and all(each and each[2] in hardware_names() for each in found)
 
 
 def mesh_from_text(text: str, cluster: Cluster) -> Mesh:

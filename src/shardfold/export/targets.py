@@ -7,7 +7,7 @@ show.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from shardfold.errors import InputError, nearest
@@ -33,12 +33,22 @@ class Target:
     keeps: bool = False  # FSDP that gathers once for forward and backward
     hybrid: bool = False  # replicas of shards
     needs_shards: bool = False  # bf16 with float32 parts comes from FSDP alone
+    transformers_only: bool = False  # it trains models of its own, all of them transformers
     needs_plan: bool = False  # tensor parallel reads the model's base_model_tp_plan
     sequence: bool = False  # tensor parallel is with sequence parallel
     recompute: tuple[str, ...] = ("none", "full")
     schedules: tuple[str, ...] = ()
     most_chunks: int = 1
     unpriced: tuple[str, ...] = ()  # what it has and is not searched
+
+    def check_model(self, kinds: Iterable[str]) -> None:
+        """Refuse operators of a model that the stack cannot have."""
+        if self.transformers_only and not any(_is_of_attention(kind) for kind in kinds):
+            others = ", ".join(each.name for each in TARGETS.values() if not each.transformers_only)
+            raise InputError(
+                f"{self.name} trains transformers of its own, and this model has no attention: its "
+                f"arguments would be for another one. Stacks that take any module: {others}."
+            )
 
     def stack(self, stated: Stated) -> Stack:
         """Its habits under a strategy.
@@ -89,6 +99,7 @@ TARGETS: Mapping[str, Target] = {
                 "0.2.2": "read by the JobConfig of torchtitan 0.2.2 of PyPI",
                 "head": "names as in its source in November 2026, not parsed",
             },
+            transformers_only=True,
             zero=(3,),
             staged_zero=(1,),
             keeps=True,
@@ -112,6 +123,7 @@ TARGETS: Mapping[str, Target] = {
                 "0.16": "degrees and layouts taken by the classes of megatron-core 0.16.1 of PyPI; "
                 "names of arguments as in megatron/training/arguments.py",
             },
+            transformers_only=True,
             zero=(0, 1),
             staged_zero=(0, 1),
             sequence=True,
@@ -171,6 +183,7 @@ TARGETS: Mapping[str, Target] = {
                 "head": "names as in its source at commit 19f88fb, not parsed",
                 "0.4": "names as in its classes of PyPI, not parsed; it has no recomputation",
             },
+            transformers_only=True,
             zero=(0, 1),
             staged_zero=(0, 1),
             sequence=True,
@@ -179,6 +192,14 @@ TARGETS: Mapping[str, Target] = {
         ),
     )
 }
+
+
+def _is_of_attention(kind: str) -> bool:
+    return "attention" in kind or kind.rpartition(".")[2] in (
+        "softmax",
+        "_softmax",
+        "_safe_softmax",
+    )
 
 
 def target_named(text: str) -> tuple[Target, str]:

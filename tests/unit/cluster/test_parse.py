@@ -189,6 +189,15 @@ def test_several_kinds_of_device_are_refused_in_words(tmp_path: Path) -> None:
     plain = {**PLAIN, "device": [PLAIN["device"], PLAIN["device"]]}
     with pytest.raises(ClusterError, match=r"lab\.json: device is a list.*of one kind"):
         parse(write(tmp_path, json.dumps(plain), "lab.json"))
+    levels = [{**level, "device": "h100"} for level in PLAIN["levels"]]
+    with pytest.raises(ClusterError, match=r"a level has a device of its own, but .*of one kind"):
+        parse(write(tmp_path, json.dumps({**PLAIN, "levels": levels}), "lab.json"))
+
+
+@pytest.mark.parametrize("text", ["4xh100+4xa100", "8xa100, 8xh100", "2x8xh100 and 4xa100"])
+def test_two_clusters_in_one_name_are_refused_in_words(text: str) -> None:
+    with pytest.raises(ClusterError, match=r"devices of several kinds, .* of one kind throughout"):
+        parse(text)
 
 
 @pytest.mark.parametrize(

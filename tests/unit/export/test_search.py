@@ -114,3 +114,13 @@ def test_a_model_without_a_tensor_plan_has_no_tensor_parallel_where_one_is_read(
     found = own.plan_for("deepspeed", beside_plan=False)
     assert found.strategy.tensor == 1
     assert any("base_model_tp_plan" in note for note in found.notes)
+
+
+def test_a_model_that_a_stack_does_not_have_is_refused() -> None:
+    module, args, kwargs = zoo.build("alexnet-tiny")
+    own = Planner(module, args, kwargs, cluster="2xa100", cost="roofline")
+    for stack in ("torchtitan", "megatron", "nanotron"):
+        says = f"{stack} trains transformers of its own, .* any module: hf, accelerate, deepspeed"
+        with pytest.raises(InputError, match=says):
+            own.plan_for(stack, beside_plan=False)
+    assert own.plan_for("deepspeed", beside_plan=False).text
