@@ -32,6 +32,7 @@ NAMES = (
     "ReplacedInBlocks",
     "CtcLoss",
     "Thresholded",
+    "MeansOfSelected",
 )
 
 

@@ -266,6 +266,10 @@ ADVICE = (
         "configuration, or use torch.where, torch.cond or masking instead",
     ),
     (
+        r"TorchScript",
+        "A part is compiled by torch.jit: give the model the plain module instead",
+    ),
+    (
         r"same device|DeviceMismatch",
         "A tensor is made on a fixed device: make it on the device of the input (device=x.device) "
         "or register it as a buffer",

@@ -13,6 +13,7 @@ A trace keeps values, not all meaning. This is the one list of what it would los
     a parameter in a list, or another name    is that parameter
     requires_grad = True of an activation     is traced as nothing: no parameter's gradient changes
     ctc_loss                                  becomes one operator
+    a mean, sum or loss of what a mask selects  is taken of the whole (`selection`)
     `.data = ...` of what is not trained      is written to, if the new memory is its own
     a dataclass that forward returns          is traced as a dictionary
     torch.autocast("cuda") without CUDA       refused, as what casts is; a decorator, too
@@ -54,6 +55,7 @@ from torch.fx.experimental.proxy_tensor import (
     PreDispatchTorchFunctionMode,
     disable_proxy_modes_tracing,
 )
+from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -99,6 +101,12 @@ WAY_OUT_OF_HOOKS = (
 def check_modules(model: nn.Module) -> None:
     """Refuse what can be seen before forward runs: hooks on gradients, norms that count."""
     for path, module in model.named_modules():
+        own = (*module._parameters.values(), *module._buffers.values())
+        if any(map(is_lazy, own)):
+            raise ModelError(
+                f"module {path!r} ({type(module).__name__}) has parameters without a shape (a "
+                "lazy module). Call the model once before it is planned."
+            )
         for attribute, what in HOOKS.items():
             if vars(module).get(attribute):
                 name = f"module {path!r}" if path else "the model"
@@ -175,8 +183,18 @@ class Watch(TorchFunctionMode):
         if not self.is_inside:  # around forward, torch handles tensors for its own ends
             return self.known.call(func, args, kwargs)
         args, kwargs = self._traced(args, kwargs)
+        if kwargs.get("generator") is not None and not self.is_in_function:
+            raise self.refuse(
+                "draws random numbers from a torch.Generator of its own, which a plan does not ask",
+                "Leave generator= out; what must be the same in every step is a buffer",
+            )
         handler = HANDLERS.get(func)
-        if self.is_in_function:
+        is_followed, followed = False, None
+        if not self.is_in_function:
+            is_followed, followed = self.known.selections.call(func, args, kwargs)
+        if is_followed:
+            found = followed
+        elif self.is_in_function:
             found = func(*args, **kwargs)
         elif handler is not None:
             found = handler(self, func, args, kwargs)
@@ -198,6 +216,12 @@ class Watch(TorchFunctionMode):
         """
         leaves = pytree.tree_leaves((args, kwargs))
         if not any(id(leaf) in self.places or _is_untraced(leaf) for leaf in leaves):
+            if any(isinstance(leaf, nn.Parameter) and _has_data(leaf) for leaf in leaves):
+                raise self.refuse(
+                    "reads a parameter that is not the model's: no optimizer would find it",
+                    "Keep parameters as attributes of modules, or in nn.ParameterList and "
+                    "nn.ParameterDict",
+                )
             return args, kwargs
 
         def found(tensor: Tensor) -> Tensor:
@@ -531,7 +555,12 @@ def _is_untraced(leaf: Any) -> bool:
     if type(leaf) is not Tensor:
         return False
     with torch._C.DisableTorchFunction():
-        return not leaf.is_meta and not leaf.requires_grad
+        return _has_data(leaf) and not leaf.requires_grad
+
+
+def _has_data(tensor: Tensor) -> bool:
+    with torch._C.DisableTorchFunction():
+        return not tensor.is_meta and not isinstance(tensor, FakeTensor)
 
 
 Handler = Callable[[Watch, Any, Any, Any], Any]
@@ -711,6 +740,19 @@ def _patches(watch: Watch) -> Iterator[tuple[Any, str, Any]]:
             )
         check_device(*args)
 
+    def seeding(seed: Any) -> Callable[..., Any]:
+        def seeded(*args: Any) -> Any:
+            if watch.is_inside and not sys._getframe(1).f_code.co_filename.startswith(LIBRARIES):
+                raise watch.refuse(
+                    "seeds torch's random numbers, which a plan does not ask",
+                    "Leave the seed out; what must be the same in every step is a buffer",
+                )
+            return seed(*args)
+
+        return seeded
+
+    for owner, name in ((torch, "manual_seed"), (torch.random, "manual_seed"), (torch, "seed")):
+        yield owner, name, seeding(getattr(owner, name))
     draw_again = nn.init._no_grad_trunc_normal_
 
     def truncated(*args: Any, **kwargs: Any) -> Any:

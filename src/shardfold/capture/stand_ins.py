@@ -18,6 +18,8 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
+from shardfold.capture.selection import Selections
+
 NUMBERS = (bool, int, float, complex, str, list, tuple, dict)
 SMALL = 4096  # elements of a constant that is followed
 
@@ -117,15 +119,20 @@ class KnownValues:
     """Tensors whose numbers are known while forward is traced, by identity."""
 
     def __init__(self) -> None:
-        self.known: dict[int, tuple[Tensor, Tensor]] = {}  # constants: traced, and real
+        # Constants: traced, and real; and the version at which they are the same.
+        self.known: dict[int, tuple[Tensor, Tensor, int]] = {}
         self.selected: dict[int, tuple[Any, ...]] = {}  # by a mask: result, of what, mask, versions
+        self.selections = Selections()
         self.coins: dict[int, Tensor] = {}  # uniform random numbers: single ones
         self.hint = ""  # what to say if the trace fails
 
     def of(self, tensor: Any) -> Tensor | None:
         """The numbers of a tensor, where they are known."""
         found = self.known.get(id(tensor))
-        return None if found is None else found[1]
+        return None if found is None or found[0]._version != found[2] else found[1]
+
+    def _know(self, traced: Tensor, real: Tensor) -> None:
+        self.known[id(traced)] = (traced, real, traced._version)
 
     def call(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Call a function of torch, and follow what it gives."""
@@ -140,12 +147,8 @@ class KnownValues:
         If its very shape depends on them (repeat_interleave, nonzero), it is a constant itself.
         """
         given = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
-        name = str(getattr(func, "__name__", ""))
-        if name.endswith("_") and not name.endswith("__"):
-            for tensor in given[:1]:
-                self.known.pop(id(tensor), None)
-            return found
-        if not given or not all(id(x) in self.known for x in given):
+        is_written = any(x is found for x in given)  # in place
+        if is_written or not given or any(self.of(x) is None for x in given):
             return found
         is_open = any(isinstance(size, torch.SymInt) for size in found.shape)
         if not is_open and found.numel() > SMALL:
@@ -156,7 +159,7 @@ class KnownValues:
             real = func(*args, **kwargs)
         if is_open:
             return self._constant(real)
-        self.known[id(found)] = (found, real)
+        self._know(found, real)
         return found
 
     def constant(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -180,7 +183,7 @@ class KnownValues:
             digest = _digest(real)
         constants[digest] = real
         made: Tensor = torch.ops.shardfold.constant(digest)
-        self.known[id(made)] = (made, real)
+        self._know(made, real)
         return made
 
     def new_constant(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -192,6 +195,10 @@ class KnownValues:
     def indexed(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Lists of numbers among indices are constants: torch makes tensors of them unseen."""
         tensor, index, *rest = args
+        is_many = isinstance(index, tuple) and index and isinstance(index[0], Tensor)
+        if is_many and all(isinstance(each, slice) and each == slice(None) for each in index[1:]):
+            index = index[0]  # x[mask, :]
+        args = (tensor, index, *rest)
 
         def kept(each: Any) -> Any:
             if not isinstance(each, list | np.ndarray) or len(each) == 0:
@@ -201,7 +208,8 @@ class KnownValues:
 
         if isinstance(index, Tensor) and index.dtype == torch.bool and not rest:
             is_whole = isinstance(tensor, Tensor) and index.shape == tensor.shape
-            return (self.select if is_whole else self.call)(func, args, kwargs)
+            made = (self.select if is_whole else self.call)(func, args, kwargs)
+            return made if is_whole else self.selections.select(tensor, index, made)
         found = tuple(map(kept, index)) if isinstance(index, tuple) else kept(index)
         return self.call(func, (tensor, found, *rest), kwargs)
 
@@ -210,6 +218,7 @@ class KnownValues:
         found = self.call(func, args, kwargs)
         if len(args) == 2 and not kwargs:
             self.selected[id(found)] = (found, *args, [each._version for each in args])
+            self.selections.select(args[0], args[1], found)
         return found
 
     def selection(self, tensor: Tensor) -> tuple[Tensor, Tensor | None]:

@@ -133,6 +133,8 @@ class _Watch:
     def __call__(self, instruction: Instruction, results: list[Tensor]) -> list[Tensor]:
         # An operator may return its operand itself: the gradients of the two are not the same.
         own = [result.view_as(result) for result in results]
+        if "empty" in instruction.site.op.kind:  # memory that nobody has written yet
+            own = [result.zero_() for result in own]
         for tensor, result in zip(instruction.results, own, strict=True):
             # What may be a view of a buffer must outlast the step's writes.
             self.results[tensor] = result.detach().clone()
@@ -317,7 +319,6 @@ def _first_operator(
             else 0.0,  # of another stage
         )
         for i in instructions
-        if "empty" not in i.site.op.kind  # memory that nobody has written yet
         for t, left in zip(i.results, i.left, strict=True)
     ]
     sizes = (float(g.abs().max()) for g in expected.gradients.values() if g.numel())

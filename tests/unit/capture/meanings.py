@@ -1602,3 +1602,60 @@ class Choices(Case):
         again = checkpoint(lambda t: F.dropout(self.b(t), 0.3), h, use_reentrant=False)
         found = h.gather(1, rows).sum(1, keepdim=True) * once.sum(1, keepdim=True)
         return found + laplace + wild + tosses + again
+
+
+class MeansOfSelected(Case):
+    """What a mask selects, up to a mean, a sum or a loss."""
+
+    def between(self, h: Tensor) -> Tensor:
+        mask = torch.tensor([True, False, True, True])
+        labels = torch.arange(BATCH) % WIDTH
+        chosen, wanted = self.b(h)[mask], h.detach()[mask, :]
+        loss = F.cross_entropy(chosen, labels[mask]) + F.mse_loss(chosen, wanted)
+        loss = loss + F.nll_loss(chosen.log_softmax(-1), labels[mask], reduction="none").mean()
+        loss = loss + ((chosen - wanted) ** 2).sum(-1).mean() + self.a(chosen).mean(0).norm()
+        return h + loss + h[h.detach() > 0].log().sum() + torch.masked_select(h, h > 9).sum()
+
+
+class SelectedIsWritten(Case):
+    def between(self, h: Tensor) -> Tensor:
+        chosen = h[h[:, 0] > 0]
+        chosen.mul_(2)
+        return h + chosen.mean()
+
+
+class OwnGenerator(Case):
+    def between(self, h: Tensor) -> Tensor:
+        return h + torch.rand(WIDTH, generator=torch.Generator().manual_seed(0))
+
+
+class Seeds(Case):
+    def between(self, h: Tensor) -> Tensor:
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            return h + torch.rand(WIDTH)
+
+
+class ParameterOfNobody(Case):
+    def prepare(self) -> None:
+        self.weights = [nn.Parameter(torch.ones(WIDTH))]
+
+    def between(self, h: Tensor) -> Tensor:
+        return h * self.weights[0]
+
+
+class Lazy(Case):
+    def prepare(self) -> None:
+        self.c = nn.LazyLinear(WIDTH)
+
+    def between(self, h: Tensor) -> Tensor:
+        return self.c(h)
+
+
+class WrittenConstants(Case):
+    """Numbers that are known no longer."""
+
+    def between(self, h: Tensor) -> Tensor:
+        numbers = torch.tensor([1.0, 2.0], dtype=h.dtype)
+        numbers[0] = 3.0
+        return h * numbers[0].item()

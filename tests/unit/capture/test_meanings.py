@@ -99,6 +99,12 @@ REFUSED = {
     "BuffersChangePlaces": r"replaces 'p' of the model by a .* of shape \(6,\)",
     "FirstBuffer": r"replaces 'p' of the model by a .* of shape \(6,\)",
     "TruncatedNormal": r"meanings.py:\d+\) draws random numbers by trial and error",
+    "SelectedIsWritten": r"aten.index.* a size or a number that depends on the values",
+    "OwnGenerator": r"meanings.py:\d+\) draws random numbers from a torch.Generator of its own",
+    "Seeds": r"meanings.py:\d+\) seeds torch's random numbers",
+    "ParameterOfNobody": r"meanings.py:\d+\) reads a parameter that is not the model's",
+    "Lazy": r"module 'c' \(LazyLinear\) has parameters without a shape",
+    "WrittenConstants": r"a size or a number that depends on the values",
     "OtherBits": r"aten.view.* takes the bits of numbers for those of another dtype",
 }
 

@@ -1,0 +1,209 @@
+"""What a mask selects, followed to where its number no longer matters.
+
+`x[mask]` has as many items as the mask has ones: no fixed shape. But most of what follows gives the
+same on the whole tensor, if the rest is left out in the end: `x[mask].square().mean()` is the sum
+of the selected squares by their number. So the whole goes along with what was selected, through
+operators that treat each item for itself, and a mean, a sum or a loss is taken of it. What reads
+the selection otherwise finds a size that depends on values, and is refused as such.
+
+In the whole, what is not selected is one half, a number that nearly all functions accept: it is
+left out by `torch.where`, forward and backward.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from inspect import signature
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+UNREAD = 0.5
+NAMES = (
+    "abs add clamp cos div erf exp expm1 eq float double ge gt le lt log log1p log2 logical_not "
+    "maximum minimum mul ne neg nan_to_num ones_like pow reciprocal relu rsqrt sigmoid sign sin "
+    "sqrt square sub tanh to type_as where xlogy zeros_like"
+)
+OPERATORS = (
+    "__add__ __radd__ __sub__ __rsub__ __mul__ __rmul__ __truediv__ __rtruediv__ __pow__ __rpow__ "
+    "__neg__ __gt__ __lt__ __ge__ __le__ __eq__ __ne__ __and__ __or__ __invert__"
+)
+EACH = {  # functions of single items
+    function
+    for owner in (Tensor, torch)
+    for name in (*NAMES.split(), *OPERATORS.split())
+    if callable(function := getattr(owner, name, None))
+} | {F.relu, F.gelu, F.silu, F.softplus, F.logsigmoid, F.elu, F.leaky_relu, F.hardtanh}
+ROWS = {F.linear, F.layer_norm, F.rms_norm}  # and of rows of them
+LAST = {F.softmax, F.log_softmax, torch.softmax, torch.log_softmax, Tensor.softmax}
+LAST |= {Tensor.log_softmax, torch.logsumexp, Tensor.logsumexp, F.cosine_similarity}  # of one dim
+SUMS = {torch.sum, Tensor.sum, torch.mean, Tensor.mean}
+MEANS = {torch.mean, Tensor.mean}
+LOSSES = {
+    *(F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss, F.binary_cross_entropy),
+    *(F.binary_cross_entropy_with_logits, F.soft_margin_loss, F.kl_div),
+}
+CLASSES = {F.cross_entropy, F.nll_loss}
+
+
+@dataclass(frozen=True, slots=True)
+class Selected:
+    """What was selected, as traced; the whole; and the mask, of its first dims."""
+
+    traced: Tensor
+    whole: Tensor
+    mask: Tensor
+    version: int
+
+    @property
+    def inner(self) -> int:
+        """The dims of an item."""
+        return int(self.whole.dim() - self.mask.dim())
+
+    def shaped(self) -> Tensor:
+        """The mask, for every number of the whole."""
+        return self.mask.reshape(*self.mask.shape, *[1] * self.inner)
+
+
+class Selections:
+    """All that masks have selected, by identity."""
+
+    def __init__(self) -> None:
+        self.found: dict[int, Selected] = {}
+
+    def of(self, tensor: Any) -> Selected | None:
+        """What is known of a tensor, if it and its mask are still as they were."""
+        known = self.found.get(id(tensor))
+        if known is None or tensor._version or known.mask._version != known.version:
+            return None
+        return known
+
+    def select(self, source: Any, mask: Any, found: Tensor) -> Tensor:
+        """Remember what a mask of the first dims has selected."""
+        fits = isinstance(source, Tensor) and mask.shape == source.shape[: mask.dim()]
+        if not fits or mask.dim() == 0 or not isinstance(found, Tensor):
+            return found
+        whole = source
+        if source.is_floating_point():
+            shaped = mask.reshape(*mask.shape, *[1] * (source.dim() - mask.dim()))
+            whole = torch.where(shaped, source, UNREAD)
+        self.found[id(found)] = Selected(found, whole, mask, mask._version)
+        return found
+
+    def call(self, func: Any, args: Any, kwargs: Any) -> tuple[bool, Any]:
+        """Whether a function of what was selected can be followed, and what it gives."""
+        if not self.found:
+            return False, None
+        given = [self.of(leaf) for leaf in pytree.tree_leaves((args, kwargs))]
+        own = [each for each in given if each is not None]
+        if not own or any(each.mask is not own[0].mask for each in own):
+            return False, None
+        rule = next((rule for functions, rule in RULES if func in functions), None)
+        made = None if rule is None else rule(self, own[0], func, args, kwargs)
+        return made is not None, made
+
+    # -- each gives None where it cannot say
+
+    def _wholes(self, tree: Any) -> Any:
+        def whole(leaf: Any) -> Any:
+            known = self.of(leaf)
+            return leaf if known is None else known.whole
+
+        return pytree.tree_map(whole, tree)
+
+    def _fits(self, first: Selected, tree: Any) -> bool:
+        """Whether other tensors have no dims but those of an item."""
+        others = [t for t in pytree.tree_leaves(tree) if isinstance(t, Tensor)]
+        return all(t.dim() <= first.inner for t in others if self.of(t) is None)
+
+    def _again(self, first: Selected, whole: Tensor) -> Tensor:
+        """The selection of a whole that was computed."""
+        found = whole[first.mask]
+        self.found[id(found)] = Selected(found, whole, first.mask, first.version)
+        return found
+
+    def each(self, first: Selected, func: Any, args: Any, kwargs: Any) -> Tensor | None:
+        """A function of single items."""
+        if not self._fits(first, (args, kwargs)):
+            return None
+        args, kwargs = self._wholes((args, kwargs))
+        return self._again(first, func(*args, **kwargs))
+
+    def rows(self, first: Selected, func: Any, args: Any, kwargs: Any) -> Tensor | None:
+        """A function of the last dim, and of weights."""
+        if not first.inner or self.of(args[0]) is None:
+            return None
+        if any(self.of(leaf) for leaf in pytree.tree_leaves((args[1:], kwargs))):
+            return None
+        args, kwargs = self._wholes((args, kwargs))
+        return self._again(first, func(*args, **kwargs))
+
+    def last(self, first: Selected, func: Any, args: Any, kwargs: Any) -> Tensor | None:
+        """A function of a dim that is named from behind."""
+        dim = kwargs.get("dim", args[1] if len(args) > 1 else None)
+        is_inside = isinstance(dim, int) and -first.inner <= dim < 0
+        return self.each(first, func, args, kwargs) if is_inside else None
+
+    def sums(self, first: Selected, func: Any, args: Any, kwargs: Any) -> Tensor | None:
+        """A sum or mean: of all, of all items, or inside of each."""
+        dim = kwargs.get("dim", args[1] if len(args) > 1 else None)
+        if isinstance(dim, int) and dim < 0:
+            return self.last(first, func, args, kwargs)
+        if set(kwargs) - {"dim"} or len(args) > 2 or dim not in (None, 0):
+            return None
+        return _reduced(first, func in MEANS, dim)
+
+    def losses(self, first: Selected, func: Any, args: Any, kwargs: Any) -> Tensor | None:
+        """A loss of single items."""
+        given = signature(func).bind(*args, **kwargs)
+        given.apply_defaults()
+        how, given.arguments["reduction"] = given.arguments["reduction"], "none"
+        if how == "batchmean":
+            return None
+        found = self.each(first, func, given.args, given.kwargs)
+        if found is None or how == "none":
+            return found
+        return _reduced(self.found[id(found)], how == "mean", None)
+
+    def classes(self, first: Selected, func: Any, args: Any, kwargs: Any) -> Tensor | None:
+        """A loss of rows of classes: those that are not selected are ignored."""
+        given = signature(func).bind(*args, **kwargs)
+        given.apply_defaults()
+        scores, targets = (self.of(given.arguments[name]) for name in ("input", "target"))
+        if scores is None or targets is None or (scores.inner, targets.inner) != (1, 0):
+            return None
+        last = scores.mask.dim() - 1
+        ignored = given.arguments["ignore_index"]
+        wanted = torch.where(targets.mask, targets.whole, ignored)
+        given.arguments["input"] = scores.whole.flatten(0, last)
+        given.arguments["target"] = wanted.flatten()
+        found: Tensor = func(*given.args, **given.kwargs)
+        if given.arguments["reduction"] != "none":
+            return found
+        return self._again(first, found.unflatten(0, first.mask.shape))
+
+
+def _reduced(selected: Selected, is_mean: bool, dim: int | None) -> Tensor:
+    whole, mask = selected.whole, selected.mask
+    kept = torch.where(selected.shaped(), whole, whole.new_zeros(()))
+    total = kept.sum() if dim is None else kept.sum(tuple(range(mask.dim())))
+    if not is_mean:
+        return total
+    items = mask.sum() * (math.prod(whole.shape[mask.dim() :]) if dim is None else 1)
+    return total / items
+
+
+Rule = Callable[[Selections, Selected, Any, Any, Any], Tensor | None]
+RULES: tuple[tuple[Any, Rule], ...] = (
+    (EACH, Selections.each),
+    (ROWS, Selections.rows),
+    (LAST, Selections.last),
+    (SUMS, Selections.sums),
+    (LOSSES, Selections.losses),
+    (CLASSES, Selections.classes),
+)
