@@ -306,24 +306,21 @@ class Trainer(transformers.Trainer):
         call = self._call(self._prepare_inputs(inputs), num_items_in_batch)
         with self.compute_loss_context_manager():
             loss = model.accumulate(**call)
-        share = self._share(model, num_items_in_batch)
+        share = self._share(num_items_in_batch)
         if share != 1.0 and self.accelerator.sync_gradients:
             for parameter in model.parameters():
                 if parameter.grad is not None:
                     parameter.grad.mul_(share)
         return loss.detach() * share
 
-    def _share(self, model: Parallel, items: Any) -> float:
-        """What the mean loss of the passes counts in the loss of a step.
+    def _share(self, items: Any) -> float:
+        """What the loss of a batch counts in that of a step.
 
-        A model that was given the number of items divides by it, and so its passes add up. One that
+        A model that is given the number of items divides by it, and so its batches add up. One that
         takes such a number and does not read it is left as transformers leaves it.
         """
-        run = model._run
         is_given = self.model_accepts_loss_kwargs and items is not None
-        named = {run.program.graph.tensors[t].name for t in run.program.graph.readers()}
-        passes = run.passes if is_given and ITEMS in named else 1
-        return float(passes if is_given else passes / self.current_gradient_accumulation_steps)
+        return 1.0 if is_given else 1.0 / self.current_gradient_accumulation_steps
 
     def compute_loss_context_manager(self) -> Any:
         """Autocast for `bf16=True`, unless the plan computes in bf16 itself."""
