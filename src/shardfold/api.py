@@ -94,7 +94,7 @@ class Planner:
         self.loss, self.rules, self.watch = loss, dict(rules or {}), watch
         self.cluster = parse(cluster) if isinstance(cluster, str) else cluster
         self.options = options
-        self._captures: dict[tuple[str | None, bool, bool, str], Captures] = {}
+        self._captures: dict[tuple[str | None, bool, bool, str, bool], Captures] = {}
         self._graphs: dict[object, Graph] = {}
         Request().changed(options)  # what is cheap to check is checked before the work begins
 
@@ -394,7 +394,7 @@ class Planner:
         pricing = self._pricing(request, profile, set())
 
         def captured(factor: float) -> tuple[Graph, Subdims]:
-            graph = self._graph(plan, request.numbers, factor)
+            graph = self._graph(plan, request, factor)
             return graph, find_subdims(graph, rules_of(graph, {**pricing.rules, **self.rules}))
 
         graph, subdims = captured(1.0)
@@ -418,7 +418,7 @@ class Planner:
         asked = self._asked(request, there, changes)
         after = self._plan(asked, None)
         try:
-            graph = self._graph(plan, asked.request.numbers)
+            graph = self._graph(plan, asked.request)
         except InputError as error:  # a batch that the plan's micro-batches do not divide
             return WhatIf(plan, after, Kept(None, None, str(error)))
         search = asked.search
@@ -493,7 +493,7 @@ class Planner:
     def _captured(self, asked: _Asked, short: bool) -> Captures:
         """The model as it is traced for a request: once for all that trace it alike."""
         r = asked.request
-        key = (r.numbers, r.fold, short, r.cost)
+        key = (r.numbers, r.fold, short, r.cost, r.compile)
         if key not in self._captures:
             self._captures[key] = Captures(
                 self.model,
@@ -505,19 +505,23 @@ class Planner:
                 loss=self.loss,
                 fold=r.fold,
                 short=short,
+                is_compiled=r.compile,
             )
         return self._captures[key]
 
     def _select(self, asked: _Asked, captures: Captures) -> tuple[Selection, float]:
         """What is selected over the numbers of micro-batches asked for; seconds of search."""
         started, before = time.perf_counter(), captures.seconds
-        found = select_plan(captures, asked.request.micro_batches, asked.search, self.watch)
+        wish = 1 if asked.request.compile else asked.request.micro_batches
+        found = select_plan(captures, wish, asked.search, self.watch)
         return found, time.perf_counter() - started - (captures.seconds - before)
 
     def _plan(self, asked: _Asked, save_problem: str | Path | None) -> Plan:
         search, request = asked.search, asked.request
         # A pin may tell apart what a short graph takes together.
         captures = self._captured(asked, short=request.fold and not search.pins)
+        if request.compile:
+            _check_compiled(captures.graph(1))
         try:
             selection, searched = self._select(asked, captures)
         except InfeasibleError:
@@ -571,20 +575,22 @@ class Planner:
             )
         return found, time.perf_counter() - started - (captures.seconds - before)
 
-    def _graph(self, plan: Plan, dtype: str | None, factor: float = 1.0) -> Graph:
+    def _graph(self, plan: Plan, request: Request, factor: float = 1.0) -> Graph:
         """The whole graph of a micro-batch of the plan, of a batch that many times as large."""
         from shardfold.capture import capture
 
+        asked = (request.numbers, request.compile)
         if plan.micro_batches == 1 and factor == 1.0:
-            for (known, *_), captures in self._captures.items():
-                graph = captures.graph(1) if known == dtype else None
+            for (dtype, *_, compiled), captures in self._captures.items():
+                graph = captures.graph(1) if (dtype, compiled) == asked else None
                 if graph is not None and graph.operator_count == len(graph.ops):
                     return graph
-        key = (dtype, plan.micro_batches, tuple(plan.micro_batch_dims.items()), factor)
+        key = (*asked, plan.micro_batches, tuple(plan.micro_batch_dims.items()), factor)
         if key not in self._graphs:
             self.watch(Stage("capture", 0, 1))
             part = scaled(example_for(plan, self.args, self.kwargs), factor)
-            self._graphs[key] = capture(self.model, *part, dtype=dtype, loss=self.loss)
+            found = capture(self.model, *part, dtype=request.numbers, loss=self.loss)
+            self._graphs[key] = replace(found, is_compiled=request.compile)
         return self._graphs[key]
 
     def _progress(self, stage: str) -> Callable[[int, int], None]:
@@ -604,6 +610,16 @@ def _ranged(found: Estimated, asked: _Asked, stages: int) -> Estimated:
     if spread is None:
         return found
     return replace(found, step_range_seconds=spread.of(found.step_seconds))
+
+
+def _check_compiled(graph: Graph) -> None:
+    """Refuse what the runner does not compile."""
+    written = [graph.tensors[op.inputs[0]].name for op in graph.ops if op.kind == "shardfold.write"]
+    if written:
+        raise InputError(
+            f"Forward updates {', '.join(written[:3])}, which a compiled module cannot: plan "
+            "without compile."
+        )
 
 
 def _without_masters(asked: _Asked) -> _Asked:

@@ -147,6 +147,12 @@ _PLANNING = (
         help="bf16-mixed: float32 master weights and moments, computes in bf16, reduces in float32 "
         "(bf16-mixed/bf16: in bf16); bf16, fp16, fp32, fp64: all in one; tf32: products in TF32.",
     ),
+    click.option(
+        "--compile/--eager",
+        "compile",
+        default=None,
+        help="Price the step as torch.compile makes it, and run it so.  [default: eager]",
+    ),
     click.option("--optimizer", help="sgd, momentum, adam or adamw.  [default: adamw]"),
     click.option("--mesh", help="Such as 8x4. Every mesh is tried if left out."),
     click.option("--cost", help="kernels, roofline or paper.  [default: kernels]"),
@@ -194,6 +200,7 @@ _PLANNING = (
 )
 PLANNING = (
     "precision",
+    "compile",
     "optimizer",
     "mesh",
     "cost",

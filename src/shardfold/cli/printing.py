@@ -101,6 +101,7 @@ def summary(plan: Plan, model: str | None, saved: str | None = None) -> dict[str
         "cost": made.request.cost,
         "optimizer": made.request.optimizer,
         "precision": made.request.numbers,
+        "compiled": made.request.compile,
         "request": msgspec.to_builtins(made.request),
         "capture_seconds": made.capture_seconds,
         "search_seconds": made.search_seconds,

@@ -34,7 +34,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardfold.cluster import Mesh
-from shardfold.costs.memory_format import access_of, aliases
+from shardfold.costs.fusion import Fusion
+from shardfold.costs.memory_format import access_of, aliases, fusion_of
 from shardfold.costs.operator_steps import Tensors, operand_local_bytes, points, result_bytes
 from shardfold.costs.steps import Values
 from shardfold.errors import PlanError
@@ -377,6 +378,7 @@ class Saved:
 
     def __init__(self, graph: Graph, subdims: Subdims, regions: Regions = KEEP_ALL) -> None:
         self.graph, self.subdims, self.regions = graph, subdims, regions
+        self.fusion = fusion_of(graph, subdims)
         self.readers = graph.readers()
         self.writer = _writers(graph)
 
@@ -386,6 +388,8 @@ class Saved:
         if not self._has_gradient(index):
             return Kept()
         recomputed = self.regions.runs_again(index)
+        if self.fusion is not None:
+            return self._compiled(self.fusion, index, recomputed)
         operands = tuple(
             k
             for k in (() if recomputed else rule.saves)
@@ -401,8 +405,20 @@ class Saved:
         inner = tuple(extra for extra in made if extra.points and extra.life == "kept")
         return Kept(operands, result or entering, inner)
 
+    def _compiled(self, fusion: Fusion, index: int, recomputed: bool) -> Kept:
+        """Of a compiled step: results that its partitioner keeps, unless several share them."""
+        op = self.graph.ops[index]
+        own = [t for t in op.results if len(self.readers.get(t, ())) < 2]
+        entering = any(self._enters(t) for t in own)
+        kept = not recomputed and any(t in fusion.kept for t in own)
+        made = () if recomputed else extras(self.graph, self.subdims, index)
+        inner = tuple(extra for extra in made if extra.points and extra.life == "kept")
+        return Kept((), kept or entering, inner)
+
     def by_reader(self, tensor: int) -> bool:
         """Whether an operator that reads the tensor keeps it, or a region that it enters."""
+        if self.fusion is not None:
+            return self._enters(tensor) or tensor in self.fusion.kept
         return self._enters(tensor) or any(
             k in self.subdims.rules[i].rule.saves
             and self._has_gradient(i)
@@ -412,6 +428,8 @@ class Saved:
 
     def by_anyone(self, tensor: int) -> bool:
         """Whether a reader or the writer keeps the tensor."""
+        if self.fusion is not None:
+            return self.by_reader(tensor)
         writer = self.writer[tensor]
         saves = self.subdims.rules[writer].rule.saves_results
         writes = saves and not self.regions.runs_again(writer)
@@ -458,11 +476,13 @@ def kept_operands(graph: Graph, subdims: Subdims, index: int) -> tuple[int, ...]
     op, rule = graph.ops[index], subdims.rules[index].rule
     if not any(graph.tensors[t].requires_grad for t in op.results):
         return ()
+    is_own = graph.is_compiled  # then only parameters are told here
     flows = [graph.tensors[t].requires_grad for t in op.inputs]
     return tuple(
         k
         for k in rule.saves
         if op.operands[k].name not in rule.operator.remakes
+        and not (is_own and graph.tensors[op.inputs[k]].role == "activation")
         and (k not in rule.crossed or any(flows[:k] + flows[k + 1 :]))
     )
 
@@ -471,6 +491,7 @@ def keeps_results(graph: Graph, subdims: Subdims, index: int) -> bool:
     """Whether autograd keeps what the operator leaves, not only something made beside it."""
     rule = subdims.rules[index].rule
     flows = any(graph.tensors[t].requires_grad for t in graph.ops[index].results)
+    flows = flows and not graph.is_compiled
     return flows and rule.saves_results and not rule.operator.saves_beside
 
 
@@ -479,4 +500,7 @@ def extras(graph: Graph, subdims: Subdims, index: int) -> tuple[Extra, ...]:
     op, operator = graph.ops[index], subdims.rules[index].rule.operator
     if not any(graph.tensors[t].requires_grad for t in op.results):
         return ()
-    return operator.extras(Call.of(graph, op), access_of(graph, subdims, index))
+    access = access_of(graph, subdims, index)
+    found = operator.extras(Call.of(graph, op), access)
+    # Fused with others, only a few numbers of each row are left of it.
+    return found if access.fused is None else tuple(extra for extra in found if extra.over)

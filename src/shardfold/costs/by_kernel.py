@@ -21,6 +21,7 @@ from shardfold.operators import Kernel, Operator
 from shardfold.operators.norms import RUNNING
 
 OTHERS = "aten.mul"
+COMPILED = "aten.add"  # without autograd: what a kernel of a compiled step takes of the host
 EACH = ".each"  # of an operator of many calls: one more of them
 SORT = ".sort"  # of experts: what is asked for before the host waits
 # Microseconds of the host for an operator, forward and backward: PyTorch 2.11 with autograd, on the
@@ -141,6 +142,9 @@ class ByKernel:
             return self.host_of(["aten.to", OTHERS], "forward")
         if step.work is None or step.work.access.is_idle:
             return 0.0
+        if step.work.access.is_compiled:
+            calls = sum(float(np.max(k.times)) for k in step.work.kernels(step.phase))
+            return calls * self.host_of([COMPILED], "forward")
         kinds = [step.work.access.kind, _operator(step).launched_as, OTHERS]
         return self.host_of(kinds, step.phase)
 

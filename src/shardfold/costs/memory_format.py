@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
+from shardfold.costs.fusion import Fusion, fused
 from shardfold.graph import Graph, Op
 from shardfold.graph.repeats import readings
 from shardfold.operators import Access, Call, Operator
@@ -131,6 +132,16 @@ class _Same:
         return self.graph is other.graph and self.subdims is other.subdims
 
 
+def fusion_of(graph: Graph, subdims: Subdims) -> Fusion | None:
+    """How a compiler puts the operators of a graph together; None: they run one by one."""
+    return _fusion(_Same(graph, subdims)) if graph.is_compiled else None
+
+
+@lru_cache(maxsize=4)
+def _fusion(key: _Same) -> Fusion:
+    return fused(key.graph, key.subdims, aliases(key.graph, key.subdims))
+
+
 def access_of(graph: Graph, subdims: Subdims, index: int) -> Access:
     """How the operator at `index` meets memory; found for all operators of a graph together."""
     return _accesses(_Same(graph, subdims))[index]
@@ -150,6 +161,7 @@ def _accesses(key: _Same) -> tuple[Access, ...]:
     operators = [rule.rule.operator for rule in key.subdims.rules]
     laid = [_lay(graph, op, known, orders) for op, known in zip(graph.ops, operators, strict=True)]
     backward = _Gradients(graph, orders).run(operators)
+    fusion = fusion_of(graph, key.subdims)
     for index, (op, operator) in enumerate(zip(graph.ops, operators, strict=True)):
         copies, strided = laid[index]
         # As many gradients as readers are added up: all readers bear an equal share of it.
@@ -162,7 +174,8 @@ def _accesses(key: _Same) -> tuple[Access, ...]:
         idle = operator.is_idle(op)
         is_last = bool(op.inputs) and orders.get(op.inputs[0]) == CHANNELS_LAST
         access = (op.kind, op.attributes, idle, copies, strided, adds, is_shared)
-        found.append(Access(*access, *backward[index], is_channels_last=is_last))
+        compiled = (fusion is not None, None if fusion is None else fusion.ops[index])
+        found.append(Access(*access, *backward[index], is_last, *compiled))
     return tuple(found)
 
 

@@ -28,7 +28,7 @@ from shardfold.costs.steps import (
 from shardfold.graph import Graph, Precision, TensorType
 from shardfold.graph.precision import OWN
 from shardfold.operators import Access, Exchange, Kernel
-from shardfold.operators.kernels import memory_pass, pointwise
+from shardfold.operators.kernels import Fused, memory_pass, pointwise
 from shardfold.sharding import Space, Subdims
 from shardfold.sharding.layouts import forward_states, local_items
 
@@ -137,11 +137,15 @@ class Work:
         """The kernels of one pass, and the additions of gradients to those of other readers."""
         if self.access.is_idle:
             return []
+        if self.access.fused is not None:
+            return self._fused(self.access.fused, phase)
         rule = self.space.rule.rule
         is_described = rule.engine != "matrix" or rule.operator.kernels is not pointwise
         found = rule.operator.kernels(self, phase) if is_described else [self._product(phase)]
         found = [self._rounded(kernel) for kernel in found]
-        if phase == "backward":
+        if self.access.is_compiled:
+            found = [_padded(kernel) for kernel in found]
+        if phase == "backward" and not self.access.is_compiled:
             found += [
                 Kernel("vector", self.inputs[k].dtype, (3.0 * self.operand_bytes(k),), times)
                 for k, times in enumerate(self.access.adds)
@@ -150,6 +154,16 @@ class Work:
             if self.access.copies_gradient and self.trained:
                 found.append(memory_pass(2.0 * self.result_bytes(0), self.dtype, "strided"))
         return found
+
+    def _fused(self, fused: Fused, phase: str) -> list[Kernel]:
+        """The kernels of a group of operators, borne by this one: passes over memory."""
+        moved, calls = fused.forward_bytes, fused.forward_kernels
+        if phase == "backward":
+            moved, calls = fused.backward_bytes, fused.backward_kernels
+        if not moved:
+            return []
+        share = self.result_items(0) / max(1, math.prod(self.results[0].shape))
+        return [Kernel("vector", self.dtype, (moved / calls * share,), calls)]
 
     def _rounded(self, kernel: Kernel) -> Kernel:
         """A product of float32 numbers that are rounded to TF32 runs at that rate."""
@@ -243,6 +257,12 @@ class Work:
             return np.full(len(self.space.configs), float(self.inputs[0].shape[-1]))
         points: Values = np.prod([self.factor(f) for f in factors], axis=0)
         return points
+
+
+def _padded(kernel: Kernel) -> Kernel:
+    """A compiled product has its rows padded to 16 bytes (inductor's `shape_padding`)."""
+    stem, _, last = kernel.family.rpartition(".")
+    return replace(kernel, family=stem) if last in ("even", "odd") else kernel
 
 
 def _compute(work: Work, phase: Phase, times: float, flops: Values, moved: Values) -> Compute:

@@ -160,6 +160,7 @@ class Graph:
     notes: tuple[str, ...] = ()  # what capture has to say; not part of what is computed
     repeats: tuple[Repeat, ...] = ()  # runs of periods of which only a few are in `ops`
     precision: Precision = OWN  # how parameters are kept between steps
+    is_compiled: bool = False  # the step is what torch.compile makes of it
 
     def __post_init__(self) -> None:
         known = {i for i, t in enumerate(self.tensors) if t.role != "activation"}

@@ -33,6 +33,19 @@ class Kernel:
 
 
 @dataclass(frozen=True, slots=True)
+class Fused:
+    """Of an operator that a compiler puts together with others: what it bears of their traffic.
+
+    Bytes of whole tensors, and kernels; nothing where another operator of the group bears it.
+    """
+
+    forward_bytes: float = 0.0
+    backward_bytes: float = 0.0
+    forward_kernels: float = 0.0
+    backward_kernels: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Access:
     """One call's kind and arguments, and how it meets memory: found once for a whole graph."""
 
@@ -46,6 +59,8 @@ class Access:
     copies_gradient: bool = False  # its result's gradient lies in an order that it cannot read
     is_gradient_strided: bool = False
     is_channels_last: bool = False  # of the first operand
+    is_compiled: bool = False
+    fused: Fused | None = None  # of a compiled step: None for a kernel of its own
 
 
 class LocalWork(Protocol):

@@ -158,8 +158,8 @@ def _is_even_mean(op: Op) -> bool:
     return _is_mean(op) and not any(operand.name == "weight" for operand in op.operands)
 
 
-PICKED = Operator(_nll, "own form", ranges=factors("c"), is_mean=_is_even_mean)
-POINTWISE = Operator(_pointwise, "own form", is_mean=_is_mean)
+PICKED = Operator(_nll, "own form", ranges=factors("c"), is_mean=_is_even_mean, fuses="rows")
+POINTWISE = Operator(_pointwise, "own form", is_mean=_is_mean, fuses="rows")
 
 TABLE: Mapping[str, Operator] = {
     "aten.cross_entropy_loss": Operator(
@@ -171,6 +171,7 @@ TABLE: Mapping[str, Operator] = {
         launched_as="aten.softmax",
         remakes=("self",),
         extras=_extras,
+        fuses="rows",
         is_mean=_is_even_mean,
         words={"c": "classes"},
     ),

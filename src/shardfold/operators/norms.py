@@ -216,24 +216,27 @@ def _whole_rows(call: Call) -> frozenset[str]:
 
 LAYER_NORM = Operator(
     local="own form",
+    fuses="rows",
     kernels=rows("layer_norm"),
     makes_gradients=frozenset({"input"}),
 )
 BATCH_NORM = Operator(
     _batch_norm,
     "whole",
+    fuses="by channels",
     extras=_channel_statistics,
     writes=("running_mean", "running_var"),
 )
-SOFTMAX = Operator(_softmax, "own form")
+GROUP_NORM = Operator(_group_norm, "whole", kernels=_group_norm_kernels, fuses="by channels")
+SOFTMAX = Operator(_softmax, "own form", fuses="rows")
 
 TABLE: Mapping[str, Operator] = {
     "aten.layer_norm": replace(LAYER_NORM, rule=_two_words, extras=_row_statistics(2)),
     "aten.rms_norm": replace(LAYER_NORM, rule=_one_word, extras=_row_statistics(1)),
     "aten.native_layer_norm": Operator(
-        _two_words, kernels=rows("layer_norm"), extras=_row_statistics(2)
+        _two_words, kernels=rows("layer_norm"), extras=_row_statistics(2), fuses="rows"
     ),
-    "aten._fused_rms_norm": Operator(_one_word, extras=_row_statistics(1)),
+    "aten._fused_rms_norm": Operator(_one_word, extras=_row_statistics(1), fuses="rows"),
     "aten.batch_norm": replace(
         BATCH_NORM, local="own form", kernels=_batch_norm_kernels, calls="many in parts"
     ),
@@ -242,11 +245,14 @@ TABLE: Mapping[str, Operator] = {
         "_batch_norm_with_update _batch_norm_with_update_functional",
         BATCH_NORM,
     ),
-    "aten.group_norm": Operator(_group_norm, "own form", kernels=_group_norm_kernels),
-    "aten.native_group_norm": Operator(_group_norm, "whole", kernels=_group_norm_kernels),
+    "aten.group_norm": replace(GROUP_NORM, local="own form"),
+    "aten.native_group_norm": GROUP_NORM,
     "aten._weight_norm": Operator(_weight_norm),
     "aten.instance_norm": Operator(
-        _instance_norm, extras=_repeated_weight, writes=("running_mean", "running_var")
+        _instance_norm,
+        extras=_repeated_weight,
+        writes=("running_mean", "running_var"),
+        fuses="by channels",
     ),
     **aten("softmax log_softmax", replace(SOFTMAX, kernels=rows("softmax"))),
     **aten("_softmax _log_softmax", SOFTMAX),

@@ -102,6 +102,9 @@ class Operator:
     `saves_beside` says so of its `saves_results`. `extras` is memory beside operands and results.
     `hands_gradient_on`: the gradient of the first operand is that of the result.
 
+    Compiled: what is not pointwise may be a part of a kernel, too (`fuses`): what works row by row,
+    a reduction, or what needs statistics of whole channels first.
+
     Memory: how the result lies, or whose it is; `permutes` gives for each dim of the result the
     operand's. `makes_result`: new memory that its own backward does not need; `makes_gradients`:
     operands whose gradients are new memory, which autograd gives to nobody else. `writes` names
@@ -130,6 +133,7 @@ class Operator:
     extras: Callable[[Call, Access], tuple[Extra, ...]] = _no_extras
     hands_gradient_on: bool = False
     memory: Memory = "new"
+    fuses: Literal["", "rows", "reduction", "by channels"] = ""
     permutes: Callable[[Call], list[int]] | None = None
     makes_result: bool = False
     makes_gradients: frozenset[str] = frozenset()

@@ -120,6 +120,7 @@ def _but_the_first(call: Call) -> frozenset[str]:
 
 SUM = Operator(
     _additive,
+    fuses="reduction",
     kernels=_kernels(is_mean=False),
     launched_as="aten.mean",
     keeps_means=keeps_means,
@@ -130,15 +131,15 @@ TABLE: Mapping[str, Operator] = {
     "aten.mean": replace(
         SUM, local="own form", kernels=_kernels(is_mean=True), is_mean=lambda op: True
     ),
-    "aten.nansum": Operator(_counted),
-    "aten.count_nonzero": Operator(_counted),
-    "aten.max": Operator(_extremum),
-    "aten.min": Operator(_extremum),
-    "aten.logsumexp": Operator(_logsumexp, "own form", _but_the_first),
+    "aten.nansum": Operator(_counted, fuses="reduction"),
+    "aten.count_nonzero": Operator(_counted, fuses="reduction"),
+    "aten.max": Operator(_extremum, fuses="reduction"),
+    "aten.min": Operator(_extremum, fuses="reduction"),
+    "aten.logsumexp": Operator(_logsumexp, "own form", _but_the_first, fuses="reduction"),
     **aten(
         "amax amin aminmax prod any all argmax argmin median nanmedian mode var std var_mean "
         "std_mean norm linalg_vector_norm linalg_norm frobenius_norm",
-        Operator(_whole),
+        Operator(_whole, fuses="reduction"),
     ),
     **aten("cumsum cumprod cummax cummin logcumsumexp", Operator(_running)),
 }

@@ -134,6 +134,8 @@ class Captures:
         kwargs: Mapping[str, Any] | None,
         subdims_of: Callable[[Graph], Subdims],
         watch: Callable[[], None],
+        *,
+        is_compiled: bool = False,
         **options: Any,
     ) -> None:
         from shardfold.capture import capture_program, places_of
@@ -141,6 +143,7 @@ class Captures:
         self.capture, self.places = capture_program, places_of
         self.model, self.args, self.kwargs = model, args, dict(kwargs or {})
         self.subdims_of, self.watch, self.options = subdims_of, watch, options
+        self.is_compiled = is_compiled
         self.seconds = 0.0  # that capturing has taken
         self.known: dict[int, Program] = {}
 
@@ -155,6 +158,7 @@ class Captures:
             self.watch()
             part = first_part(self.args, self.kwargs, cuts, passes)
             found = self.capture(self.model, *part, **self.options)
+            found = replace(found, graph=replace(found.graph, is_compiled=self.is_compiled))
             self.seconds += time.perf_counter() - started
             if passes > 1:
                 check_alike(self.graph(1), found.graph, passes)

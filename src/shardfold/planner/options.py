@@ -39,6 +39,7 @@ class Options(TypedDict, total=False):
       `bf16-mixed/bf16`. `bf16`, `fp32`, `fp16` and `fp64` are for all of them alike; `tf32` is
       `fp32` with products in TF32.
     - `dtype` (none): the older name of `precision`; give one of them.
+    - `compile` (`False`): the step is priced as `torch.compile` makes it, and run so.
     - `optimizer` (`adamw`): `sgd`, `momentum`, `adam` or `adamw`.
     - `mesh` (every one is tried): such as `4x8`, outermost level first, or a `Mesh`.
     - `cost` (`kernels`): the cost model, `kernels`, `roofline` or `paper`.
@@ -63,6 +64,7 @@ class Options(TypedDict, total=False):
 
     precision: str | None
     dtype: str | None
+    compile: bool
     optimizer: str
     mesh: str | Mesh | None
     cost: str
@@ -88,6 +90,7 @@ class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     precision: str | None = None
     dtype: str | None = None  # of files from before there was a precision
+    compile: bool = False
     optimizer: str = "adamw"
     mesh: str | None = None
     cost: str = DEFAULT
@@ -143,6 +146,14 @@ class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         The cost model may be one of the user's own, which is asked for when prices are.
         """
         precision_named(self.numbers)
+        if self.compile and self.pipeline not in ("off", 1):
+            raise InputError(
+                "Stages of a pipeline are not compiled yet: compile or pipeline, not both."
+            )
+        if self.compile and self.micro_batches not in ("auto", 1):
+            raise InputError(
+                "A compiled module cannot add micro-batches up: leave compile or micro_batches out."
+            )
         optimizer_named(self.optimizer)
         parse_pins(self.pins)
         words = get_args(Recompute)

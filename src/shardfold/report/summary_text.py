@@ -42,11 +42,12 @@ def heading(plan: Plan, model: str | None = None) -> tuple[str, str]:
     if plan.pipeline is not None:
         axes += f" in each of {plan.pipeline.parts} parts of a pipeline"
     precision = f", {made.request.numbers}" if made.request.numbers else ""
+    compiled = ", compiled" if made.request.compile else ""
     parts = f", {plan.micro_batches} micro-batches" if plan.micro_batches > 1 else ""
     return (
         f"{model or made.model or 'A plan'} on {plan.cluster}, mesh {axes}",
         f"{number(made.parameters)} parameters, {made.operators:,} operators, "
-        f"{made.request.optimizer}{precision}, {made.request.cost} costs{parts}",
+        f"{made.request.optimizer}{precision}{compiled}, {made.request.cost} costs{parts}",
     )
 
 
@@ -58,6 +59,7 @@ def sentences(plan: Plan) -> tuple[Sentence, ...]:
         *map(Sentence, _step(plan)),
         *map(Sentence, _proven(plan)),
         Sentence(f"Precision: {precision_named(plan.provenance.request.numbers)}."),
+        *map(Sentence, _compiled(plan)),
         *map(Sentence, _pipelined_plan(plan)),
         Sentence(f"Additive cost, without overlap: {parts(plan)}; {proof(plan)}."),
         *map(Sentence, _against_baselines(plan)),
@@ -108,6 +110,11 @@ def _proven(plan: Plan) -> Iterator[str]:
         f"{words} is more than {gap:.1%} faster in this simulation: a step of {seconds(bound)} is "
         "a proven lower bound."
     )
+
+
+def _compiled(plan: Plan) -> Iterator[str]:
+    if plan.provenance.request.compile:
+        yield "Compiled: priced as torch.compile fuses and keeps, and run so."
 
 
 def _pipelined_plan(plan: Plan) -> Iterator[str]:

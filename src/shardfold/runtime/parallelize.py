@@ -110,6 +110,8 @@ def parallelize(
     module = assemble(model, program, lowered, settings)
     module._run.make_evaluation = partial(again.evaluation, program, subdims, original)
     module._run.make_other = again.for_batch
+    if plan.provenance.request.compile:
+        module.compile(dynamic=False)
     return module
 
 

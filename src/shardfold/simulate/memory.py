@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from shardfold.costs.activations import Region, extras, keeps_results, kept_operands
-from shardfold.costs.memory_format import aliases
+from shardfold.costs.memory_format import aliases, fusion_of
 from shardfold.costs.operator_steps import points
 from shardfold.costs.steps import Collective, Step
 from shardfold.graph import Graph
@@ -42,11 +42,24 @@ class MemoryFacts:
         self.graph, self.subdims = graph, subdims
         self.regathers = regathers  # keeps parts of activations, and gathers them for backward
         self.aliases = aliases(graph, subdims)
+        self.fusion = fusion_of(graph, subdims)  # of a compiled step
         self.saved_operands = [kept_operands(graph, subdims, i) for i in range(len(graph.ops))]
         self.keeps_results = [keeps_results(graph, subdims, i) for i in range(len(graph.ops))]
         self.extras = [extras(graph, subdims, i) for i in range(len(graph.ops))]
         self.writer = {t: i for i, op in enumerate(graph.ops) for t in op.results}
         self.sizes: dict[object, float] = {}
+
+    def result_bytes(self, tensor: int, row: Row, shape: Row) -> float:
+        """As `local_bytes`; nothing of what a compiler leaves out of memory."""
+        if self.fusion is not None and tensor in self.fusion.absent:
+            return 0.0
+        return self.local_bytes(tensor, row, shape)
+
+    def gradient_bytes(self, tensor: int, row: Row, shape: Row) -> float:
+        """The same of an activation's gradient."""
+        if self.fusion is not None and tensor in self.fusion.absent_gradients:
+            return 0.0
+        return self.local_bytes(tensor, row, shape)
 
     def local_bytes(self, tensor: int, row: Row, shape: Row) -> float:
         """Bytes of a tensor on the fullest device, under a layout."""
@@ -211,7 +224,7 @@ class Gradients:
                 self._parameter(op, position, phase)
                 continue
             row = at.operand_row(op, position)
-            size = at.facts.local_bytes(tensor, row, at.shape)
+            size = at.facts.gradient_bytes(tensor, row, at.shape)
             handed = passes and results and results[0].bytes == size
             gradient = results[0].shared() if handed else self._new(phase, size)
             gradient = self._moved(op, tensor, at.wiring.operand_edge[op][position], gradient)
@@ -404,9 +417,18 @@ class _Walk:
             ]
             if runs:
                 self._results(op, operands)
+        self._keep_for_compiled()
         for memory in self.memories:
             if not memory.keepers:
                 add(self.phases[memory.last].gives, memory.kind, memory.bytes)
+
+    def _keep_for_compiled(self) -> None:
+        """What the partitioner of a compiled step keeps, for whatever backward makes of it."""
+        fusion = self.at.facts.fusion
+        for tensor, ops in fusion.keepers.items() if fusion is not None else ():
+            memory, inside = self.place.get(tensor), set(self.ops)
+            if memory is not None and memory.inner == self.recomputing:
+                memory.keepers += [op for op in ops if op in inside and self._keeps(op)]
 
     def _keeps(self, op: int) -> bool:
         """Whether what the operator makes for its backward is kept in this walk."""
@@ -472,7 +494,7 @@ class _Walk:
             row = self.at.result_row(op, position)
             memory = operands[0] if tensor in facts.aliases else None
             if memory is None and tensor not in facts.aliases:
-                size = facts.local_bytes(tensor, row, self.at.shape)
+                size = facts.result_bytes(tensor, row, self.at.shape)
                 memory = self._new(op, size, "activations")
             if memory is None:
                 continue  # a view of an input

@@ -130,7 +130,8 @@ class OperatorTasks:
         moved = [s for s in self._moved(op, gradient=False) if s.phase == phase]
         work = [s for s in self.decoded.work(op) if s.phase == phase]
         shared = [s for s in self._shared_steps(op, gradient=False) if s.phase == phase]
-        return tasks + self._in_order([*moved, *work, *shared], phase, memory)
+        steps = [*moved, *work, *shared]
+        return tasks + self._in_order(steps, phase, memory, in_place=self._is_fused(op))
 
     def _gradients(self, op: int) -> list[Task]:
         """Backward: results' gradients moved, parameters gathered again, work, operands'."""
@@ -139,8 +140,14 @@ class OperatorTasks:
         work = [s for s in self.decoded.work(op) if s.phase == "backward"]
         moved = self._moved(op, gradient=True)
         memory = self.footprint.backward[op]
-        tasks += self._in_order([*shared, *work, *moved], "backward", memory)
+        steps = [*shared, *work, *moved]
+        tasks += self._in_order(steps, "backward", memory, in_place=self._is_fused(op))
         return [*tasks, *self._reductions(op)]
+
+    def _is_fused(self, op: int) -> bool:
+        """Whether an operator is a part of a compiled kernel."""
+        fusion = self.footprint.layouts.facts.fusion
+        return fusion is not None and fusion.ops[op] is not None
 
     def _update(self, op: int) -> list[Task]:
         found = []
@@ -206,7 +213,9 @@ class OperatorTasks:
 
     # Tasks
 
-    def _in_order(self, steps: Sequence[Step], phase: str, memory: PhaseMemory) -> list[Task]:
+    def _in_order(
+        self, steps: Sequence[Step], phase: str, memory: PhaseMemory, *, in_place: bool
+    ) -> list[Task]:
         """Work and collectives one after the other; memory comes first and goes last."""
         tasks = [
             self._sent(step, "wait") if isinstance(step, Collective) else self._work(phase, step)
@@ -218,6 +227,9 @@ class OperatorTasks:
         if not any(task.mode == "work" for task in tasks):
             tasks.append(Task(phase, 0.0))
         at = next(k for k, task in enumerate(tasks) if task.mode == "work")
+        if in_place:  # what it reads for the last time is where it writes
+            first, memory = _reused(memory)
+            tasks, at = [Task(phase, 0.0, gives=first), *tasks], at + 1
         tasks[0] = _with(tasks[0], takes=memory.moved)
         tasks[at] = _with(tasks[at], takes=memory.takes)
         tasks[-1] = _with(tasks[-1], gives=memory.gives)
@@ -323,6 +335,15 @@ class OperatorTasks:
             each[end] = _with(each[end], gives=_sum(part, {"buffers": fresh}))
             tasks += each
         return tasks
+
+
+def _reused(memory: PhaseMemory) -> tuple[Bytes, PhaseMemory]:
+    """What is given back before anything is taken, as far as that is as large; and the rest."""
+    taken, given = sum(memory.takes.values()), sum(memory.gives.values())
+    share = min(taken, given) / given if given else 0.0
+    first = {kind: size * share for kind, size in memory.gives.items()}
+    last = {kind: size * (1 - share) for kind, size in memory.gives.items()}
+    return first, PhaseMemory(memory.moved, memory.takes, last)
 
 
 def _is_sent(step: Step) -> bool:
