@@ -466,6 +466,9 @@ class Planner:
     def _asked(self, base: Request, cluster: str | Cluster | None, changes: Options) -> _Asked:
         """Options as changes of others, checked, and everything found that they name."""
         target, request = self._target(cluster), base.changed(changes)
+        if request.host_pace is not None:
+            device = replace(target.device, host_pace=request.host_pace)
+            target = replace(target, device=device)
         notes = set(assumed(request.cost, target))
         mesh = changes.get("mesh") or request.mesh
         fixed = mesh_from_text(mesh, target) if isinstance(mesh, str) else mesh

@@ -28,7 +28,7 @@ from torch.nn import functional
 from shardfold.calibrate.collectives import SHARING, sharing_entries
 from shardfold.calibrate.timers import Times, middle, per_link, rounded, times_of, wait
 from shardfold.capture import capture_program
-from shardfold.costs.by_kernel import EACH, SORT
+from shardfold.costs.by_kernel import EACH, HOST, SORT
 from shardfold.costs.profile import HostEntry
 from shardfold.operators import rules_of
 from shardfold.runtime.lower import alone
@@ -185,6 +185,19 @@ class Pace:
             for each in self.chains
         )
         return per_link(short, long, LONG - SHORT)
+
+
+def pace_of_host(dtype: torch.dtype = torch.bfloat16) -> float:
+    """How many times as long as the default host this one takes to ask a GPU for kernels."""
+    pace = Pace("cuda", dtype)
+    pace.now()  # kernels are loaded
+    return pace_by(pace.now())
+
+
+def pace_by(block: Times) -> float:
+    """The same, by the seconds of a block of operators, forward and backward."""
+    known = [sum(n * HOST[kind][side] for kind, n in IN_MIXED.items()) for side in (0, 1)]
+    return sum(block) / (sum(known) * 1e-6)
 
 
 def scaled(entries: Sequence[HostEntry], times: Sequence[float]) -> list[HostEntry]:

@@ -126,7 +126,7 @@ SHOWN = 8
 
 @click.command()
 @click.option("--device", type=click.Choice(["cuda", "cpu"]), help="The GPU if left out, if any.")
-@click.option("-o", "--output", required=True, type=click.Path(dir_okay=False), metavar="FILE.json")
+@click.option("-o", "--output", type=click.Path(dir_okay=False), metavar="FILE.json")
 @click.option("--local", type=click.IntRange(min=2), help="Start so many processes, side by side.")
 @click.option(
     "--extend",
@@ -134,12 +134,16 @@ SHOWN = 8
     metavar="FILE.json",
     help="Measure only what this profile of the same machine lacks.",
 )
-@click.option("--host", is_flag=True, help="With --extend: measure the host anew, too.")
+@click.option(
+    "--host",
+    is_flag=True,
+    help="Alone: print the pace of a GPU's host, for --host-pace. With --extend: measure it anew.",
+)
 @click.option("--quick", is_flag=True, help="Two sizes of each kernel: to try it, not to plan.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def calibrate(
     device: str | None,
-    output: str,
+    output: str | None,
     local: int | None,
     extend: str | None,
     host: bool,
@@ -153,6 +157,7 @@ def calibrate(
     shardfold calibrate --device cpu --local 4 -o four.json
     torchrun --nproc-per-node 8 -m shardfold calibrate -o node.json
     shardfold plan gpt2 --cluster 8xh200 --profile machine.json
+    shardfold calibrate --host
 
     Kernels are timed on a grid of sizes, and between them to say how far the profile is off; the
     host is timed launching each kind of operator; with several processes, collectives are timed by
@@ -160,11 +165,18 @@ def calibrate(
     """
     from shardfold.cli.printing import progress
 
+    if host and extend is None and output is None:
+        _print_pace(as_json)
+        return
+    if output is None:
+        raise ProfileError("Say where the profile goes: -o machine.json.")
     target = Path(output)
     if not target.parent.is_dir():
         raise ProfileError(f"Cannot write {target}: the folder {target.parent} does not exist.")
     if host and extend is None:
-        raise ProfileError("--host goes with --extend: a calibration measures the host anyway.")
+        raise ProfileError(
+            "--host goes alone, or with --extend: a calibration measures the host anyway."
+        )
     with progress() as watch:
         from shardfold.calibrate.profile import calibrated
 
@@ -176,6 +188,23 @@ def calibrate(
         return
     profile.save(target)
     _report(profile, output, as_json)
+
+
+def _print_pace(as_json: bool) -> None:
+    """The pace of this machine's host, in seconds."""
+    import torch
+
+    if not torch.cuda.is_available():
+        raise ProfileError("The pace is that of a host beside a GPU, and there is none here.")
+    from shardfold.calibrate.host import pace_of_host
+
+    pace = pace_of_host()
+    click.echo(
+        json.dumps({"host_pace": pace})
+        if as_json
+        else f"host_pace = {pace:.2f}: times as long as the default host takes to ask for kernels. "
+        f"Plan with --host-pace {pace:.2f}, or write it into the [device] of a cluster file."
+    )
 
 
 def _extended(extend, device, local, quick, host, watch):  # type: ignore[no-untyped-def]
@@ -194,8 +223,6 @@ def _report(profile, output: str, as_json: bool) -> None:  # type: ignore[no-unt
     fits = [(t.fit.median, t.fit.worst, t) for t in profile.tables if t.fit is not None]
     fits.sort(key=lambda fit: -fit[0])
     if as_json:
-        import json
-
         plain = {
             "output": output,
             "machine": profile.machine.name,

@@ -158,6 +158,12 @@ _PLANNING = (
     click.option("--cost", help="kernels, roofline or paper.  [default: kernels]"),
     profile_option,
     click.option(
+        "--host-pace",
+        type=float,
+        metavar="TIMES",
+        help="How slow the host beside the GPU is: shardfold calibrate --host.  [default: 1]",
+    ),
+    click.option(
         "--memory-limit",
         type=size_in_bytes,
         metavar="SIZE",
@@ -205,6 +211,7 @@ PLANNING = (
     "mesh",
     "cost",
     "profile",
+    "host_pace",
     "memory_limit",
     "recompute",
     "micro_batches",

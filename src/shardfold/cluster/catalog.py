@@ -40,6 +40,7 @@ class DeviceTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     attention_efficiency: tuple[float, float] = (0.0, 0.0)
     workspace_bytes: int = 0
     grouped_products: bool = False
+    host_pace: float = 1.0
 
     def build(self) -> Device:
         """The device that the table describes."""

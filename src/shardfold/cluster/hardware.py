@@ -27,8 +27,9 @@ class Device:
     backward, with 128 features a head: without them, a kernel's shape does not matter, and a plan
     says so; a device that has no such thing states 0 `units`. `workspace_bytes` is what PyTorch
     keeps there for matrix products, as long as it runs. With `grouped_products` one kernel of
-    PyTorch runs the products of all experts, in bfloat16. A dtype without an entry is one that the
-    device cannot be planned with: there is no figure to fall back on.
+    PyTorch runs the products of all experts, in bfloat16. `host_pace` is how many times as long the
+    host beside it takes to ask for kernels as the one whose times are the default. A dtype without
+    an entry is one that the device cannot be planned with: there is no figure to fall back on.
     """
 
     name: str
@@ -44,8 +45,10 @@ class Device:
     attention_efficiency: tuple[float, float] = (0.0, 0.0)
     workspace_bytes: int = 0
     grouped_products: bool = False
+    host_pace: float = 1.0
 
     def __post_init__(self) -> None:
+        self._require_positive("host_pace", self.host_pace)
         if self.units or self.clock_hz or any(self.attention_efficiency):
             self._require_positive("units", self.units or 0)
             self._require_positive("clock_hz", self.clock_hz)

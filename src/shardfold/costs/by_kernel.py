@@ -26,7 +26,7 @@ EACH = ".each"  # of an operator of many calls: one more of them
 SORT = ".sort"  # of experts: what is asked for before the host waits
 # Microseconds of the host for an operator, forward and backward: PyTorch 2.11 with autograd, on the
 # 16 cores beside an H200, the geometric mean of two calibrations of which one took 1.7 times as
-# long as the other: a host that is shared is that uncertain.
+# long as the other: a host that is shared is that uncertain. A device's `host_pace` scales all.
 HOST: Mapping[str, tuple[float, float]] = {
     "aten.linear": (39, 108),
     "aten.matmul": (34, 84),
@@ -153,7 +153,7 @@ class ByKernel:
         if not self.runs_ahead:
             return 0.0
         known = next((HOST[kind] for kind in kinds if kind in HOST), (0.0, 0.0))
-        return known[phase == "backward"] * 1e-6
+        return known[phase == "backward"] * 1e-6 * self.cluster.device.host_pace
 
     def is_known(self, kind: str) -> bool:
         """Whether the host's time for operators of a kind is known."""

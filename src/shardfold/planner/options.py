@@ -44,6 +44,8 @@ class Options(TypedDict, total=False):
     - `mesh` (every one is tried): such as `4x8`, outermost level first, or a `Mesh`.
     - `cost` (`kernels`): the cost model, `kernels`, `roofline` or `paper`.
     - `profile` (none): a file that `shardfold calibrate` wrote; prices are what was measured.
+    - `host_pace` (the cluster's own, 1): how many times as long as the default host the one beside
+      the GPU takes to ask for kernels; `shardfold calibrate --host` measures it.
     - `memory_limit` (the device's memory less a tenth): per device, in bytes or as `60GiB`.
     - `recompute` (`auto`): activation checkpointing of operators in repeated blocks: as few as
       the memory limit asks for; `never`; `always`, all of them; `attention`, its core, as
@@ -69,6 +71,7 @@ class Options(TypedDict, total=False):
     mesh: str | Mesh | None
     cost: str
     profile: str | Path | Profile | None
+    host_pace: float | None
     memory_limit: float | str | None
     recompute: Recompute
     micro_batches: MicroBatches
@@ -95,6 +98,7 @@ class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     mesh: str | None = None
     cost: str = DEFAULT
     profile: ProfileUse | None = None
+    host_pace: Annotated[float, msgspec.Meta(gt=0)] | None = None
     memory_limit: Annotated[float, msgspec.Meta(gt=0)] | None = None
     recompute: Recompute = "auto"
     micro_batches: (
@@ -155,6 +159,8 @@ class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 "A compiled module cannot add micro-batches up: leave compile or micro_batches out."
             )
         optimizer_named(self.optimizer)
+        if self.host_pace is not None and not 0 < self.host_pace < math.inf:
+            raise InputError(f"host_pace must be positive and finite, got {self.host_pace!r}.")
         parse_pins(self.pins)
         words = get_args(Recompute)
         if self.recompute not in words:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+import shardfold as sf
 from shardfold.calibrate import host
-from shardfold.calibrate.host import Pace, at_pace
+from shardfold.calibrate.host import IN_MIXED, Pace, at_pace, pace_by
+from shardfold.costs.by_kernel import HOST
 from shardfold.costs.profile import HostEntry
 
 
@@ -55,3 +57,21 @@ def test_all_entries_are_of_one_pace(monkeypatch):
     # A chain's operator takes a tenth of a block: as much longer among others.
     assert found["aten.add"].forward_seconds == pytest.approx(1e-5 * here * 10)
     assert found["aten.gelu"].backward_seconds == pytest.approx(2e-5 * here * 10)
+
+
+def test_the_pace_is_that_of_the_default_host_where_a_block_takes_its_times() -> None:
+    block = [sum(n * HOST[kind][side] * 1e-6 for kind, n in IN_MIXED.items()) for side in (0, 1)]
+    assert pace_by((block[0], block[1])) == pytest.approx(1.0)
+    assert pace_by((block[0] / 2, block[1] / 2)) == pytest.approx(0.5)
+
+
+def test_a_slow_host_makes_a_step_of_small_operators_long() -> None:
+    model, x = torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(8))), torch.randn(8, 8)
+    step = [
+        sf.Planner(model, (x,), cluster="1xh200", loss=lambda y: y.mean(), host_pace=pace)
+        .estimate("dp=1", beside_plan=False)
+        .step_seconds
+        for pace in (None, 1.0, 2.0)
+    ]
+    assert step[0] == step[1]
+    assert step[2] == pytest.approx(2 * step[0], rel=0.1)
