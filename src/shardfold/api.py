@@ -609,7 +609,8 @@ def _leaves(batch: Any) -> list[tuple[int, ...]]:
 
 def _ranged(found: Estimated, asked: _Asked, stages: int) -> Estimated:
     """With the range of the step, where steps like it were measured."""
-    spread = spread_of(asked.request.cost, asked.search.cluster, found.devices, stages)
+    request, cluster = asked.request, asked.search.cluster
+    spread = spread_of(request.cost, cluster, found.devices, stages, compiled=request.compile)
     if spread is None:
         return found
     return replace(found, step_range_seconds=spread.of(found.step_seconds))

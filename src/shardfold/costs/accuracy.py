@@ -32,7 +32,7 @@ class Spread:
         )
 
 
-Kind = Literal["one device", "several", "pipeline"]
+Kind = Literal["one device", "compiled", "several", "pipeline"]
 # By cost model, and by what runs. Of published pipelines, nanotron's are left out: half of them
 # took 3 to 80 times as long as predicted, and nobody knows why (docs/results/published.md).
 SPREADS: Mapping[tuple[str, Kind], Spread] = {
@@ -44,9 +44,11 @@ SPREADS: Mapping[tuple[str, Kind], Spread] = {
 }
 
 
-def spread_of(cost: str, cluster: Cluster, devices: int, stages: int = 1) -> Spread | None:
+def spread_of(
+    cost: str, cluster: Cluster, devices: int, stages: int = 1, *, compiled: bool = False
+) -> Spread | None:
     """How far such predictions were off, where some have been measured."""
     if cost == DEFAULT and not cluster.device.units:
         return None
-    kind: Kind = "several" if devices > 1 else "one device"
+    kind: Kind = "several" if devices > 1 else "compiled" if compiled else "one device"
     return SPREADS.get((cost, kind if stages == 1 else "pipeline"))

@@ -140,7 +140,8 @@ def spread(plan: Plan) -> Spread | None:
     made, stages = plan.provenance, 1 if plan.pipeline is None else plan.pipeline.parts
     if not made.cluster:
         return None
-    return spread_of(made.request.cost, from_plain(made.cluster), plan.processes, stages)
+    cost, compiled = made.request.cost, made.request.compile
+    return spread_of(cost, from_plain(made.cluster), plan.processes, stages, compiled=compiled)
 
 
 def likely_range(plan: Plan) -> tuple[float, float] | None:
