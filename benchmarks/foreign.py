@@ -786,12 +786,13 @@ pace of its own host, which is the mean of {pace} (1 is the default). Predicted 
 before it was seen. Models were compiled nine at a time, and inductor chooses some kernels by timing
 them: what it chose may be another in a run of its own.
 
-What is compiled is the plain module. Where its forward breaks the graph (a branch on a random
-number in every layer of the BART family), it runs in pieces, which is not what is priced: its peak
-is then that of the eager step. Steps of small compiled models take the host's time, of which a
-kernel takes more than is priced (PVT, Hubert, Chinese CLIP); compiled depthwise convolutions run
-with channels last, four times as fast (MobileNet V1). Where parameters outweigh activations the
-peak is at the update, whose temporary copy is not counted (Blenderbot). CTRL failed on the device.
+What is compiled is the plain module. Likely causes of the large errors, of which none was looked
+into: a forward that breaks the graph runs in pieces, with about the peak of its eager step, which
+is not what is priced (the BART family branches on a random number in every layer); small compiled
+models wait for the host, of which a kernel takes more than is priced (PVT, Hubert, Chinese CLIP);
+depthwise convolutions run with channels last when they are compiled (MobileNet V1, 4.5 times as
+fast as eager); where parameters outweigh activations the peak is at the update, whose temporary
+copy is not counted (Blenderbot). CTRL failed on the device.
 """,
     "compiled": """The models that the two constants of [compiled steps](../explanation/costs.md)
 were read off, but for BART, whose compiled step is not understood: no test of anything.
