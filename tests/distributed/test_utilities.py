@@ -20,13 +20,14 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import shardfold as sf
 from shardfold.errors import RunError
-from shardfold.plans.files import loads
+from shardfold.plans.files import dumps, loads
 from shardfold.runtime import parallelize
 from shardfold.runtime.lower import Stored
 from shardfold.runtime.parameters import keeping
 from shardfold.runtime.shards import Place, extent
 from shardfold.sharding.layouts import storable
 
+from .choices import Chooser
 from .idioms import IDIOMS
 from .ranks import Launch
 from .test_faithful import built, plans, whole
@@ -220,6 +221,8 @@ def differentiated(rank: int, cases: list[Any]) -> list[str]:
             assert all(p.grad is None for p in others)
             twice += [first.grad.clone(), *torch.autograd.grad(loss * 2, [*others, first])]
             module(*args).backward()
+            decay = sum(p.square().sum() for p in module.parameters())
+            (module(*args) + 0.1 * decay).backward()  # type: ignore[operator]
             found.append([whole(v) for v in (*twice, *(p.grad for p in (first, *others)))])
             again = torch.zeros_like(first)
             first.register_hook(again.copy_)
@@ -260,6 +263,48 @@ def refusals(rank: int, case: Any) -> list[str]:
     with torch.no_grad():
         assert module(x, *args[1:]).isfinite()
     return said
+
+
+class Parts(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(6, 6), nn.Linear(6, 6).requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(self.a(x)).square().mean()
+
+
+def lost(rank: int, data: bytes) -> list[str]:
+    """What is done to a parallel module and would be lost in silence."""
+    x, said = torch.ones(4, 6), []
+    for change in (
+        lambda m: m.a.eval(),
+        lambda m: m.a.register_forward_hook(print),
+        lambda m: setattr(m.a, "weight", nn.Parameter(torch.zeros(6, 6))),
+        lambda m: m.double(),
+        lambda m: m.b.requires_grad_(True),
+        lambda m: setattr(m.a.weight, "data", m.a.weight.data * 2),
+    ):
+        torch.manual_seed(0)
+        module = parallelize(Parts(), loads(data), (x,))
+        assert module.float() is module
+        with pytest.raises(RunError) as error:
+            change(module), module(x)
+        said.append(str(error.value))
+    return said
+
+
+def test_what_would_be_lost_is_refused(on_ranks: Launch) -> None:
+    model = Parts()
+    _, plan = Chooser(model, (torch.ones(4, 6),), {}, "2xcpu", "2").baselines()
+    data = dumps(plan).encode()
+    for said in on_ranks(lost, 2, data):
+        assert "cannot be set to training or eval mode by itself" in said[0]
+        assert "register it on the model before it is planned" in said[1]
+        assert "'weight' of the parallel module cannot be replaced" in said[2]
+        assert "cannot be converted from torch.float32 on cpu to torch.float64" in said[3]
+        assert "b.weight requires a gradient now, but was frozen" in said[4]
+        assert "The memory of a.weight was replaced" in said[5]
 
 
 def test_what_is_not_right_is_refused(on_ranks: Launch) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache, partial
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -48,7 +48,48 @@ class Captured(nn.Module):
                 "on the parallel module would change nothing. Set it on the model, and plan and "
                 "parallelize again, or make it a buffer (register_buffer), which can be set."
             )
+        if name in vars(self).get("_parameters", ()) and value is not self._parameters[name]:
+            raise RunError(
+                f"The parameter {name!r} of the parallel module cannot be replaced: write into it, "
+                "with copy_() or load_state_dict(), or replace it in the model, and plan and "
+                "parallelize again."
+            )
         super().__setattr__(name, value)
+
+    def train(self, mode: bool = True) -> Self:
+        """Switch, together with the whole."""
+        if not _SWITCHING and mode != self.training:
+            raise RunError(
+                "A part of the parallel module cannot be set to training or eval mode by itself: "
+                "it was captured with the whole. Set it in the model, and plan and parallelize "
+                "again."
+            )
+        super().train(mode)
+        return self
+
+    def _apply(self, fn: Callable[[Any], Any], recurse: bool = True) -> Self:
+        """As `to(...)` asks: refused where it changes something."""
+        for tensor in (*self.parameters(), *self.buffers()):
+            found = fn(tensor)
+            if (found.dtype, found.device) != (tensor.dtype, tensor.device):
+                raise RunError(
+                    f"The parallel module cannot be converted from {tensor.dtype} on "
+                    f"{tensor.device} to {found.dtype} on {found.device}: convert the model "
+                    "before it is parallelized, or plan with dtype=."
+                )
+        return self
+
+    def _refuse_hook(self, *args: Any, **kwargs: Any) -> Any:
+        raise RunError(
+            "A part of the parallel module is never called, and a hook on it neither: register it "
+            "on the model before it is planned, or on the parallel module itself."
+        )
+
+    register_forward_hook = register_forward_pre_hook = _refuse_hook
+    register_full_backward_hook = register_full_backward_pre_hook = _refuse_hook
+
+
+_SWITCHING: list[nn.Module] = []  # the parallel module whose parts are being switched
 
 
 class Parallel(Captured):
@@ -98,6 +139,19 @@ class Parallel(Captured):
         raise RunError(
             "A parallel module cannot be pickled: save it with sf.save, or its state_dict()."
         )
+
+    register_forward_hook = nn.Module.register_forward_hook
+    register_forward_pre_hook = nn.Module.register_forward_pre_hook
+    register_full_backward_hook = nn.Module.register_full_backward_hook
+    register_full_backward_pre_hook = nn.Module.register_full_backward_pre_hook
+
+    def train(self, mode: bool = True) -> Self:
+        """Switch all parts."""
+        _SWITCHING.append(self)
+        try:
+            return super().train(mode)
+        finally:
+            _SWITCHING.pop()
 
     @property
     def seed(self) -> int:
@@ -257,6 +311,7 @@ class Run:
         self.stages: Stages | None = None  # of a pipeline: what runs in its place
         self.elsewhere = frozenset[str]()  # parameters that only other stages have
         self.constants: dict[int, Tensor] = {}
+        self.memories: dict[int, tuple[Any, int]] = {}  # of parameters, as they were given
         self.owners: list[tuple[str, int, Any, str]] = []  # where parameters and buffers are held
         self._eager = cache(self._written)
         ops = program.graph.ops
@@ -356,6 +411,8 @@ class Run:
                 self.owners.append((source.role, tensor, held, leaf))
                 if source.role == "parameter" and self.mesh is not None:
                     known(held[leaf], self.by_tensor[tensor])
+                    memory = held[leaf].untyped_storage()._cdata
+                    self.memories[tensor] = (held[leaf], memory)
             elif source.role == "constant":
                 self.constants[tensor] = self._constant(tensor)
 
@@ -383,6 +440,7 @@ class Run:
     ) -> Tensor:
         """The loss, step by step."""
         parameters = wholes = self._parameters(module)
+        self._check(wholes)
         leaves: list[Tensor] = []
         if self.uses is not None:
             leaves = self.uses.bind(wholes)
@@ -392,6 +450,23 @@ class Run:
         (loss,) = self._eager(observe is not None, False)(context, given, leaves, observe)
         self._leave(context.writes)
         return loss if self.uses is None else differentiable(loss, wholes.values())
+
+    def _check(self, parameters: Mapping[int, Any]) -> None:
+        """Refuse what was done to parameters and would be lost."""
+        for tensor, parameter in parameters.items():
+            given, memory = self.memories.get(tensor, (None, 0))
+            if given is parameter and parameter.untyped_storage()._cdata != memory:
+                raise RunError(
+                    f"The memory of {self.program.graph.tensors[tensor].name} was replaced "
+                    "(`parameter.data = ...`), of which its shards know nothing. Write into the "
+                    "parameter instead: with torch.no_grad(): parameter.copy_(...)."
+                )
+            if parameter.requires_grad and not self.program.graph.tensors[tensor].requires_grad:
+                raise RunError(
+                    f"{self.program.graph.tensors[tensor].name} requires a gradient now, but was "
+                    "frozen when it was planned: there is no place for it. Plan and parallelize "
+                    "again, with requires_grad set before."
+                )
 
     def stage(
         self, module: Parallel, batch: Batch, received: Sequence[Tensor], observe: Observer | None

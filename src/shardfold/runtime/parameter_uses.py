@@ -104,6 +104,8 @@ class Differentiable(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         """On to the loss; or the gradients of the parameters, where nothing else is asked for."""
+        if isinstance(gradient, DTensor):  # of a loss to which a norm of parameters was added
+            gradient = gradient.full_tensor()
         if torch._C._will_engine_execute_node(ctx.loss.grad_fn):
             return gradient, *[None] * len(ctx.parameters)
         if torch.is_grad_enabled():
