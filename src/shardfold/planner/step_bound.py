@@ -160,7 +160,7 @@ class CaseBound:
 
     def held_bytes(self, choice: Ints) -> Values:
         """What a choice surely holds at each moment, if nothing is run again."""
-        total = np.full(MOMENTS, self.held.fixed)
+        total = self.held.fixed.copy()
         total[0] += sum(kept.times * kept.bytes for kept, _ in self._kept)
         copied = self.case.unrolled.vertices
         for position, v in enumerate(range(len(choice)) if copied is None else copied.tolist()):
@@ -185,7 +185,7 @@ class CaseBound:
         if not len(prices):
             return self._point(choice, asked, ()), found.lower_bound
         again, activations = self._traded(own, float(prices[0]))
-        constant = float(prices.sum()) * (self.held.fixed / self.limit_bytes - 1)
+        constant = float(prices @ (self.held.fixed / self.limit_bytes - 1))
         return self._point(choice, asked, again), found.lower_bound + activations + constant
 
     def _priced(self, prices: Array) -> dict[int, Values]:
@@ -239,9 +239,9 @@ class Proof:
         # A plan that does not fit is selected only where none was found that does.
         limit = ranking.limit_bytes if ranking.has_fitting else inf
         for candidate in sorted(_one_a_mesh(found), key=lambda c: _best_on(c.case, ranking)):
-            bound = CaseBound.of(candidate, limit)
+            bound, graph = CaseBound.of(candidate, limit), candidate.case.graph
             for known in (*found, *ranking.candidates):
-                if known.case.mesh == candidate.case.mesh:
+                if known.case.graph is graph and known.case.mesh == candidate.case.mesh:
                     bound.meet(np.array(known.choice))
             yield from bound.propose(ranking, inf if self.seconds is None else self.seconds)
             if bound.seconds < ranking.best_seconds:
