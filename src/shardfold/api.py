@@ -483,6 +483,7 @@ class Planner:
             parse_pins(request.pins),
             request.recompute,
             self.rules,
+            prefer=request.prefer,
         )
         return _Asked(request, search, notes)
 

@@ -190,6 +190,12 @@ _PLANNING = (
         help="Pipeline stages: none (off, the default), where they win (auto), or N.",
     ),
     click.option(
+        "--prefer",
+        type=click.Choice(("simple", "speed", "memory")),
+        help="Among steps within 0.5% of the best: fewer kinds of splits, then less memory "
+        "(simple, the default), the fastest, or the least memory.",
+    ),
+    click.option(
         "--pin",
         "pins",
         multiple=True,
@@ -216,6 +222,7 @@ PLANNING = (
     "recompute",
     "micro_batches",
     "pipeline",
+    "prefer",
     "pins",
     "imbalance",
     "fold",

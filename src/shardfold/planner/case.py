@@ -26,7 +26,7 @@ from shardfold.costs.unroll import Ints, UnrolledProblem, unroll
 from shardfold.errors import InputError
 from shardfold.graph import Graph
 from shardfold.operators import Rules, rules_of
-from shardfold.planner.options import Recompute
+from shardfold.planner.options import Prefer, Recompute
 from shardfold.search import Problem, Solution, unproven
 from shardfold.search.subproblem import Subproblem
 from shardfold.sharding import Subdims, find_subdims
@@ -54,6 +54,7 @@ class ResolvedRequest:
     recompute: Recompute = "auto"
     rules: Rules = field(default_factory=dict)
     micro_batches: int = 1  # the graph's batch is one of so many equal parts of a step's
+    prefer: Prefer = "speed"  # among steps that are nearly as short as the best
 
     @property
     def limit(self) -> float:
@@ -338,6 +339,23 @@ class Candidate:
         bound = self.solution.lower_bound
         found = unproven(self.case.unrolled.problem, whole, source.value, bound)
         return Candidate(self.case, found, source, label, byte_price=self.byte_price)
+
+    @cached_property
+    def kinds_of_splits(self) -> int:
+        """In how many ways products are split and parameters stored: fewer are easier to grasp."""
+        tables, copied = self.case.tables, self.case.unrolled.vertices
+        own = np.arange(len(self.choice)) if copied is None else copied
+        found: set[object] = set()
+        for v, row in set(zip(own.tolist(), self.choice, strict=True)):
+            vertex = tables.vertices[v]
+            if vertex.storage is not None:
+                split = vertex.storage.layouts[row] >= 0
+                found.add((bool(vertex.storage.regathers[row]), tuple(split.tolist())))
+            elif vertex.space is not None and vertex.space.rule.rule.engine == "matrix":
+                rule = vertex.space.rule
+                factors = vertex.space.configs[row].tolist()
+                found.add(tuple(rule.base(f) if f >= 0 else f for f in factors))
+        return len(found)
 
     def schedule(self) -> Schedule:
         """The tasks of a step."""

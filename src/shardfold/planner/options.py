@@ -24,6 +24,7 @@ from shardfold.strategies.pins import parse_pins
 Recompute = Literal["auto", "never", "always", "attention", "products"]
 MicroBatches = int | Literal["auto", "search"]
 Stages = int | Literal["auto", "off"]
+Prefer = Literal["simple", "speed", "memory"]
 Pins = Mapping[str, str] | Iterable[str] | None  # {pattern: split}, or texts "pattern=split"
 MOST_MICRO_BATCHES = 1_000_000
 UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
@@ -56,6 +57,9 @@ class Options(TypedDict, total=False):
       a number.
     - `pipeline` (`off`): pipeline stages: `auto`, where that is faster than any plan without;
       or a number of them.
+    - `prefer` (`simple`): which of the plans whose steps are within half a percent of the best:
+      the one with the fewest kinds of splits, then the least memory; `speed`, the fastest; or
+      `memory`, the one that needs least.
     - `pins` (none): splits to keep to, as `{"layers.*.mlp.up_proj": "out/8"}` or as texts
       `layers.*.mlp.up_proj=out/8`. The plan says what they cost.
     - `imbalance` (1): of experts that are split, how many times the even share of rows the fullest
@@ -76,6 +80,7 @@ class Options(TypedDict, total=False):
     recompute: Recompute
     micro_batches: MicroBatches
     pipeline: Stages
+    prefer: Prefer
     pins: Pins
     imbalance: float
     fold: bool
@@ -105,6 +110,7 @@ class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Annotated[int, msgspec.Meta(ge=1, le=MOST_MICRO_BATCHES)] | Literal["auto", "search"]
     ) = "auto"
     pipeline: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] | Literal["auto", "off"] = "off"
+    prefer: Prefer = "simple"
     pins: tuple[str, ...] = ()
     imbalance: Annotated[float, msgspec.Meta(ge=1)] = 1.0
     fold: bool = True
@@ -162,11 +168,10 @@ class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if self.host_pace is not None and not 0 < self.host_pace < math.inf:
             raise InputError(f"host_pace must be positive and finite, got {self.host_pace!r}.")
         parse_pins(self.pins)
-        words = get_args(Recompute)
-        if self.recompute not in words:
-            raise InputError(
-                f"Unknown recompute {self.recompute!r}. {nearest(str(self.recompute), words)}"
-            )
+        for name, known in (("recompute", Recompute), ("prefer", Prefer)):
+            word, words = getattr(self, name), get_args(known)
+            if word not in words:
+                raise InputError(f"Unknown {name} {word!r}. {nearest(str(word), words)}")
         check_micro_batches(self.micro_batches)
         check_stages(self.pipeline)
         if self.pipeline not in ("off", 1) and (self.pins or self.mesh is not None):

@@ -7,7 +7,8 @@
         for meshes:           bound every step, simulate what that meets      step_bound.py
         for proposers:        recompute some operators, refine the winner    partial_recompute.py,
             simulate each                                                     proposals.py
-        select:               what fits comes first, then the faster          select.py
+        select:               what fits comes first, then the faster, then    select.py
+                              of those that are nearly as fast the simpler
 
 The search's limit is on a sum of bytes, the plan's on the simulated peak. A limit that no sum
 meets may still be met by a peak, so then the search is asked for all it can find, and only the
@@ -83,7 +84,7 @@ def _select(cases: Cases, request: ResolvedRequest, watch: MeshWatch) -> Selecti
         ranking.candidates.append(found)
     return replace(
         searched,
-        winner=ranking.winner,
+        winner=ranking.preferred(request.prefer),
         simulated=tuple(ranking.candidates),
         smallest_bytes=None if ranking.has_fitting else smallest,
         step_bound=proof.seconds,

@@ -9,11 +9,13 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from shardfold.planner.case import Candidate, Source
+from shardfold.planner.options import Prefer
 from shardfold.search import Problem
 from shardfold.strategies.pins import Pin
 
 HINT = "Try more devices, a smaller batch, or a dtype with fewer bytes."
 ROUNDING = 1e-9
+NEARLY = 1.005  # times the best step: so near, other virtues decide
 GIB = 2.0**30
 
 
@@ -67,6 +69,16 @@ class Ranking:
     def winner(self) -> Candidate:
         """The fastest that fits; where none does, the fastest. Of equals the first."""
         return min(self.candidates, key=self.order)
+
+    def preferred(self, prefer: Prefer) -> Candidate:
+        """Of those that are nearly as fast as the winner, the one with the virtue that is asked."""
+        if prefer == "speed" or not self.has_fitting:
+            return self.winner
+        most = NEARLY * self.winner.seconds
+        near = [c for c in self.fitting(self.candidates) if c.seconds <= most]
+        if prefer == "memory":
+            return min(near, key=lambda c: (c.peak_bytes, c.seconds))
+        return min(near, key=lambda c: (c.kinds_of_splits, c.peak_bytes, c.seconds))
 
     @property
     def has_fitting(self) -> bool:
@@ -143,10 +155,8 @@ class Selection:
             return True
         if not self.simulated:
             return self.winner.seconds > min(c.solution.lower_bound for c in self.searched)
-        return any(
-            c.seconds < self.winner.seconds and c.peak_bytes > self.limit_bytes
-            for c in self.simulated
-        )
+        best = self._ranking.best_seconds
+        return any(c.seconds < best and c.peak_bytes > self.limit_bytes for c in self.simulated)
 
     @property
     def best_baseline(self) -> Candidate | None:

@@ -63,6 +63,7 @@ def sentences(plan: Plan) -> tuple[Sentence, ...]:
         *map(Sentence, _pipelined_plan(plan)),
         Sentence(f"Additive cost, without overlap: {parts(plan)}; {proof(plan)}."),
         *map(Sentence, _against_baselines(plan)),
+        *map(Sentence, _preferred(plan)),
         *map(Sentence, _recomputed(plan)),
         *map(Sentence, _accumulated(plan)),
         *map(Sentence, _pinned(plan)),
@@ -257,6 +258,21 @@ def _against_baselines(plan: Plan) -> Iterator[str]:
     elif hands:
         count = f"None of the {len(hands)} baselines fits" if len(hands) > 1 else "No baseline fits"
         yield f"{count} in memory."
+
+
+def _preferred(plan: Plan) -> Iterator[str]:
+    """What a plan that is not quite the fastest was preferred to."""
+    e, prefer = plan.estimate, plan.provenance.request.prefer
+    fitting = [f for f in plan.finalists if f.peak_bytes <= e.limit_bytes]
+    best = min(fitting, key=lambda f: f.step_seconds, default=None)
+    if best is None or plan.pinned is not None or plan.pipeline is not None or prefer == "speed":
+        return
+    gain = 1 - best.step_seconds / e.step_seconds
+    if gain >= TIE:
+        yield (
+            f"A step that is {gain:.1%} shorter needs {size(best.peak_bytes)} and other splits: "
+            "--prefer speed takes it."
+        )
 
 
 def _recomputed(plan: Plan) -> Iterator[str]:
