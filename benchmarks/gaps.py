@@ -78,14 +78,14 @@ def page(whole: Mapping[str, Any]) -> str:
         f"Written by `python benchmarks/gaps.py` on {at['date']}; Python {at['python']}. "
         "The *gap* is how much shorter than the plan's simulated step any other plan's can be, at "
         "most: see [the proof](../explanation/proof.md). Models of the zoo in their full size (or "
-        "with the batch after `@`), one micro-batch, `--prefer speed`; bf16, and fp32 on 1080 Ti and "
-        "2080 Ti.",
+        "with the batch after `@`), one micro-batch, `--prefer speed`; bf16, and fp32 on 1080 Ti "
+        "and 2080 Ti.",
         f"{len(rows)} cases, of which {len(fitting)} fit in memory: median gap "
         f"{median(fitting):.1%}, three quarters at most {third:.1%}, widest {max(fitting):.1%}; "
         f"{sum(each > WIDE for each in fitting)} above {WIDE:.0%}.",
         "Wide gaps are of two kinds. Where links decide (2080 Ti: few milliseconds of work beside "
         "slow links), collectives queue for each other in an order that the sums do not see. Where "
-        "memory binds, the bound lets an operator run again without what it reads.",
+        "memory binds, buffers that live shortly are not in the bytes that the bound counts.",
         "\n".join(_table(rows)),
     ]
     return "\n\n".join(lines) + "\n"

@@ -14,7 +14,8 @@ no choice of splits escapes.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -26,6 +27,7 @@ from shardfold.costs.steps import Values
 from shardfold.costs.tables import Tables
 from shardfold.graph import Graph
 from shardfold.graph.repeats import MODEL
+from shardfold.search.minimum_cut import SINK, SOURCE, Arc, minimum_cut
 from shardfold.sharding import Subdims
 from shardfold.sharding.layouts import forward_states, local_items
 
@@ -33,12 +35,35 @@ MOMENTS = 2  # as forward ends or soon after, as backward ends
 
 
 @dataclass(frozen=True, slots=True)
-class KeptBy:
-    """What a device keeps of an operator's results, at least, until backward."""
+class Root:
+    """A tensor that owns its memory: who writes it, which operators read it, itself or a view.
 
-    op: int
+    `bytes` is the least that a device has of it. `until` is the operator whose backward is the last
+    that needs it; none where backward needs it only if its readers run again.
+    """
+
+    writer: int
     bytes: float
-    times: int  # how many operators of the model it stands for
+    readers: tuple[int, ...]
+    until: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """Operators of one layer, or outside of all: how often they are in the model, and their roots.
+
+    `entering` are read here and written elsewhere: what runs again keeps them as they lie there.
+    """
+
+    times: int
+    made: tuple[Root, ...]
+    entering: tuple[Root, ...]
+
+    @property
+    def operators(self) -> list[int]:
+        """All that may run again here."""
+        readers = {op for root in (*self.made, *self.entering) for op in root.readers}
+        return sorted({root.writer for root in self.made} | readers)
 
 
 class Held:
@@ -49,7 +74,7 @@ class Held:
     ) -> None:
         self.graph, self.subdims, self.tables = graph, subdims, tables
         self.optimizer = optimizer
-        self.kept, gradients = early_in_backward(graph, subdims, tables.mesh)
+        self.cells, gradients = early_in_backward(graph, subdims, tables.mesh)
         self.fixed = np.full(MOMENTS, float(workspace) + self._inputs())
         self.fixed[0] += gradients
         self.stored = [self._stored(v) for v in range(len(tables.vertices))]
@@ -79,24 +104,72 @@ class Held:
         alone = self.tables.micro_batches == 1 and flows
         return np.array([size * always, size * (always + alone)])
 
+    def kept_bytes(self) -> float:
+        """Of all that is kept where nothing runs again."""
+        return sum(
+            cell.times * root.bytes
+            for cell in self.cells
+            for root in cell.made
+            if root.until is not None
+        )
+
+    def trade(self, price: float, running: Mapping[int, float]) -> Iterator[Trade]:
+        """The least that each cell costs at a price for a byte, and for running operators again.
+
+        Backward needs what it reads, kept or made again by its writer, which needs what it reads.
+        That is a minimum cut.
+        """
+        for cell in self.cells:
+            number = {op: 2 + k for k, op in enumerate(cell.operators)}
+            arcs: list[Arc] = [(v, SINK, running.get(op, 0.0)) for op, v in number.items()]
+            owners = [(root, number[root.writer]) for root in cell.made]
+            owners += [(root, SINK) for root in cell.entering]
+            count = 2 + len(number)
+            for root, owner in owners:
+                if root.until is None:  # needed only by what runs again
+                    arcs.append((count, owner, price * root.bytes))
+                    arcs += [(number[op], count, math.inf) for op in root.readers]
+                    count += 1
+                elif owner != SINK:
+                    arcs.append((SOURCE, owner, price * root.bytes))
+            cost, done = minimum_cut(count, arcs)
+            again = tuple(op for op, v in number.items() if v in done)
+            yield Trade(cell.times, cost, again, self._kept(cell, set(again)))
+
+    @staticmethod
+    def _kept(cell: Cell, again: set[int]) -> float:
+        """Bytes that are kept of a cell if some of its operators run again."""
+        total = 0.0
+        for root in cell.made:
+            is_needed = root.until is not None or not again.isdisjoint(root.readers)
+            total += root.bytes * (is_needed and root.writer not in again)
+        for root in cell.entering:
+            total += root.bytes * (root.until is None and not again.isdisjoint(root.readers))
+        return total
+
 
 @dataclass(frozen=True, slots=True)
-class _Root:
-    """A tensor whose memory autograd keeps, under its own name or that of a view."""
+class Trade:
+    """What a cell costs at least, the operators that then run again, and the bytes kept."""
 
-    writer: int
+    times: int
+    cost: float
+    again: tuple[int, ...]
     bytes: float
-    until: int  # the operator whose backward is the last that needs it
 
 
-def early_in_backward(graph: Graph, subdims: Subdims, mesh: Mesh) -> tuple[list[KeptBy], float]:
-    """What is kept at the fullest early moment, by writer, and the gradients beside it."""
+def early_in_backward(graph: Graph, subdims: Subdims, mesh: Mesh) -> tuple[list[Cell], float]:
+    """What is kept at the fullest early moment, by layers, and the gradients beside it."""
     devices = float(math.prod(mesh.shape))
-    stands = {op: 1 + each.missing for each in graph.repeats for op in each.ops(MODEL)}
+    layers = _layers(graph)
     roots = _roots(graph, subdims, devices)
 
     def held(at: int) -> float:
-        return sum(r.bytes * stands.get(r.writer, 1) for r in roots if r.until <= at)
+        return sum(
+            root.bytes * layers[root.writer][1]
+            for root in roots
+            if root.until is not None and root.until <= at
+        )
 
     moments = {len(graph.ops): held(len(graph.ops))}
     gradients = {len(graph.ops): 0.0}
@@ -104,32 +177,68 @@ def early_in_backward(graph: Graph, subdims: Subdims, mesh: Mesh) -> tuple[list[
         gradients[op] = _gradient_bytes(graph, subdims, op) / devices
         moments[op] = held(op) + gradients[op]
     best = max(moments, key=moments.__getitem__)
-    kept: dict[int, float] = {}
-    for root in roots:
-        if root.until <= best:
-            kept[root.writer] = kept.get(root.writer, 0.0) + root.bytes
-    found = [KeptBy(op, size, stands.get(op, 1)) for op, size in kept.items()]
-    return found, gradients[best]
+    alive = [root for root in roots if root.until is None or root.until <= best]
+    return list(_cells(layers, alive)), gradients[best]
 
 
-def _roots(graph: Graph, subdims: Subdims, devices: float) -> list[_Root]:
+def _layers(graph: Graph) -> list[tuple[object, int]]:
+    """The layer of every operator, if it is in one, and how many operators it stands for."""
+    found: list[tuple[object, int]] = [(None, 1)] * len(graph.ops)
+    for number, repeat in enumerate(graph.repeats):
+        for period in range(repeat.traced):
+            times = 1 + (repeat.missing if period == MODEL else 0)
+            for op in repeat.ops(period):
+                found[op] = ((number, period), times)
+    return found
+
+
+def _cells(layers: Sequence[tuple[object, int]], roots: Sequence[Root]) -> Iterator[Cell]:
+    """The roots by layer. Outside of layers nothing is said of what runs again."""
+    for layer, times in dict.fromkeys(layers):
+        made = []
+        for root in roots:
+            if layers[root.writer][0] == layer:
+                inside = tuple(op for op in root.readers if layers[op][0] == layer)
+                made.append(replace(root, readers=inside if layer is not None else ()))
+        entering = []
+        for root in roots if layer is not None else ():
+            inside = tuple(op for op in root.readers if layers[op][0] == layer)
+            homes = [layers[op][0] for op in root.readers if layers[op][0] is not None]
+            is_first = bool(homes) and homes[0] == layer  # of several layers one answers for it
+            if layers[root.writer][0] != layer and inside and is_first:
+                entering.append(replace(root, readers=inside))
+        yield Cell(times, tuple(made), tuple(entering))
+
+
+def _roots(graph: Graph, subdims: Subdims, devices: float) -> list[Root]:
     views, writer = aliases(graph, subdims), graph.writers()
-    found: dict[int, _Root] = {}
+    size: dict[int, float] = {}
+    readers: dict[int, list[int]] = {}
+    until: dict[int, int] = {}
+
+    def root_of(tensor: int) -> int | None:
+        while tensor in views:
+            tensor = views[tensor]
+        return tensor if tensor in writer else None
+
     for index, op in enumerate(graph.ops):
-        kept = [op.inputs[k] for k in kept_operands(graph, subdims, index)]
+        saved = {op.inputs[k] for k in kept_operands(graph, subdims, index)}
         if keeps_results(graph, subdims, index):
-            kept += [tensor for tensor in op.results if tensor not in views]
-        for tensor in kept:
-            root = tensor
-            while root in views:
-                root = views[root]
-            if root in writer and graph.tensors[tensor].role == "activation":
-                size = min(graph.tensors[t].type.bytes for t in (root, tensor)) / devices
-                known = found.get(root)
-                size = size if known is None else min(size, known.bytes)
-                until = index if known is None else known.until
-                found[root] = _Root(writer[root][0], size, until)
-    return list(found.values())
+            saved.update(tensor for tensor in op.results if tensor not in views)
+        for tensor in (*op.inputs, *op.results):
+            root = root_of(tensor)
+            if root is None or graph.tensors[tensor].role != "activation":
+                continue
+            least = graph.tensors[tensor].type.bytes / devices
+            size[root] = min(size.get(root, least), least)
+            readers.setdefault(root, [])
+            if tensor in op.inputs and not set(op.results) & views.keys():
+                readers[root].append(index)
+            if tensor in saved:
+                until.setdefault(root, index)
+    return [
+        Root(writer[root][0], size[root], tuple(readers[root]), until.get(root)) for root in size
+    ]
 
 
 def _gradient_bytes(graph: Graph, subdims: Subdims, op: int) -> float:

@@ -21,7 +21,7 @@ import numpy as np
 
 from shardfold.costs.decision_graph import Vertex
 from shardfold.costs.demands import Demands
-from shardfold.costs.held import MOMENTS, Held, KeptBy
+from shardfold.costs.held import MOMENTS, Held, Trade
 from shardfold.costs.steps import Values
 from shardfold.costs.unroll import Ints
 from shardfold.planner.case import Candidate, Case, Source
@@ -89,11 +89,10 @@ class CaseBound:
         return max(phases, float(sums[sum(map(len, groups))])) * (1 - ROUNDING)
 
     def meet(self, choice: Ints) -> None:
-        """Let a choice that somebody else found guide the weights, with all kept or run again."""
+        """Let a choice that somebody else found guide the weights, with much kept or run again."""
         asked = self.demands.of(self.case.unrolled, choice)
-        self.strongest.met.append(self._point(choice, asked, ()))
-        if self._may_recompute:
-            self.strongest.met.append(self._point(choice, asked, self._kept))
+        for trades in self._known_trades:
+            self.strongest.met.append(self._point(choice, asked, trades))
 
     def propose(self, ranking: Ranking, enough: float) -> Iterator[Candidate]:
         """Raise the bound until it is `enough`; each choice met that may win is a candidate."""
@@ -137,31 +136,54 @@ class CaseBound:
         return self.limit_bytes < inf and self.case.request.recompute != "never"
 
     @cached_property
-    def _kept(self) -> list[tuple[KeptBy, Values]]:
-        """What is kept of operators, and what it adds to each bound to run them again instead.
+    def _again(self) -> dict[int, Values]:
+        """What it adds to each bound to run an operator again."""
+        ops = {op for cell in self.held.cells for op in cell.operators}
+        return {op: self.demands.again(op) for op in ops}
 
-        Where the case itself says what is run again, nothing is known to be kept.
+    @cached_property
+    def _known_trades(self) -> list[list[Trade]]:
+        """What is kept if memory is cheap, and if all of it is worth a step."""
+        weights = np.zeros(len(self.demands.bounds.sums))
+        weights[[group[0] for group in self.demands.bounds.groups]] = 1.0
+        prices = (0.0, self.candidate.solution.cost) if self.limit_bytes < inf else (0.0,)
+        return [self._traded(weights, price) for price in prices]
+
+    def _traded(self, weights: Array, price: float) -> list[Trade]:
+        """What is kept at a price for all memory, and what runs again, at the least cost.
+
+        Where the case itself says what runs again, nothing is known to be kept.
         """
-        if self.case.recomputed:
+        if self.case.recomputed or self.limit_bytes == inf:
             return []
-        return [(kept, self.demands.again(kept.op)) for kept in self.held.kept]
+        running = {
+            op: float(weights @ more) if self._may_recompute else inf
+            for op, more in self._again.items()
+        }
+        return list(self.held.trade(price / self.limit_bytes, running))
 
-    def _point(self, choice: Ints, asked: Values, again: Sequence[tuple[KeptBy, Values]]) -> Array:
+    def _point(self, choice: Ints, asked: Values, trades: Sequence[Trade]) -> Array:
         """The bounds of a choice with some operators run again, and how far bytes are too many."""
-        if self.limit_bytes == inf:
-            return self.demands.bounded(asked)
         sums = self.demands.bounded(asked)
-        for kept, more in again:
-            sums = sums + kept.times * more
-        bytes_ = self.held_bytes(choice)
-        bytes_[0] -= sum(kept.times * kept.bytes for kept, _ in again)
+        if self.limit_bytes == inf:
+            return sums
+        bytes_ = self.held.fixed + self._stored_bytes(choice)
+        for trade in trades:
+            bytes_[0] += trade.times * trade.bytes
+            for op in trade.again:
+                sums = sums + trade.times * self._again[op]
         over = (bytes_ - self.limit_bytes) / self.limit_bytes
         return np.concatenate([sums, over])
 
     def held_bytes(self, choice: Ints) -> Values:
         """What a choice surely holds at each moment, if nothing is run again."""
-        total = self.held.fixed.copy()
-        total[0] += sum(kept.times * kept.bytes for kept, _ in self._kept)
+        total = self.held.fixed + self._stored_bytes(choice)
+        total[0] += 0.0 if self.case.recomputed else self.held.kept_bytes()
+        return total
+
+    def _stored_bytes(self, choice: Ints) -> Values:
+        """Bytes of all parameters at each moment."""
+        total = np.zeros(MOMENTS)
         copied = self.case.unrolled.vertices
         for position, v in enumerate(range(len(choice)) if copied is None else copied.tolist()):
             table = self.held.stored[v]
@@ -184,9 +206,10 @@ class CaseBound:
         asked = self.demands.of(case.unrolled, choice)
         if not len(prices):
             return self._point(choice, asked, ()), found.lower_bound
-        again, activations = self._traded(own, float(prices[0]))
+        trades = self._traded(own, float(prices[0]))
+        activations = sum(trade.times * trade.cost for trade in trades)
         constant = float(prices @ (self.held.fixed / self.limit_bytes - 1))
-        return self._point(choice, asked, again), found.lower_bound + activations + constant
+        return self._point(choice, asked, trades), found.lower_bound + activations + constant
 
     def _priced(self, prices: Array) -> dict[int, Values]:
         """What the bytes of each parameter's storages cost."""
@@ -195,17 +218,6 @@ class CaseBound:
             for v, table in enumerate(self.held.stored)
             if table is not None
         }
-
-    def _traded(self, weights: Array, price: float) -> tuple[list[tuple[KeptBy, Values]], float]:
-        """Which operators are run again rather than kept at a price, and what all cost."""
-        again, total = [], 0.0
-        for kept, more in self._kept:
-            keeping = price * kept.bytes / self.limit_bytes
-            running = float(weights @ more) if self._may_recompute else inf
-            total += kept.times * min(keeping, running)
-            if running < keeping:
-                again.append((kept, more))
-        return again, total
 
 
 def mixed(own: Ints, other: Ints, stored: Sequence[int], share: float) -> Ints:

@@ -14,6 +14,7 @@ from shardfold.capture import capture_short
 from shardfold.cluster import parse
 from shardfold.costs import optimizer_named, pricing_named
 from shardfold.costs.activations import KEEP_ALL
+from shardfold.errors import InputError
 from shardfold.graph import Graph
 from shardfold.graph.precision import precision_named
 from shardfold.planner.case import Candidate, Cases, ResolvedRequest, Source, simulate
@@ -90,5 +91,5 @@ def test_of_steps_that_are_nearly_equal_the_simpler_or_smaller_is_preferred() ->
     for other in (simple, memory):
         assert speed.step_seconds <= other.step_seconds <= 1.005 * speed.step_seconds
     assert memory.peak_bytes <= min(simple.peak_bytes, speed.peak_bytes)
-    with pytest.raises(sf.InputError, match="Unknown prefer 'fast'"):
+    with pytest.raises(InputError, match="Unknown prefer 'fast'"):
         sf.plan(*built, cluster="8xa100", prefer="fast")
