@@ -62,7 +62,7 @@ def show(lines: Iterable[str], text: str) -> None:
 
 def check_free(options: Options) -> None:
     """Refuse options that a stack has no word for."""
-    for name in ("mesh", "pins", "recompute", "pipeline"):
+    for name in ("mesh", "pins", "recompute", "pipeline", "prefer"):
         if name in options:
             flag = {"pins": "--pin"}.get(name, f"--{name}")
             raise click.UsageError(f"{flag} is of shardfold's own plan: it does not go with --for.")
