@@ -159,7 +159,12 @@ class Trade:
 
 
 def early_in_backward(graph: Graph, subdims: Subdims, mesh: Mesh) -> tuple[list[Cell], float]:
-    """What is kept at the fullest early moment, by layers, and the gradients beside it."""
+    """What is kept at the fullest early moment, by layers, and the gradients beside it.
+
+    Of a compiled step nothing is said: its compiler decides what is kept, and writes in place.
+    """
+    if graph.is_compiled:
+        return [], 0.0
     devices = float(math.prod(mesh.shape))
     layers = _layers(graph)
     roots = _roots(graph, subdims, devices)
