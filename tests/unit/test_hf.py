@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 import transformers
+from accelerate.state import AcceleratorState
 
 from shardfold.errors import InputError, PlanError
 from shardfold.hf import Trainer
 
 ROWS = [{"input_ids": row, "labels": row} for row in torch.arange(48).reshape(6, 8) % 32]
+
+
+@pytest.fixture(autouse=True)
+def _environment() -> Iterator[None]:
+    """What TrainingArguments leave in the environment and in accelerate stays in this test."""
+    with patch.dict(os.environ):
+        yield
+    AcceleratorState._reset_state(reset_partial_state=True)
 
 
 def model() -> Any:
