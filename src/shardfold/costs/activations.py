@@ -274,8 +274,9 @@ def stated_regions(ranges: Sequence[tuple[int, int]], graph: Graph, subdims: Sub
     if not ranges:
         return KEEP_ALL
     blocks = Blocks(graph, subdims)
-    stated = [op for first, end in ranges for op in range(first, end)]
     inside = {op for block in blocks.ranges for op in block if blocks.may_run_again(op)}
+    last = max(inside, default=-1)  # a stranger's range may be of any length
+    stated = [op for first, end in ranges for op in range(first, min(end, last + 2))]
     if not set(stated) <= inside:
         raise PlanError(
             "The plan recomputes operators that are in none of the model's repeated blocks, or "

@@ -294,7 +294,7 @@ def test_a_strangers_figures_are_refused_as_they_are_read(
     plan: Plan, path: tuple[Any, ...], value: Any, graph: Graph, tmp_path: Path
 ) -> None:
     (tmp_path / "odd.json").write_bytes(edited(plan, *path, value=value))
-    with pytest.raises(PlanError, match=r"odd\.json|not the model's blocks"):
+    with pytest.raises(PlanError, match=r"odd\.json|none of the model's repeated blocks"):
         decisions_of(Plan.load(tmp_path / "odd.json"), graph, find_subdims(graph, rules_of(graph)))
 
 
