@@ -320,16 +320,18 @@ def _blocks(graph: Graph) -> Iterator[range]:
 
 
 def _block_path(module: str) -> str:
-    """The outermost numbered module on a path, or nothing.
+    """The outermost numbered module on a path, or nothing; of a list of lists, the inner member.
 
     >>> _block_path("model.layers.3.mlp.experts.0.up"), _block_path("lm_head")
     ('model.layers.3', '')
+    >>> _block_path("stages.0.2.conv1")
+    'stages.0.2'
     """
     parts = module.split(".")
-    for at, part in enumerate(parts):
-        if at and part.isdecimal():
-            return ".".join(parts[: at + 1])
-    return ""
+    end = next((at for at, part in enumerate(parts) if at and part.isdecimal()), -1) + 1
+    while 0 < end < len(parts) and parts[end].isdecimal():
+        end += 1
+    return ".".join(parts[:end])
 
 
 def _stands_for(graph: Graph, block: range) -> int:

@@ -52,12 +52,14 @@ from shardfold.graph.graph import shared_prefix, without
 from shardfold.plans.entries import operator_entries
 from shardfold.plans.plan import OperatorEntry, Plan
 from shardfold.plans.read import recalled, restated
+from shardfold.report.units import seconds, size
 from shardfold.search import Problem, Solution, solve
 from shardfold.search.subproblem import Kept, Subproblem, restrict
 from shardfold.sharding import Subdims
 from shardfold.sharding.names import Key, Rows, Split
 from shardfold.simulate import simulate
 from shardfold.simulate.decoded import DecodedChoice
+from shardfold.simulate.memory import LocalLayouts, MemoryFacts
 from shardfold.simulate.tasks import Scheduler
 from shardfold.strategies.pins import matching
 
@@ -310,6 +312,11 @@ class Case:
     scheduler: Scheduler | None = None  # None: the costs know no overlap
 
     @cached_property
+    def layouts(self) -> LocalLayouts:
+        """Where everything lies."""
+        return LocalLayouts(self.decoded, MemoryFacts(self.decoded.graph, self.decoded.subdims))
+
+    @cached_property
     def limit(self) -> Limit:
         """The limit, with what follows from it."""
         return Limit(self.problem, self.left, self.limit_bytes)
@@ -473,7 +480,31 @@ def _reason(case: Case, index: int, alike: int, everything: bool) -> Reason:
         changes=changes(case.decoded, v, other),
         holding=holding(case.decoded, v, case.additive_seconds),
         experiment=_experiment(case, v),
+        memory=kept_or_again(case.layouts, v),
     )
+
+
+def kept_or_again(layouts: LocalLayouts, v: int) -> str:
+    """What becomes of the results that backward reads: kept, recomputed, or not needed."""
+    decoded, facts, graph = layouts.decoded, layouts.facts, layouts.graph
+    op = decoded.tables.vertices[v].index
+    readers = graph.readers()
+    wanted = {
+        tensor: [i for i, k in readers.get(tensor, ()) if k in facts.saved_operands[i]]
+        for tensor in graph.ops[op].results
+    }
+    own = facts.keeps_results[op]
+    read = [t for t in wanted if wanted[t] or own]
+    held = sum(layouts.crossing_bytes(tensor) for tensor in read)
+    names = [graph.ops[i].name for i in dict.fromkeys(i for t in read for i in wanted[t])]
+    by = f"the backward of {names[0] if names else graph.ops[op].name} reads it"
+    if layouts.regions.runs_again(op):
+        again = sum(decoded.total(s) for s in decoded.work(v) if s.phase == "recompute")
+        why = f" instead of keeping {size(held)} ({by})" if read else " for others that run again"
+        return f"recomputed: it runs again in backward, {seconds(again)},{why}."
+    if not read or not graph.has_gradient(op):
+        return ""
+    return f"kept: {size(held)} ({by})."
 
 
 def _experiment(case: Case, v: int) -> str:

@@ -100,6 +100,7 @@ class Reason(Value, frozen=True):
     holding: Holding | None = None
     turning: Turning | None = None
     experiment: str = ""  # the rule that an experiment found, where none was written
+    memory: str = ""  # what backward reads of its results, kept or recomputed
 
     @property
     def runner_up(self) -> Alternative | None:
@@ -224,6 +225,7 @@ def _reason(reason: Reason, found: Explanation, everything: bool) -> list[str]:
         *_heading(reason, found.prefix),
         *_filled(_chosen(reason, found.mesh), "  "),
         *_experiment(reason),
+        *_filled(reason.memory, "  "),
         *_alternatives(reason, everything),
         *_why(reason, found.prefix, everything),
         *_held(reason),

@@ -121,6 +121,20 @@ def test_the_text_fits_80_columns_and_names_the_runner_up() -> None:
     assert f"With {in_words(reason.runner_up.split)} the cost changes by" in text
 
 
+def test_what_becomes_of_activations_is_said() -> None:
+    module, args, kwargs = zoo.build("llama3-8b-tiny", layers=4)
+    planner = sf.Planner(module, args, kwargs)
+    plan = planner.plan(cluster="2xa100", recompute="products")
+    again = {plan.operators[i].name for a, b in plan.recompute for i in range(a, b)}
+    found = planner.explain(plan, op="*layers.1.mlp*")
+    told = {r.operator.kind: r for r in found.reasons}
+    assert told["aten.silu"].operator.name in again
+    assert told["aten.silu"].memory.startswith("recomputed: it runs again in backward")
+    gate = next(r for r in found.reasons if r.operator.module.endswith("gate_proj"))
+    assert ("recomputed" in gate.memory) == (gate.operator.name in again)
+    assert "instead of keeping" in str(found)
+
+
 def test_a_binding_limit_holds_for_the_alternatives() -> None:
     module, args, kwargs = zoo.build("rnnlm-tiny", device="meta")
     asked = {"cluster": CLUSTER, "mesh": "2x2", "cost": COST}
