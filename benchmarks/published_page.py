@@ -68,9 +68,10 @@ Most of the rows that are far off are nanotron's (the Ultra-Scale Playbook), in 
   same on the same machines with an older network plugin: 517 us for an all-reduce of 8 bytes on two
   nodes. Which plugin these runs had is not published, so it is not priced.
 
-What is known and not modelled: a host that asks for collectives one by one (nanotron with tp=4 and
-one sequence in a micro-batch takes twice the prediction), rings whose latency grows with the number
-of devices (InternEvo from 128 to 256), the loss of nanotron in several passes."""
+What is known and not modelled: nanotron's products in three pieces beside each gather, and its loss
+in several passes (with tp=4 and one sequence in a micro-batch the host is the limit, and takes 1.6
+times what is predicted); rings whose latency grows with the number of devices (InternEvo from 128
+to 256)."""
 
 
 def page(whole: Mapping[str, Any]) -> str:

@@ -9,7 +9,7 @@ micro-batch, with ZeRO-2 in each.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,7 +22,7 @@ from shardfold.costs.steps import Collective, Compute, Kind, Phase, Values
 from shardfold.graph import Graph, TensorType
 from shardfold.simulate import Operator, Schedule, Task
 from shardfold.simulate.schedule import Turn
-from shardfold.strategies.stacks import FLASH_ATTENTION, Stack
+from shardfold.strategies.stacks import FLASH_ATTENTION, OWN, Stack
 from shardfold.strategies.stated import Placed, Stated
 
 FLOAT32 = 4
@@ -139,6 +139,8 @@ def as_run(
         schedule = _scaled_gradients(schedule, FLOAT32 / item_bytes)
     if stack.keeps_gradients:
         schedule = _keeping_gradients(schedule)
+    if stack is not OWN:
+        schedule = _each_operator(schedule, lambda op: _asked_for(op, model))
     return _with_buffers(schedule, stated, stack, item_bytes)
 
 
@@ -282,6 +284,31 @@ def _reduced_after(op: Operator) -> Operator:
         return op
     backward = tuple(task for task in op.backward if task not in late)
     return msgspec.structs.replace(op, backward=backward, update=(*late, *op.update))
+
+
+def _asked_for(op: Operator, model: CostModel) -> Operator:
+    """What the host takes to ask for collectives that work waits for, as one call of PyTorch each.
+
+    Schedules of our own plans do not have it yet.
+    """
+    host: Callable[[Sequence[str], str], float] | None = getattr(model, "host_of", None)
+    if host is None:
+        return op
+
+    def asked(tasks: Sequence[Task], phase: str) -> tuple[Task, ...]:
+        found: list[Task] = []
+        for task in tasks:
+            seconds = host([task.kind], phase) if task.mode == "wait" else 0.0
+            if seconds:
+                found.append(Task(phase, 0.0, turn=task.turn, host_seconds=seconds))
+            found.append(task)
+        return tuple(found)
+
+    again = tuple(
+        msgspec.structs.replace(each, tasks=asked(each.tasks, "forward")) for each in op.again
+    )
+    forward, backward = asked(op.forward, "forward"), asked(op.backward, "backward")
+    return msgspec.structs.replace(op, forward=forward, backward=backward, again=again)
 
 
 def _scaled_gradients(schedule: Schedule, wider: float) -> Schedule:

@@ -209,3 +209,11 @@ def test_the_state_of_experts_is_in_as_many_parts_as_they_have_replicas() -> Non
     experts = sum(n for name, n in sizes.items() if ".experts." in name)
     others, own = sum(sizes.values()) - experts, experts / 4
     assert parts / whole == pytest.approx((others / 8 + own / 2) / (others + own), rel=1e-3)
+
+
+def test_the_host_of_another_stack_asks_for_collectives() -> None:
+    plain, other = (
+        planner().estimate("tp=4", beside_plan=False, stack=n) for n in ("shardfold", "alpa")
+    )
+    assert other.compute_seconds == pytest.approx(plain.compute_seconds, rel=0.2)
+    assert other.step_seconds > plain.step_seconds + 4 * 4 * 50e-6  # blocks, all-reduces, host
