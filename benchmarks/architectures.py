@@ -485,8 +485,8 @@ Mamba takes 105 s of the processor.
 
 {told}
 
-Measured on {date}, on a machine busy with other work: {processor}, {cores} cores, Python {python},
-torch {torch}, transformers {transformers}.
+Measured from 2026-11-16 to {date}, on a machine busy with other work: {processor}, {cores} cores,
+Python {python}, torch {torch}, transformers {transformers}.
 Again: `python benchmarks/architectures.py --out benchmarks/results/architectures.json`.
 """
 

@@ -51,6 +51,7 @@ def _cross_entropy(call: Call) -> Rule:
         resolved=frozenset({"c"}),
         exchanges=(*classes, *(() if soft else _count(call, rows))),
         saves=("self", "target", "weight"),
+        entering=("target",),
         copied=("self",),
         backward=1.0,
     )

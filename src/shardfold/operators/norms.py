@@ -160,7 +160,8 @@ def _weight_norm(call: Call) -> Rule:
     rank, dim = len(call.shape("v")), call.attribute("dim", 0)
     names = " ".join("v" if k == dim else "." for k in range(rank))
     lengths = names if call.shape("g") else ""
-    return call.rule({"v": names, "g": lengths}, names, saves=("v", "g"), backward=1.0)
+    saves = ("v", "g")
+    return call.rule({"v": names, "g": lengths}, names, saves=saves, crossed=("g",), backward=1.0)
 
 
 def _two_words(call: Call) -> Rule:

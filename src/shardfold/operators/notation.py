@@ -78,6 +78,9 @@ class Rule:
     saves: tuple[int, ...] = ()  # operands kept for backward
     crossed: tuple[int, ...] = ()  # of those, the ones that only the others' gradients need
     copied: tuple[int, ...] = ()  # of those, the ones kept as a copy, or as what was made of them
+    entering: tuple[
+        int, ...
+    ] = ()  # of those, the ones that only the first operand's gradient needs
     saves_results: bool = False
     backward: float | None = None  # backward work in forwards; None: one per operand with gradient
     known: bool = True  # False: no rule was found, the operator stays unsplit
@@ -138,6 +141,8 @@ class Rule:
         """
         if operand in self.copied:
             return False
+        if operand in self.entering:
+            return gradients[0]
         if operand not in self.crossed:
             return operand in self.saves
         return any(gradients[k] for k in self.saves if k != operand)
@@ -211,6 +216,7 @@ class Call:
         saves: tuple[str, ...] = (),
         crossed: tuple[str, ...] = (),
         copied: tuple[str, ...] = (),
+        entering: tuple[str, ...] = (),
         **properties: Any,
     ) -> Rule:
         """A rule from a notation per operand name; `...` stands for any further dims.
@@ -229,11 +235,12 @@ class Call:
             self._expand(notation, kind.shape, known, given)
             for notation, kind in zip(notations, self.results, strict=True)
         )
-        kept, others, copies = (
+        kept, others, copies, met = (
             tuple(self.position(name) for name in names if self.has(name))
-            for names in (saves, crossed, copied)
+            for names in (saves, crossed, copied, entering)
         )
-        return Rule(left, right, known, saves=kept, crossed=others, copied=copies, **properties)
+        more = {"saves": kept, "crossed": others, "copied": copies, "entering": met, **properties}
+        return Rule(left, right, known, **more)
 
     def undescribed(self, **properties: Any) -> Rule:
         """A rule in which no factor can be split: every device does the whole operator."""

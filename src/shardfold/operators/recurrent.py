@@ -76,9 +76,18 @@ def _recurrent(call: Call, gates: int) -> Rule:
             if not operand.name.startswith("params[") or len(kind.shape) > 1
         ),
         copied=("input",) if call.attribute("batch_first", False) else (),
+        entering=_entering(call),
         saves_results=True,
         backward=2.0,
     )
+
+
+def _entering(call: Call) -> tuple[str, ...]:
+    """The weights that the input meets: of the first layer, in each direction."""
+    names = [operand.name for operand in call.op.operands if operand.name.startswith("params[")]
+    directions = 2 if call.attribute("bidirectional", False) else 1
+    each = len(names) // (directions * call.attribute("num_layers", 1))
+    return tuple(f"params[{k * each}]" for k in range(directions))
 
 
 def _flops(call: Call) -> float:

@@ -84,6 +84,23 @@ def test_an_operand_that_is_gathered_again_is_what_autograd_keeps(given: Case) -
     assert again <= kept, [call.op.operands[k].name for k in again - kept]
 
 
+@pytest.mark.parametrize("given", [*EVERY, *products()], ids=str)
+def test_the_same_where_the_first_operand_needs_no_gradient(given: Case) -> None:
+    call, invocation = captured_once(given)
+    rule, operands = rule_for(call), operands_of(given)
+    leaves = [leaf(t, k > 0) for k, t in enumerate(operands)]
+    gradients = [t.requires_grad for t in leaves]
+    try:
+        with torch.enable_grad():
+            kept = set(kept_by(invocation, leaves)[0])
+    except (RuntimeError, NotImplementedError):
+        return  # it runs without gradients only
+    if rule.found:
+        return  # by an experiment, which is asked for each set of gradients
+    again = {k for k, g in enumerate(gradients) if g and rule.needs_again(k, gradients)}
+    assert again <= kept, [call.op.operands[k].name for k in again - kept]
+
+
 def test_a_weight_that_einsum_can_use_as_it_is_is_gathered_again() -> None:
     """Not every weight is kept whole for the sake of some."""
     plain = [each for each in products() if str(each).endswith(("d e -> b s e", "e d -> b s e"))]
