@@ -83,9 +83,8 @@ def page(whole: Mapping[str, Any]) -> str:
         f"{len(rows)} cases, of which {len(fitting)} fit in memory: median gap "
         f"{median(fitting):.1%}, three quarters at most {third:.1%}, widest {max(fitting):.1%}; "
         f"{sum(each > WIDE for each in fitting)} above {WIDE:.0%}.",
-        "Wide gaps are of two kinds. Where links decide (2080 Ti: few milliseconds of work beside "
-        "slow links), collectives queue for each other in an order that the sums do not see. Where "
-        "memory binds, buffers that live shortly are not in the bytes that the bound counts.",
+        "The widest gaps are where links are slow beside little work (2080 Ti). Which of the two, "
+        "plan or bound, is how far from the best is not known there.",
         "\n".join(_table(rows)),
     ]
     return "\n\n".join(lines) + "\n"

@@ -36,6 +36,7 @@ def read(*files: Path) -> list[Any]:
     [
         ("compare_page", "compare.md", ("compare.json",)),
         ("folding", "folding.md", ("folding.json",)),
+        ("gaps", "gaps.md", ("gaps.json",)),
         ("numerics", "numerics.md", ("numerics.json",)),
         ("published_page", "published.md", ("published.json",)),
         ("stacks", "stacks.md", ("stacks.json", "stacks-run.json")),

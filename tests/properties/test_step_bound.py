@@ -21,6 +21,7 @@ from shardfold.planner.case import Candidate, Case, Cases, ResolvedRequest, Sour
 from shardfold.planner.select import Ranking
 from shardfold.planner.step_bound import CaseBound
 from virtual.drawing import graphs
+from virtual.sketch import Sketch
 
 PLACES = [("2xa100", "2"), ("4xa100", "2x2"), ("2x2xh100", "2x2"), ("2x2x1080ti", "2x2")]
 SIZES = (64, 512, 4096)  # so that work and links take about as long as one another
@@ -130,3 +131,12 @@ def test_an_error_in_the_sums_is_noticed(monkeypatch: pytest.MonkeyPatch) -> Non
 
     look()
     assert any(seen)
+
+
+def test_a_parameter_that_is_only_sliced_gives_back_no_memory_that_it_never_took() -> None:
+    sketch = Sketch()
+    product_ = sketch.linear(sketch.input(64, 64), sketch.parameter(64, 64))
+    case = case_of(sketch.graph(sketch.sum(sketch.relu(product_))), PLACES[0], "roofline", 1)
+    bound = raised(case)
+    for each in all_simulated(case):
+        assert bound.held_bytes(np.array(each.choice)).max() <= each.peak_bytes

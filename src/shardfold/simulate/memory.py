@@ -23,7 +23,7 @@ import numpy as np
 from shardfold.costs.activations import Region, extras, keeps_results, kept_operands
 from shardfold.costs.memory_format import aliases, fusion_of
 from shardfold.costs.operator_steps import points
-from shardfold.costs.steps import Collective, Step
+from shardfold.costs.steps import Collective, Compute, Step
 from shardfold.graph import Graph
 from shardfold.graph.graph import ITEM_BYTES
 from shardfold.operators import Extra
@@ -331,8 +331,9 @@ class Footprint:
         row = row_of(at.needed, decoded.choice[at.target])
         used = at_place.facts.local_bytes(tensor, row, at_place.shape)
         stored = at_place.stored_bytes(at.source)
-        values = decoded.moves(edge)[0]
-        found = GatheredParameter(used if values else 0.0)
+        steps = decoded.moves(edge)[0]
+        is_copied = any(isinstance(s, Compute) or s.kind != "slice" for s in steps)
+        found = GatheredParameter(used if is_copied else 0.0)
         assert at.regathers is not None
         found.regathered = bool(at.regathers[decoded.choice[at.source]]) and not at.is_recomputed
         if at.has_gradient:
