@@ -7,8 +7,9 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
-# A worker that is done takes tests over from the other: both are busy to the end.
-PYTEST := $(BIN)/pytest -n 2 --dist worksteal
+# A worker that is done takes tests over from the others: all are busy to the end. There are three for
+# two cores, as tests of several processes wait for one another.
+PYTEST := $(BIN)/pytest -n 3 --dist worksteal
 
 .PHONY: demo test quick fuzz lint types imports unit docs clean
 

@@ -21,7 +21,7 @@ def compared(name: str, cluster: str, **options: object) -> Comparison:
     if zoo.entry(name).source.startswith("Hugging"):
         pytest.importorskip("transformers")
     module, args, kwargs = zoo.build(name)
-    given = {"effort": QUICK, **options}
+    given = {"effort": QUICK, "prefer": "speed", **options}
     return sf.compare(module, args, kwargs, cluster=cluster, **given)  # type: ignore[arg-type]
 
 
@@ -45,7 +45,7 @@ def test_exact_is_never_slower(name: str, cluster: str) -> None:
 
 def test_the_plan_and_the_strategies_are_what_plan_says() -> None:
     module, args, kwargs = zoo.build("alexnet-tiny")
-    plan = sf.plan(module, args, kwargs, cluster="2x4xh100", mesh="2x4")
+    plan = sf.plan(module, args, kwargs, cluster="2x4xh100", mesh="2x4", prefer="speed")
     found = compared("alexnet-tiny", "2x4xh100", mesh="2x4")
     by_name = {r.method: r for r in found.results}
     e = plan.estimate
