@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from captures import captured_anew
 from shardfold import zoo
 from shardfold.capture import capture_program
 from shardfold.capture.experts import described
@@ -97,7 +98,8 @@ def test_only_the_gradient_that_is_wanted_is_made(wanted: str) -> None:
 def test_a_block_of_experts_sorts_its_rows_once(monkeypatch):
     model, args, kwargs = zoo.build("mixtral-8x7b-tiny", device="cpu")
     monkeypatch.setattr("shardfold.capture.export.one_operator", nullcontext)  # an operator each
-    program = capture_program(model, args, kwargs)
+    with captured_anew():
+        program = capture_program(model, args, kwargs)
     lowered = alone(program, find_subdims(program.graph, rules_of(program.graph)))
     module = assemble(model, program, lowered, Settings())
     calls = []
