@@ -28,7 +28,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import groupby
+from itertools import groupby, takewhile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -289,49 +289,73 @@ def in_model(regions: Regions, graph: Graph) -> tuple[tuple[int, int], ...]:
     """What runs again of the whole model, as stretches (first, end) that each lie in one block."""
     again = set(regions.ops)
     order = operator_order(graph)
-    path = [_block_path(op.origin.module) for op in graph.ops]
+    block_of = {op: block.start for block in _alike(graph) for op in block}
     places = [(at, op, copy) for at, (op, _, copy) in enumerate(order) if op in again]
 
     def stretch(numbered: tuple[int, tuple[int, int, int | None]]) -> object:
         number, (at, op, copy) = numbered
-        return at - number, path[op], copy
+        return at - number, block_of[op], copy
 
     groups = (list(each) for _, each in groupby(enumerate(places), stretch))
     return tuple((each[0][1][0], each[-1][1][0] + 1) for each in groups)
 
 
-def _alike(graph: Graph) -> Iterator[range]:
-    """The blocks of which there are enough of one kind, long enough."""
-    blocks = [block for block in _blocks(graph) if len(block) >= FEWEST_OPERATORS]
+def _alike(graph: Graph) -> list[range]:
+    """The blocks of which there are enough of one kind, long enough; inner ones come first."""
+    found: list[range] = []
+    inside: set[int] = set()  # of the blocks that were found
+    for depth in range(_depth(graph), 0, -1):
+        new = [block for block in _alike_at(graph, depth) if inside.isdisjoint(block)]
+        inside.update(*new)
+        found += new
+    return sorted(found, key=lambda block: block.start)
+
+
+def _alike_at(graph: Graph, depth: int) -> list[range]:
+    blocks = [block for block in _blocks(graph, depth) if len(block) >= FEWEST_OPERATORS]
     kinds = [tuple(graph.ops[i].kind for i in block) for block in blocks]
     many: Counter[tuple[str, ...]] = Counter()
     for block, kind in zip(blocks, kinds, strict=True):
         many[kind] += _stands_for(graph, block)
-    return (b for b, kind in zip(blocks, kinds, strict=True) if many[kind] >= FEWEST_BLOCKS)
+    return [b for b, kind in zip(blocks, kinds, strict=True) if many[kind] >= FEWEST_BLOCKS]
 
 
-def _blocks(graph: Graph) -> Iterator[range]:
+def _blocks(graph: Graph, depth: int) -> Iterator[range]:
     """Stretches of consecutive operators of one numbered module."""
-    paths = [_block_path(op.origin.module) for op in graph.ops]
+    paths = [_block_path(op.origin.module, depth) for op in graph.ops]
     for path, each in groupby(range(len(paths)), paths.__getitem__):
         members = list(each)
         if path:
             yield range(members[0], members[-1] + 1)
 
 
-def _block_path(module: str) -> str:
-    """The outermost numbered module on a path, or nothing; of a list of lists, the inner member.
+def _depth(graph: Graph) -> int:
+    """How deep lists of lists are nested."""
+    modules = {op.origin.module for op in graph.ops}
+    return max((_numbers(module.split("."))[1] for module in modules), default=0)
 
-    >>> _block_path("model.layers.3.mlp.experts.0.up"), _block_path("lm_head")
+
+def _block_path(module: str, depth: int) -> str:
+    """The outermost numbered module on a path, or nothing; of lists of lists, so many deep.
+
+    >>> _block_path("model.layers.3.mlp.experts.0.up", 2), _block_path("lm_head", 1)
     ('model.layers.3', '')
-    >>> _block_path("stages.0.2.conv1")
-    'stages.0.2'
+    >>> _block_path("stages.0.2.conv1", 1), _block_path("stages.0.2.conv1", 2)
+    ('stages.0', 'stages.0.2')
     """
     parts = module.split(".")
-    end = next((at for at, part in enumerate(parts) if at and part.isdecimal()), -1) + 1
-    while 0 < end < len(parts) and parts[end].isdecimal():
-        end += 1
-    return ".".join(parts[:end])
+    first, count = _numbers(parts)
+    return ".".join(parts[: first + min(count, depth)]) if count else ""
+
+
+def _numbers(parts: Sequence[str]) -> tuple[int, int]:
+    """Where the first numbers of a path are, and how many follow one another.
+
+    >>> _numbers("stages.0.2.conv1".split(".")), _numbers(["lm_head"])
+    ((1, 2), (1, 0))
+    """
+    first = next((at for at, part in enumerate(parts) if at and part.isdecimal()), len(parts))
+    return first, sum(1 for _ in takewhile(str.isdecimal, parts[first:]))
 
 
 def _stands_for(graph: Graph, block: range) -> int:
