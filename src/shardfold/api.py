@@ -127,9 +127,9 @@ class Planner:
 
         `methods` are names of `METHODS`; `effort` bounds what the other searches may spend. Methods
         are compared by their simulated steps: the plan's is no longer than that of any baseline
-        that fits in memory, unless pins make it so. `selected` is what `plan` returns,
-        `additive-optimum` the optimum of the additive cost. `save_plans` is a folder that gets a
-        plan of every method that has one.
+        that fits in memory, unless pins make it so, or, by up to 0.5%, a preference other than
+        speed. `selected` is what `plan` returns, `additive-optimum` the optimum of the additive
+        cost. `save_plans` is a folder that gets a plan of every method that has one.
         """
         check_methods(methods)
         asked = self._asked(Request(), cluster, {**self.options, **options})
