@@ -19,7 +19,7 @@ first or reduced after it. `docs/explanation/proof.md` derives them from the sim
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from shardfold.costs.activations import Regions
 from shardfold.costs.decision_graph import Edge, Leg, Vertex
-from shardfold.costs.model import CostModel, is_beside
+from shardfold.costs.model import CostModel, is_beside, split_seconds
 from shardfold.costs.operator_steps import Tensors, operator_steps
 from shardfold.costs.parameters import Optimizer, sum_up_steps, update_steps
 from shardfold.costs.reshard import reshard_all
@@ -403,7 +403,7 @@ class Demands:
         return {k: seconds for k, seconds in found.items() if seconds.any()}
 
     def _work(self, found: Parts, step: Compute) -> None:
-        device, host = _apart(self.model, step)
+        device, host = split_seconds(self.model, step)
         if step.phase == "update":
             _add(found, self.asked.update, device)
         else:
@@ -420,15 +420,6 @@ class Demands:
                 if number not in found:
                     found[number] = np.zeros(cases)
                 found[number][step.rows] += seconds * often
-
-
-def _apart(model: CostModel, step: Compute) -> tuple[Values, Values]:
-    """Seconds of the device and of the host, for every case."""
-    if not getattr(model, "runs_ahead", False):
-        return model.compute_seconds(step), np.zeros(len(step.flops))
-    device: Callable[[Compute], Values] = model.device_seconds  # type: ignore[attr-defined]
-    host: Callable[[Compute], Values] = model.host_seconds  # type: ignore[attr-defined]
-    return device(step), host(step)
 
 
 def _add(found: Parts, number: int, seconds: Values) -> None:

@@ -56,16 +56,16 @@ def is_beside(model: CostModel, step: Collective) -> bool:
     return takes is None or not takes(step)
 
 
-def split_seconds(model: CostModel, step: Compute) -> tuple[float, float]:
-    """Seconds of one case's work on the device, and of the host that asks for it ahead.
+def split_seconds(model: CostModel, step: Compute) -> tuple[Values, Values]:
+    """Seconds of work on the device, and of the host that asks for it ahead, for each case.
 
     A model that does not tell them apart has no host.
     """
     if not getattr(model, "runs_ahead", False):
-        return float(model.compute_seconds(step)[0]), 0.0
+        return model.compute_seconds(step), np.zeros(len(step.flops))
     device: Callable[[Compute], Values] = model.device_seconds  # type: ignore[attr-defined]
     host: Callable[[Compute], Values] = model.host_seconds  # type: ignore[attr-defined]
-    return float(device(step)[0]), float(host(step)[0])
+    return device(step), host(step)
 
 
 def price(steps: Steps, model: CostModel, micro_batches: int = 1) -> Values:

@@ -168,7 +168,8 @@ class DecodedChoice:
         """The device's seconds of a step of work, and the host's, where it asks ahead of it."""
         found = self.worked_before.get(id(step))
         if found is None:
-            found = self.worked_before[id(step)] = split_seconds(self.model, step)
+            device, host = split_seconds(self.model, step)
+            found = self.worked_before[id(step)] = float(device[0]), float(host[0])
         return found
 
     def total(self, step: Step) -> float:
