@@ -23,11 +23,11 @@ import math
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 
 from shardfold.graph import Graph
 from shardfold.operators import Operator
 from shardfold.operators.kernels import Fused
+from shardfold.search.minimum_cut import SINK, SOURCE, Arc, minimum_cut
 from shardfold.sharding import Subdims
 
 # Memory that a description says to be new, but made element by element.
@@ -228,26 +228,30 @@ class _Fuser:
         itself = {
             t for i, each in enumerate(needed) for t in each if not self.fuses[i]
         }  # what a kernel reads is not made again
-        flow = _Flow()
         wanted = {t for each in needed for t in each}
-        seen, asked = set(wanted), deque(wanted)
+        entrance: dict[int, int] = {}  # a tensor is kept by the arc from there to the next vertex
+        arcs: list[Arc] = []
+
+        def into(tensor: int) -> int:
+            if tensor not in entrance:
+                entrance[tensor] = 2 + 2 * len(entrance)
+                asked.append(tensor)
+            return entrance[tensor]
+
+        asked: deque[int] = deque()
+        for tensor in wanted:
+            arcs.append((into(tensor) + 1, SINK, math.inf))
         while asked:
             tensor = asked.popleft()
-            flow.add(("in", tensor), ("out", tensor), self.size(tensor))
-            at = self.writer[tensor]
-            if tensor in wanted:
-                flow.add(("out", tensor), SINK, math.inf)
+            at, here = self.writer[tensor], entrance[tensor]
+            arcs.append((here, here + 1, self.size(tensor)))
             if tensor in itself or not self.fuses[at]:
-                flow.add(SOURCE, ("in", tensor), math.inf)
+                arcs.append((SOURCE, here, math.inf))
                 continue
-            for each in set(map(self.root, self.graph.ops[at].inputs)):
-                if self.is_activation(each):
-                    flow.add(("out", each), ("in", tensor), math.inf)
-                    if each not in seen:
-                        seen.add(each)
-                        asked.append(each)
-        cut = flow.cut_nearest_to_sink()
-        return frozenset(t for t in seen if ("in", t) not in cut and ("out", t) in cut)
+            for each in filter(self.is_activation, set(map(self.root, self.graph.ops[at].inputs))):
+                arcs.append((into(each) + 1, here, math.inf))
+        _, made = minimum_cut(2 + 2 * len(entrance), arcs, nearest="sink")
+        return frozenset(t for t, v in entrance.items() if v in made and v + 1 not in made)
 
     def _sources(self, tensor: int, kept: frozenset[int]) -> set[int]:
         """What is read to make a tensor once more."""
@@ -402,76 +406,3 @@ class _Fuser:
                     else Fused(before.forward_bytes, each.bytes, before.forward_kernels, calls)
                 )
         return tuple(found)
-
-
-SOURCE, SINK = "source", "sink"
-
-
-class _Flow:
-    """A network of capacities, and its minimum cut (Edmonds and Karp, by blocking flows)."""
-
-    def __init__(self) -> None:
-        self.near: dict[object, dict[object, float]] = {SOURCE: {}, SINK: {}}
-
-    def add(self, start: object, end: object, capacity: float) -> None:
-        """An edge; twice the same is one as wide as both."""
-        self.near.setdefault(start, {})
-        self.near.setdefault(end, {})
-        self.near[start][end] = self.near[start].get(end, 0.0) + capacity
-        self.near[end].setdefault(start, 0.0)
-
-    def cut_nearest_to_sink(self) -> set[object]:
-        """The nodes on the side of the sink, of all minimum cuts the one with the fewest."""
-        while levels := self._levels():
-            left = {node: list(ends) for node, ends in self.near.items()}
-            while self._push(levels, left):
-                pass
-        found: set[object] = {SINK}
-        asked: deque[object] = deque([SINK])
-        reversed_near: dict[object, list[object]] = {}
-        for start, ends in self.near.items():
-            for end, room in ends.items():
-                if room > 0:
-                    reversed_near.setdefault(end, []).append(start)
-        while asked:
-            for start in reversed_near.get(asked.popleft(), ()):
-                if start not in found:
-                    found.add(start)
-                    asked.append(start)
-        return found
-
-    def _levels(self) -> dict[object, int] | None:
-        levels: dict[object, int] = {SOURCE: 0}
-        queue: deque[object] = deque([SOURCE])
-        while queue:
-            node = queue.popleft()
-            for end, room in self.near[node].items():
-                if room > 0 and end not in levels:
-                    levels[end] = levels[node] + 1
-                    queue.append(end)
-        return levels if SINK in levels else None
-
-    def _push(self, levels: Mapping[object, int], left: dict[object, list[object]]) -> bool:
-        """One way through the network, by levels; False if there is none left."""
-        way: list[object] = [SOURCE]
-        while way[-1] != SINK:
-            node = way[-1]
-            while left[node]:
-                end = left[node][-1]
-                if self.near[node][end] > 0 and levels.get(end, -1) == levels[node] + 1:
-                    way.append(end)
-                    break
-                left[node].pop()
-            else:
-                way.pop()
-                if not way:
-                    return False
-                left[way[-1]].pop()
-        pairs = list(pairwise(way))
-        room = min(self.near[a][b] for a, b in pairs)
-        if math.isinf(room):
-            raise ValueError("What is needed cannot be kept.")
-        for a, b in pairs:
-            self.near[a][b] -= room
-            self.near[b][a] += room
-        return True
