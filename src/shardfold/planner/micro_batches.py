@@ -3,7 +3,8 @@
 Micro-batches cost time and save the memory of activations, so more than one is tried only where
 the limit binds: `auto` where nothing fits otherwise, and then takes the faster of the first number
 that does and the next; `search` wherever something faster does not fit, and takes the fastest.
-Numbers are powers of two that divide the batch.
+Numbers are powers of two that divide the batch. Where none fits, the one that needs least is
+searched once more, for the smallest plan there is.
 
 `Captures` has the model captured for each number of micro-batches, when it is first needed.
 """
@@ -15,13 +16,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from shardfold.errors import InfeasibleError, InputError, ModelError
 from shardfold.graph import Graph
 from shardfold.planner.batch_slices import Samples, check_alike, first_part, samples_in
 from shardfold.planner.options import MicroBatches
-from shardfold.planner.select import HINT, Selection
+from shardfold.planner.select import Selection
 from shardfold.sharding import Subdims
 
 if TYPE_CHECKING:
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
 
 LITTLE = 0.995  # of what half as many need: more micro-batches will hardly need less
 
-Select = Callable[[int], Selection]
+Select = Callable[[int, bool], Selection]  # of a number; whether no other is tried after it
 Tried = Selection | InfeasibleError
 
 
@@ -43,12 +45,21 @@ def choose_micro_batches(
     if isinstance(wish, int):
         if wish > 1:
             check_number(wish, samples())
-        return select(wish)
+        return select(wish, True)
     whole = next(_try_each(select, [1]))
     if isinstance(whole, Selection) and (whole.fits if wish == "auto" else not whole.is_bound):
         return whole
-    tries = _try_each(select, samples().divisors())
-    return _take_first(whole, tries) if wish == "auto" else _take_fastest(whole, tries)
+    numbers = samples().divisors()
+    take = _take_first if wish == "auto" else _take_fastest
+    tried = take(whole, _try_each(select, numbers))
+    best = min(tried, key=_seconds)
+    if isinstance(best, Selection) and best.fits:
+        return best
+    needed = [each.needed_bytes for each in tried]
+    least = needed.index(min(needed))
+    if isinstance(whole, InfeasibleError):
+        return select((1, *numbers)[least], True)
+    return replace(whole, smallest_bytes=needed[least])
 
 
 def check_number(count: int, samples: Samples) -> None:
@@ -70,7 +81,7 @@ def _try_each(select: Select, numbers: Sequence[int]) -> Iterator[Tried]:
     for number in numbers:
         found: Tried
         try:
-            found = select(number)
+            found = select(number, False)
         except InfeasibleError as error:
             found = error
         except ModelError:
@@ -85,43 +96,27 @@ def _seconds(tried: Tried) -> float:
     return tried.winner.seconds if isinstance(tried, Selection) and tried.fits else math.inf
 
 
-def _take_first(whole: Tried, tries: Iterator[Tried]) -> Selection:
-    """The faster of the first number of micro-batches that fits and the next one."""
+def _take_first(whole: Tried, tries: Iterator[Tried]) -> list[Tried]:
+    """Up to the number of micro-batches after the first that fits."""
     tried = [whole]
     for found in tries:
         tried.append(found)
         if isinstance(found, Selection) and found.fits:
-            return _fastest([found, next(tries, found)])
+            return [*tried, *islice(tries, 1)]
         if len(tried) > 2 and found.needed_bytes > LITTLE * tried[-2].needed_bytes:
             break
-    return _fastest(tried)
+    return tried
 
 
-def _take_fastest(whole: Tried, tries: Iterator[Tried]) -> Selection:
-    """The fastest that fits; more micro-batches that fit and gain nothing end it."""
+def _take_fastest(whole: Tried, tries: Iterator[Tried]) -> list[Tried]:
+    """Up to the number of micro-batches that fits and gains nothing."""
     tried = [whole]
     for found in tries:
         is_slower = _seconds(found) >= min(map(_seconds, tried))
         tried.append(found)
         if is_slower and _seconds(found) < math.inf:
             break
-    return _fastest(tried)
-
-
-def _fastest(tried: Sequence[Tried]) -> Selection:
-    """The fastest that fits. Where none does, the whole batch at once, or its refusal.
-
-    Both say what is needed at least: the fewest bytes of all that was tried.
-    """
-    best, whole = min(tried, key=_seconds), tried[0]
-    if isinstance(best, Selection) and best.fits:
-        return best
-    smallest = min(tried, key=lambda each: each.needed_bytes)
-    needed = smallest.needed_bytes
-    if isinstance(whole, InfeasibleError):
-        hint = smallest.hint if isinstance(smallest, InfeasibleError) else HINT
-        raise InfeasibleError(needed_bytes=needed, limit_bytes=whole.limit_bytes, hint=hint)
-    return replace(whole, smallest_bytes=needed)
+    return tried
 
 
 class Captures:

@@ -43,28 +43,35 @@ def select_plan(
 ) -> Selection:
     """The fastest step that fits, over the numbers of micro-batches that are wished for."""
 
-    def select(count: int) -> Selection:
+    def select(count: int, is_last: bool) -> Selection:
         graph = captures.graph(count)
         if request.pricing.profile is not None:
             check_profile(request.pricing.profile, request.cluster, graph)
         stage = "search" if count == 1 else f"searching with {count} micro-batches"
         asked = replace(request, micro_batches=count)
-        return select_for(graph, asked, lambda done, total: watch(Stage(stage, done, total)))
+        shares = SHARES if is_last else ()
+        return select_for(
+            graph, asked, lambda done, total: watch(Stage(stage, done, total)), shares
+        )
 
     return choose_micro_batches(micro_batches, select, lambda: captures.samples)
 
 
-def select_for(graph: Graph, request: ResolvedRequest, watch: MeshWatch) -> Selection:
+def select_for(
+    graph: Graph, request: ResolvedRequest, watch: MeshWatch, shares: Sequence[float] = SHARES
+) -> Selection:
     """The fastest step that fits, for one graph; pins are held against the one without them."""
     cases = Cases(graph, request)
-    selection = _select(cases, request, watch)
+    selection = _select(cases, request, watch, shares)
     if not request.pins:
         return selection
-    unpinned = _select(cases, replace(request, pins=()), watch)
+    unpinned = _select(cases, replace(request, pins=()), watch, shares)
     return replace(selection, pins=tuple(request.pins), unpinned=unpinned)
 
 
-def _select(cases: Cases, request: ResolvedRequest, watch: MeshWatch) -> Selection:
+def _select(
+    cases: Cases, request: ResolvedRequest, watch: MeshWatch, shares: Sequence[float]
+) -> Selection:
     """Searched, proposed, simulated, selected."""
     if not request.pricing.overlaps:
         return search_meshes(cases, request, watch)
@@ -76,7 +83,7 @@ def _select(cases: Cases, request: ResolvedRequest, watch: MeshWatch) -> Selecti
             _simulate_proposals((propose_recomputed,), groups, ranking)
         _simulate_proposals((propose_refined,), groups, ranking)
     if not ranking.has_fitting and request.limit_bytes is not None:
-        found = _find_smallest(cases, request, watch)
+        found = _find_smallest(cases, request, watch, shares)
         if found.peak_bytes > request.limit:
             needed, limit = found.peak_bytes, request.limit
             hint = hint_for(found, limit)
@@ -146,14 +153,16 @@ def _drop_repeated(searched: Sequence[Candidate]) -> Group:
     return tuple({(str(c.case.mesh), bool(c.case.recomputed)): c for c in searched}.values())
 
 
-def _find_smallest(cases: Cases, request: ResolvedRequest, watch: MeshWatch) -> Candidate:
-    """The candidate with the smallest peak: from the fewest bytes on, as long as less is met.
+def _find_smallest(
+    cases: Cases, request: ResolvedRequest, watch: MeshWatch, shares: Sequence[float]
+) -> Candidate:
+    """The candidate with the smallest peak: from the fewest bytes on, at ever lower limits.
 
     It does not depend on the limit that was asked for, so what is said to be needed is met.
     """
     groups = [each.searched for each in _search_unlimited(cases, request, watch)]
     best = min(map(simulate, list_smallest(groups)), key=lambda c: c.peak_bytes)
-    for share in SHARES:
+    for share in shares:
         fixed = best.case.fixed_bytes
         lower = min(fixed + share * (best.peak_bytes - fixed), best.peak_bytes - 1)
         asked = replace(request, limit_bytes=lower)

@@ -26,8 +26,11 @@ class Selections:
         self.cases = {int(key[1:]): value for key, value in cases.items()}
         self.given, self.asked = given, []
 
-    def __call__(self, count: int) -> Selection:
-        self.asked.append(count)
+    def __call__(self, count: int, is_last: bool) -> Selection:
+        if is_last:
+            self.last = count
+        else:
+            self.asked.append(count)
         peak, seconds = self.cases[count]
         if peak > LIMIT and self.given:
             raise InfeasibleError(needed_bytes=peak, limit_bytes=LIMIT)
@@ -61,6 +64,7 @@ def test_what_is_needed_is_the_least_of_all_that_was_tried():
         choose_micro_batches("auto", selections, lambda: BATCH)
     assert refused.value.needed_bytes == 225
     assert selections.asked == [1, 2, 4, 8, 16]
+    assert selections.last == 16
 
 
 def test_more_are_not_tried_where_they_hardly_save_memory():
