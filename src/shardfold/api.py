@@ -293,7 +293,10 @@ class Planner:
             self._progress(f"a batch of {samples}")(0, 1)
             return price(self._with_batch(samples / first[0]), samples)
 
-        found = largest(try_batch, unit)[0] if wish == "max" else best(try_batch, unit)
+        limit = asked.search.limit
+        found = (
+            largest(try_batch, unit, limit)[0] if wish == "max" else best(try_batch, unit, limit)
+        )
         return self._with_batch(found.samples / first[0]), found.samples
 
     def _try_strategy(self, samples: int, strategy: str, stack: str) -> Tried:

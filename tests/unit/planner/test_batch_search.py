@@ -12,28 +12,30 @@ from shardfold.errors import InputError
 from shardfold.planner.batch_search import MOST, Tried, best, largest
 
 
-@given(st.integers(1, 64), st.integers(0, 10_000))
-def test_one_more_does_not_fit(unit: int, limit: int) -> None:
+@given(st.integers(1, 64), st.integers(0, 10_000), st.sampled_from([0.5, 1.0, 2.0]))
+def test_one_more_does_not_fit(unit: int, limit: int, power: float) -> None:
+    """However memory grows."""
+
     def try_batch(samples: int) -> Tried:
-        return Tried(samples, float(samples), float(samples), samples <= limit)
+        return Tried(samples, float(samples), float(samples) ** power, samples <= limit)
 
     if limit < unit:
         with pytest.raises(InputError, match=f"Not even a batch of {unit} samples fits"):
-            largest(try_batch, unit)
+            largest(try_batch, unit, limit**power)
         return
-    found, tried = largest(try_batch, unit)
+    found, tried = largest(try_batch, unit, limit**power)
     assert found.samples == limit // unit * unit
-    assert len(tried) <= 2 * limit.bit_length() + 2
-    assert best(try_batch, unit) == found
+    assert len(tried) <= (6 if power == 1 else 6 * limit.bit_length() + 6)
+    assert best(try_batch, unit, limit**power) == found
 
 
 def test_what_always_fits_ends_somewhere() -> None:
-    found, _ = largest(lambda n: Tried(n, 1.0, 0.0, True), 8)
+    found, _ = largest(lambda n: Tried(n, 1.0, 0.0, True), 8, 1.0)
     assert MOST // 2 < found.samples <= MOST
 
 
 def test_the_best_rate_need_not_be_the_largest() -> None:
-    found = best(lambda n: Tried(n, -abs(n - 30.0), float(n), n <= 100), 8)
+    found = best(lambda n: Tried(n, -abs(n - 30.0), float(n), n <= 100), 8, 100.0)
     assert found.samples == 32
 
 
