@@ -239,8 +239,10 @@ class Demands:
         """Of the operator that a decision belongs to: the one that reads a parameter first."""
         if vertex.what == "op":
             return zones[vertex.index]
-        readers = (i for i, op in enumerate(self.graph.ops) if vertex.index in op.inputs)
-        return zones[next(readers, 0)] if vertex.what == "parameter" else 0
+        if vertex.what != "parameter":
+            return 0
+        readers = self.graph.readers().get(vertex.index)
+        return zones[readers[0][0] if readers else 0]
 
     def _edge_zone(self, edge: Edge) -> int:
         """Of the operator that moves what goes along an edge."""

@@ -96,11 +96,8 @@ class Held:
         if not tensor.requires_grad:
             return np.array([size] * MOMENTS)
         always = 1 + self.optimizer.states + (self.tables.micro_batches > 1)
-        flows = any(
-            self.graph.has_gradient(op)
-            for op, each in enumerate(self.graph.ops)
-            if vertex.index in each.inputs
-        )
+        readers = self.graph.readers().get(vertex.index, ())
+        flows = any(self.graph.has_gradient(op) for op, _ in readers)
         alone = self.tables.micro_batches == 1 and flows
         return np.array([size * always, size * (always + alone)])
 
@@ -169,18 +166,15 @@ def early_in_backward(graph: Graph, subdims: Subdims, mesh: Mesh) -> tuple[list[
     layers = _layers(graph)
     roots = _roots(graph, subdims, devices)
 
-    def held(at: int) -> float:
-        return sum(
-            root.bytes * layers[root.writer][1]
-            for root in roots
-            if root.until is not None and root.until <= at
-        )
-
-    moments = {len(graph.ops): held(len(graph.ops))}
-    gradients = {len(graph.ops): 0.0}
-    for op in range(max((each.end for each in graph.repeats), default=0), len(graph.ops)):
-        gradients[op] = _gradient_bytes(graph, subdims, op) / devices
-        moments[op] = held(op) + gradients[op]
+    count, first = len(graph.ops), max((each.end for each in graph.repeats), default=0)
+    kept = np.zeros(count + 1)  # whose backward is the last that needs it
+    for root in roots:
+        if root.until is not None:
+            kept[root.until] += root.bytes * layers[root.writer][1]
+    held = np.cumsum(kept)  # at the backward of each operator
+    gradients = {count: 0.0}
+    gradients |= {op: _gradient_bytes(graph, subdims, op) / devices for op in range(first, count)}
+    moments = {op: float(held[op]) + size for op, size in gradients.items()}
     best = max(moments, key=moments.__getitem__)
     alive = [root for root in roots if root.until is None or root.until <= best]
     return list(_cells(layers, alive)), gradients[best]

@@ -10,6 +10,7 @@ import hashlib
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import takewhile
 from typing import Any, Literal
 
@@ -150,7 +151,7 @@ class Op:
         object.__setattr__(self, "inputs", tuple(operand.tensor for operand in self.operands))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Graph:
     """Operators in execution order over a list of tensors; `loss` is the tensor to minimise."""
 
@@ -175,6 +176,10 @@ class Graph:
 
     def readers(self) -> dict[int, list[tuple[int, int]]]:
         """For each tensor that is read: (operator index, operand position) of every reader."""
+        return self._readers
+
+    @cached_property
+    def _readers(self) -> dict[int, list[tuple[int, int]]]:
         found: dict[int, list[tuple[int, int]]] = {}
         for i, op in enumerate(self.ops):
             for k, tensor in enumerate(op.inputs):

@@ -515,8 +515,9 @@ class _Builder:
         graph, part = self.scheduler.graph, self.part
         read = {t for op in graph.ops for t in op.inputs}
         here = {t for op in [*part.makes_again(graph), *part.ops] for t in graph.ops[op].inputs}
+        elsewhere = read - here
         for index, tensor in enumerate(graph.tensors):
-            if index in read - here or (index not in read and part.ops.start):
+            if index in elsewhere or (index not in read and part.ops.start):
                 continue
             if tensor.role in ("input", "buffer"):
                 times = self.whole.decoded.micro_batches if tensor.role == "input" else 1
