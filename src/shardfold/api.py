@@ -40,6 +40,7 @@ from shardfold.planner.estimate import estimate as estimate_stated
 from shardfold.planner.estimated import Estimated
 from shardfold.planner.micro_batches import Captures, check_number
 from shardfold.planner.options import Options, Request
+from shardfold.planner.pipeline_bound import PipelineBound
 from shardfold.planner.pipelines import PipelinePlan, micro_batches_for, search_pipelines
 from shardfold.planner.planner import select_plan
 from shardfold.planner.scaling import ScaleRow, Scaling
@@ -568,6 +569,7 @@ class Planner:
             captures.graph,
             lambda stages: micro_batches_for(stages, asked.request.micro_batches, captures.samples),
             asked.search,
+            PipelineBound.of([c.case for c in selection.searched]),
             wish if isinstance(wish, int) else None,
             selection.winner.seconds if selection.fits else math.inf,
             self.watch,

@@ -1,12 +1,12 @@
 """Pipelines: how many stages and micro-batches, which schedule, which splits, and where to cut.
 
     for stages:               equal parts of the cluster, the outermost links between them
-        for micro-batches:
-            for meshes:       of one part, with activations kept and with blocks recomputed
-                for choices:  the least additive cost, baselines, what fits in memory
+        for micro-batches:    that the bound on pipelines leaves a chance    pipeline_bound.py
+            for meshes:       of one part, at most two axes, blocks recomputed where memory binds
+                for choices:  the least additive cost, what fits in memory, and baselines
                     cut:      the slowest stage as fast as can be, within memory
-                    simulate all stages
-    for the best few:         GPipe and interleaved schedules, equal layers
+                    simulate all stages, one after the other or in chunks of the model
+    for the best:             finer meshes, GPipe, equal layers
 
 All stages have meshes of one shape, and one choice of splits is made for the whole model on it.
 Then the sum of the stages' times does not depend on where the model is cut, and the least step,
@@ -24,8 +24,8 @@ from itertools import accumulate, pairwise
 
 import numpy as np
 
-from shardfold.cluster import Cluster
-from shardfold.costs.activations import Regions
+from shardfold.cluster import Cluster, Mesh
+from shardfold.costs.activations import KEEP_ALL, Regions
 from shardfold.errors import (
     ClusterError,
     InfeasibleError,
@@ -42,6 +42,7 @@ from shardfold.planner.batch_slices import Samples
 from shardfold.planner.case import Candidate, Case, Cases, ResolvedRequest, Source
 from shardfold.planner.micro_batches import check_number
 from shardfold.planner.options import MicroBatches
+from shardfold.planner.pipeline_bound import PipelineBound
 from shardfold.planner.proposals import MOST_HIDDEN, list_baselines
 from shardfold.planner.staged import Staged, StagePasses
 from shardfold.planner.stated_run import ChosenRun
@@ -51,9 +52,11 @@ from shardfold.simulate.parts import Part
 
 ROUNDS = 3  # of searches within another limit
 SHY = 0.99  # of the limit that a peak above it asks for
-FEW = 4  # pipelines whose stages are also cut into chunks
+FEW = 4  # pipelines of which GPipe and equal layers are tried
 MOST_CHUNKS = 8
-FEWEST = 2  # numbers of stages for which other numbers of micro-batches are tried
+CLOSE = 0.9  # of the step with the least additive cost: no baseline on that mesh is much shorter
+FEWEST = 3  # numbers of stages that are looked at, where there is a plan without to be beaten
+COARSE = 2  # axes of a stage's mesh at first: the stages are an axis, too
 PER_STAGE = (4, 2, 8, 1)  # micro-batches for each stage that are tried, the usual number first
 
 Known = dict[tuple[Part, bool], StagePasses]  # what parts of the model do under one choice
@@ -96,6 +99,13 @@ class PipelinePlan:
         return self.peak_bytes <= self.limit_bytes
 
     @property
+    def hoped_seconds(self) -> float:
+        """The step in as many chunks as there may be: all busy but for the first to arrive."""
+        pipeline, busy = self.setup.pipeline, self.staged.simulation.busy_seconds
+        waiting = (pipeline.devices - 1) / (pipeline.micro_batches * self.setup.most_chunks)
+        return sum(busy) / len(busy) * (1 + waiting)
+
+    @property
     def order(self) -> tuple[bool, float]:
         """What fits comes first, then the faster."""
         return not self.fits, self.seconds
@@ -122,15 +132,20 @@ class Setup:
         links: StageLinks,
         stages: int,
         micro_batches: int,
+        meshes: Sequence[Mesh],
     ) -> Setup:
-        """The model on every mesh of one part."""
+        """The model on some meshes of one part."""
         layers = Layers.of(graph)
         pipeline = Pipeline("1f1b", stages, micro_batches)
         untied = untie(graph, layers.parts(equal(len(layers), stages)))
-        meshes = links.stage.meshes()
         asked = replace(request, cluster=links.stage, meshes=meshes, micro_batches=micro_batches)
         cases = Cases(untied.graph, asked)
         return cls(request, links, graph, layers, pipeline, untied, asked, cases)
+
+    @property
+    def most_chunks(self) -> int:
+        """Of the model on one part."""
+        return max(1, min(MOST_CHUNKS, len(self.layers) // self.pipeline.devices))
 
     def regions(self) -> Iterator[Regions]:
         """What may be recomputed."""
@@ -163,36 +178,72 @@ def search_pipelines(
     graphs: Callable[[int], Graph],
     micro_batches: Callable[[int], Sequence[int]],
     request: ResolvedRequest,
+    bound: PipelineBound,
     wish: int | None,
     best_seconds: float,
     watch: Watch,
 ) -> PipelinePlan | None:
     """The fastest pipeline that fits; None where none is faster than `best_seconds`.
 
-    `micro_batches` lists the numbers to try for so many stages: the first is tried for every number
-    of stages, the others for the best. A wished-for number of stages is planned whatever it takes,
-    or refused with the reason.
+    `micro_batches` lists the numbers to try for so many stages: the first that may win is tried for
+    every number of stages, the others for the best. A wished-for number of stages is planned
+    whatever it takes, or refused with the reason.
     """
     numbers = [wish] if wish is not None else stage_numbers(request.cluster)
     search = _Search(request, math.inf if wish is not None else best_seconds)
-    refusals = list[ShardfoldError]()
+    refusals, seen = list[ShardfoldError](), set[tuple[int, int, bool]]()
 
-    def look(tries: Sequence[tuple[int, int]]) -> None:
+    def hopeful(stages: int) -> list[int]:
+        tries = micro_batches(stages)
+        return [m for m in tries if bound.least_step(stages, m) < search.best_seconds]
+
+    def setup(stages: int, count: int, *, finely: bool = False) -> Setup:
+        links = cut_cluster(request.cluster, stages)
+        check_layers(Layers.of(graphs(1)), stages, 1)
+        meshes = _finer(links.stage) if finely else links.stage.meshes(COARSE)
+        return Setup.of(graphs(count), request, links, stages, count, meshes)
+
+    def guess(stages: int) -> float:
+        try:
+            return _guessed_seconds(setup(stages, 1), hopeful(stages)[0], bound.host.model)
+        except ShardfoldError:
+            return math.inf
+
+    def look(tries: Sequence[tuple[int, int]], *, finely: bool = False) -> None:
         for number, (stages, count) in enumerate(tries):
+            if count not in hopeful(stages) or (stages, count, finely) in seen:
+                continue
+            seen.add((stages, count, finely))
             watch(Stage("searching pipelines", number, len(tries)))
             try:
-                links = cut_cluster(request.cluster, stages)
-                check_layers(Layers.of(graphs(1)), stages, 1)
-                search.look(Setup.of(graphs(count), request, links, stages, count))
+                search.look(setup(stages, count, finely=finely))
             except (ClusterError, InputError, ModelError) as error:
                 refusals.append(error)
 
-    look([(stages, micro_batches(stages)[0]) for stages in numbers])
-    few = search.best_stages() or numbers
-    look([(stages, count) for stages in few for count in micro_batches(stages)[1:]])
+    left = [stages for stages in numbers if hopeful(stages)]
+    if search.rival < math.inf and len(left) > FEWEST:
+        left = sorted(left, key=guess)[:FEWEST]
+    look([(stages, hopeful(stages)[0]) for stages in left if hopeful(stages)])
+    look([(stages, count) for stages in search.close() for count in micro_batches(stages)])
+    look(search.winning(), finely=True)
     if wish is not None and not search.found:
         raise refusals[0]
     return search.best()
+
+
+def _guessed_seconds(setup: Setup, micro_batches: int, host_seconds: float) -> float:
+    """A step of so many micro-batches, by the additive cost of the whole batch on each part."""
+    cases, stages = setup.cases, setup.pipeline.devices
+    meshes = range(len(cases.prices))
+    least = min(cases.on(mesh, KEEP_ALL, setup.asked).solve().cost for mesh in meshes)
+    waiting = (stages - 1) / (micro_batches * setup.most_chunks)
+    return max(least, host_seconds * micro_batches) / stages * (1 + waiting)
+
+
+def _finer(cluster: Cluster) -> list[Mesh]:
+    """The meshes of a part that are left out at first."""
+    known = set(map(str, cluster.meshes(COARSE)))
+    return [mesh for mesh in cluster.meshes() if str(mesh) not in known]
 
 
 @dataclass
@@ -204,19 +255,29 @@ class _Search:
     @property
     def best_seconds(self) -> float:
         """The fastest that fits so far."""
-        return min((each.seconds for each in self.found if each.fits), default=self.rival)
+        faster = (each for each in self.found if each.seconds < self.rival and each.fits)
+        return min((each.seconds for each in faster), default=self.rival)
 
-    def best_stages(self) -> list[int]:
-        """The numbers of stages of the fastest few."""
-        order = sorted(self.found, key=lambda each: each.order)
-        return list(dict.fromkeys(each.setup.pipeline.devices for each in order))[:FEWEST]
+    def close(self) -> list[int]:
+        """The number of stages of the fastest, where another number of micro-batches may win."""
+        best = min(self.found, key=lambda each: each.order, default=None)
+        if best is None or CLOSE * best.seconds >= self.rival:
+            return []
+        return [best.setup.pipeline.devices]
+
+    def winning(self) -> list[tuple[int, int]]:
+        """The stages and micro-batches of the fastest, where it beats the rival."""
+        fitting = [each for each in self.found if each.fits and each.seconds < self.rival]
+        best = min(fitting, key=lambda each: each.seconds, default=None)
+        return [] if best is None else [(best.setup.pipeline.devices, best.micro_batches)]
 
     def best(self) -> PipelinePlan | None:
-        """The fastest: of the best few, equal layers and other schedules are tried, too."""
-        order = sorted(self.found, key=lambda each: each.order)
+        """The fastest: of the best few, equal layers and GPipe are tried, too."""
+        hopeful = [each for each in self.found if each.hoped_seconds < self.rival]
+        order = sorted(hopeful, key=lambda each: each.order)
         firsts = {each.setup.pipeline.devices: each for each in reversed(order)}
         few = [*order[:FEW], *(each for each in firsts.values() if each not in order[:FEW])]
-        others = (other for each in few for other in (_equal_layers(each), *_rescheduled(each)))
+        others = (other for each in few for other in (_equal_layers(each), _as_gpipe(each)))
         won = min((*few, *others), key=lambda each: each.order, default=None)
         return won if won is None or won.seconds < self.rival else None
 
@@ -233,10 +294,11 @@ class _Search:
         fastest = Candidate(case, case.solve())
         if self._is_hopeless(setup, MOST_HIDDEN * fastest.solution.lower_bound):
             return
+        known = len(self.found)
         at = self._take(setup, fastest)
         for _ in range(ROUNDS):
             total = at.candidate.solution.bytes or 0.0
-            if at.fits or not total:
+            if at.hoped_seconds >= self.best_seconds or at.fits or not total:
                 break
             room = total * self.request.limit / at.peak_bytes * SHY
             try:
@@ -247,6 +309,8 @@ class _Search:
             if self._is_hopeless(setup, candidate.floor_seconds):
                 break
             at = self._take(setup, candidate)
+        if CLOSE * min(each.seconds for each in self.found[known:]) >= self.best_seconds:
+            return
         baselines = list_baselines([fastest], self.request.limit)
         for candidate in sorted(baselines, key=lambda c: c.floor_seconds):
             if not self._is_hopeless(setup, candidate.floor_seconds):
@@ -261,11 +325,13 @@ class _Search:
         return seconds / stages * (1 + (stages - 1) / (count * MOST_CHUNKS)) >= self.best_seconds
 
     def _take(self, setup: Setup, candidate: Candidate) -> PipelinePlan:
-        """Cut the model for a choice, and simulate it."""
+        """Cut the model for a choice, and simulate it; in chunks, too, where that may win."""
         chosen = alike(candidate, setup.untied)
         run = ChosenRun(chosen.case, chosen.case.decode(chosen.choice))
         found = cut_best(setup, chosen, run, setup.pipeline, {})
         self.found.append(found)
+        if found.hoped_seconds < self.best_seconds:
+            self.found += _in_chunks(found)
         return found
 
 
@@ -374,11 +440,15 @@ class _Cuts:
         return [b - a for a, b in pairwise(reversed(ends))]
 
 
-def _rescheduled(plan: PipelinePlan) -> Iterator[PipelinePlan]:
-    """The same splits with all forwards first, or several chunks of the model on every part."""
+def _as_gpipe(plan: PipelinePlan) -> PipelinePlan:
+    """The same splits with all forwards first."""
+    staged, gpipe = plan.staged, replace(plan.setup.pipeline, schedule="gpipe")
+    return cut_best(plan.setup, plan.candidate, staged.run, gpipe, staged.known)
+
+
+def _in_chunks(plan: PipelinePlan) -> Iterator[PipelinePlan]:
+    """The same splits with several chunks of the model on every part."""
     setup, staged = plan.setup, plan.staged
-    gpipe = replace(setup.pipeline, schedule="gpipe")
-    yield cut_best(setup, plan.candidate, staged.run, gpipe, staged.known)
     chunks = 2
     while chunks <= MOST_CHUNKS and setup.pipeline.devices * chunks <= len(setup.layers):
         try:

@@ -97,13 +97,8 @@ def _products(layers: Layers, request: ResolvedRequest) -> list[float]:
         else 0.0
         for op, rule in enumerate(subdims.rules)
     ]
-    stops = [*layers.starts[1:], layers.end]
-    lengths = {r.ops(k).start: r.length for r in graph.repeats for k in range(r.traced)}
-    each = [
-        sum(work[start : start + lengths[start] if start in lengths else stop])
-        for start, stop in zip(layers.starts, stops, strict=True)
-    ]
-    return [*each, sum(work[layers.end :])]
+    _, inside, after = layers.sums(work)
+    return [*inside, after]
 
 
 def _is_weighted(graph: Graph, op: int) -> bool:

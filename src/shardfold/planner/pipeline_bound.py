@@ -1,0 +1,131 @@
+"""How short the step of any pipeline is at least, before a single one is looked at.
+
+Take the work of all operators, each split as well as some mesh of the whole cluster allows, and
+spread it evenly over all devices. Take what the host needs to ask for it: once for every
+micro-batch, whatever its size. No schedule does better than this with the work of a pass, W:
+
+    a device does its share for every micro-batch      m x W / stages, at the mean
+    it waits until the stages before it are done with  a layer for each of them, at least:
+    the first micro-batch, forward and backward        (stages - 1) / 2 layers, at the mean
+    a micro-batch passes through all stages            W
+
+With one stage on a device (there are too few layers for chunks) those before it are all that it
+waits for. Let b be the stages' work: m x b_d + sum of b_j for j < d is within the step T for every
+d, and all b make up W. Where that is tight everywhere, b_d = T / m x (1 - 1/m)^d, so that
+T >= W / (1 - (1 - 1/m)^stages).
+
+Messages, reductions, updates, what is run again and memory count for nothing, so a pipeline that
+this leaves a chance may still lose. It is a bound as long as no operator in a part of the batch
+takes less, for each of the devices, than in the best of its splits over the whole cluster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import inf
+
+import numpy as np
+
+from shardfold.costs.model import split_seconds
+from shardfold.costs.operator_steps import Tensors, operator_steps
+from shardfold.costs.steps import Compute, Values
+from shardfold.operators import Access
+from shardfold.pipeline.cut import Layers, leaves_out_layers
+from shardfold.planner.case import Case
+
+ROUNDING = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Seconds of one pass, forward and backward: of the whole model, and of its shortest layer."""
+
+    model: float
+    layer: float
+
+    @classmethod
+    def of(cls, layers: Layers, seconds: Values) -> Work:
+        """The sums of what every operator takes."""
+        before, inside, after = layers.sums(seconds.tolist())
+        return cls(before + sum(inside) + after, min(inside, default=0.0))
+
+    def times(self, factor: float) -> Work:
+        """So many times as much."""
+        return Work(factor * self.model, factor * self.layer)
+
+    def least_step(self, stages: int, micro_batches: int, layers: float) -> float:
+        """No pipeline whose passes take so long has a shorter step.
+
+        >>> Work(8.0, 1.0).least_step(2, 4, layers=8), Work(8.0, 4.0).least_step(2, 1, layers=2)
+        (16.5, 8.0)
+        """
+        if 2 * stages <= layers:
+            work = self.model * micro_batches / stages + self.layer * (stages - 1) / 2
+        else:
+            work = self.model / (1 - (1 - 1 / micro_batches) ** stages)
+        return max(work, self.model)
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineBound:
+    """What a step asks of all devices together, and of a host for every micro-batch."""
+
+    device: Work
+    host: Work
+    layers: float
+    devices: int
+
+    @classmethod
+    def of(cls, cases: Sequence[Case]) -> PipelineBound:
+        """From one graph on meshes of the whole cluster."""
+        graph, layers = cases[0].graph, Layers.of(cases[0].graph)
+        device, host = (np.full(len(graph.ops), inf) for _ in range(2))
+        for case in cases:
+            for ops, (spread, asked) in _each_table(case):
+                device[ops], host[ops] = (
+                    np.minimum(device[ops], spread),
+                    np.minimum(host[ops], asked),
+                )
+        works = [Work.of(layers, each) for each in (device, host)]
+        count: float = len(layers)
+        if leaves_out_layers(graph):  # what is counted as a layer is several
+            works, count = [Work(each.model, 0.0) for each in works], inf
+        whole = works[0].times(cases[0].tables.micro_batches)
+        return cls(whole, works[1], count, cases[0].request.cluster.size)
+
+    def least_step(self, stages: int, micro_batches: int) -> float:
+        """No pipeline of so many stages and micro-batches has a shorter step."""
+        share = stages / (self.devices * micro_batches)
+        works = (self.device.times(share), self.host)
+        return max(w.least_step(stages, micro_batches, self.layers) for w in works) * (1 - ROUNDING)
+
+
+def _each_table(case: Case) -> Iterator[tuple[list[int], tuple[float, float]]]:
+    """Operators that share a table, and the least that any of them takes (see `_least`)."""
+    sharing: dict[int, list[int]] = {}
+    for op, table in enumerate(case.tables.problem.costs[: len(case.graph.ops)]):
+        sharing.setdefault(id(table), []).append(op)
+    for ops in sharing.values():
+        seen: list[Access] = []  # alike operators may meet memory in different ways
+        found = []
+        for op in ops:
+            tensors = Tensors.of(case.graph, case.subdims, op)
+            if tensors.access not in seen:
+                seen.append(tensors.access)
+                found.append(_least(case, op, tensors))
+        yield ops, (min(each[0] for each in found), min(each[1] for each in found))
+
+
+def _least(case: Case, op: int, tensors: Tensors) -> tuple[float, float]:
+    """Seconds of all devices together for an operator's best split, and of the host for any."""
+    vertex = case.tables.vertices[op]
+    assert vertex.space is not None
+    configs = vertex.space.configs
+    device, host = np.zeros(len(configs)), np.zeros(len(configs))
+    for step in operator_steps(vertex.space, tensors, case.mesh, False).steps:
+        if isinstance(step, Compute):
+            work, asked = split_seconds(case.cost_model, step)
+            device, host = device + work, host + asked
+    parts = np.where(configs >= 0, np.array(case.mesh.shape, dtype=float), 1.0).prod(axis=1)
+    return float((device * parts).min()), float(host.min())
