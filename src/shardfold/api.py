@@ -41,7 +41,7 @@ from shardfold.planner.estimated import Estimated
 from shardfold.planner.micro_batches import Captures, check_number
 from shardfold.planner.options import Options, Request
 from shardfold.planner.pipeline_bound import PipelineBound
-from shardfold.planner.pipelines import PipelinePlan, micro_batches_for, search_pipelines
+from shardfold.planner.pipelines import SearchedPipelines, micro_batches_for, search_pipelines
 from shardfold.planner.planner import select_plan
 from shardfold.planner.scaling import ScaleRow, Scaling
 from shardfold.planner.select import HINT, Selection
@@ -538,8 +538,8 @@ class Planner:
             free = replace(asked, search=replace(search, limit_bytes=None))
             selection, searched = self._select(free, captures)
             selection = replace(selection, limit_bytes=search.limit)
-        piped, looked = self._pipelined(asked, selection)
-        won = selection.winner.case
+        pipelines, looked = self._pipelined(asked, selection)
+        won, piped = selection.winner.case, pipelines.plan
         if save_problem is not None:
             meta = {"cluster": search.cluster.name, "mesh": str(won.mesh), "unit": "seconds"}
             write_problem(won.unrolled.problem, save_problem, meta=meta)
@@ -551,14 +551,14 @@ class Planner:
             search_seconds=searched + looked,
             model=type(self.model).__name__,
             cuts=captures.cuts(won.tables.micro_batches if piped is None else piped.micro_batches),
-            piped=piped,
+            pipelines=pipelines,
         ).with_notes(*sorted(asked.notes))
 
-    def _pipelined(self, asked: _Asked, selection: Selection) -> tuple[PipelinePlan | None, float]:
+    def _pipelined(self, asked: _Asked, selection: Selection) -> tuple[SearchedPipelines, float]:
         """The best pipeline, where one is wished for or faster; seconds of search."""
         wish = asked.request.pipeline
         if wish in ("off", 1):
-            return None, 0.0
+            return SearchedPipelines(None, None), 0.0
         if not asked.search.pricing.overlaps:
             raise InputError("Stages are simulated, which these costs do not know: pipeline=off.")
         captures = self._captured(asked, short=asked.request.fold)
@@ -574,15 +574,18 @@ class Planner:
             selection.winner.seconds if selection.fits else math.inf,
             self.watch,
         )
-        if found is not None and not found.fits and wish == "auto":
-            found = None
-        fits = selection.fits if found is None else found.fits
+        best = found.plan
+        if best is not None and not best.fits and wish == "auto":
+            best = None
+        fits = selection.fits if best is None else best.fits
         if not fits and asked.request.memory_limit is not None:
-            peaks = [selection.needed_bytes, *([] if found is None else [found.peak_bytes])]
+            peaks = [selection.needed_bytes, *([] if best is None else [best.peak_bytes])]
             raise InfeasibleError(
                 needed_bytes=min(peaks), limit_bytes=asked.search.limit, hint=HINT
             )
-        return found, time.perf_counter() - started - (captures.seconds - before)
+        return replace(found, plan=best), time.perf_counter() - started - (
+            captures.seconds - before
+        )
 
     def _graph(self, plan: Plan, request: Request, factor: float = 1.0) -> Graph:
         """The whole graph of a micro-batch of the plan, of a batch that many times as large."""

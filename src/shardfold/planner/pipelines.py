@@ -174,6 +174,16 @@ def micro_batches_for(stages: int, wish: MicroBatches, samples: Samples) -> list
     return near or known[-1:] or [1]
 
 
+@dataclass(frozen=True)
+class SearchedPipelines:
+    """The fastest pipeline that fits, if it is faster than any plan without stages, and a bound."""
+
+    plan: PipelinePlan | None
+    bound_seconds: (
+        float | None
+    )  # no pipeline has a shorter step; None: the model has too few layers
+
+
 def search_pipelines(
     graphs: Callable[[int], Graph],
     micro_batches: Callable[[int], Sequence[int]],
@@ -182,8 +192,8 @@ def search_pipelines(
     wish: int | None,
     best_seconds: float,
     watch: Watch,
-) -> PipelinePlan | None:
-    """The fastest pipeline that fits; None where none is faster than `best_seconds`.
+) -> SearchedPipelines:
+    """The fastest pipeline that fits; none where none is faster than `best_seconds`.
 
     `micro_batches` lists the numbers to try for so many stages: the first that may win is tried for
     every number of stages, the others for the best. A wished-for number of stages is planned
@@ -228,7 +238,9 @@ def search_pipelines(
     look(search.winning(), finely=True)
     if wish is not None and not search.found:
         raise refusals[0]
-    return search.best()
+    possible = [(n, m) for n in numbers if n <= bound.layers for m in micro_batches(n)]
+    least = min((bound.least_step(*each) for each in possible), default=None)
+    return SearchedPipelines(search.best(), least)
 
 
 def _guessed_seconds(setup: Setup, micro_batches: int, host_seconds: float) -> float:

@@ -13,7 +13,7 @@ import msgspec
 from shardfold.costs.activations import in_model
 from shardfold.planner.case import Source
 from shardfold.planner.options import Request
-from shardfold.planner.pipelines import PipelinePlan
+from shardfold.planner.pipelines import PipelinePlan, SearchedPipelines
 from shardfold.planner.proposals import KNOWN
 from shardfold.planner.select import Selection
 from shardfold.plans.batch import inputs_of
@@ -57,18 +57,25 @@ def describe(
     search_seconds: float,
     model: str = "",
     cuts: Mapping[str, tuple[str, int]] | None = None,
-    piped: PipelinePlan | None = None,
+    pipelines: SearchedPipelines | None = None,
 ) -> Plan:
     """Put the decisions, their estimate and what was asked for into a plan.
 
     Where candidates were simulated, the plan has their figures, too; with pins, what they cost
     against the selection without. `cuts` are the inputs that are cut into micro-batches, by name:
-    their places, and the dims. `piped` is the pipeline that wins over the selection.
+    their places, and the dims. `pipelines` has the one that wins over the selection, if any does.
     """
+    piped = None if pipelines is None else pipelines.plan
     winner = selection.winner if piped is None else piped.as_candidate
     case, cluster = winner.case, selection.winner.case.request.cluster
     whole = case.decode(winner.choice)
     operators, parameters = every_operator(whole), every_parameter(whole)
+    estimate = (
+        _estimate(whole, selection)
+        if piped is None
+        else _piped_estimate(whole, selection, piped, winner.solution)
+    )
+    bound = None if pipelines is None else pipelines.bound_seconds
     return Plan(
         format=FORMAT,
         version=VERSION,
@@ -77,9 +84,7 @@ def describe(
             AxisEntry(axis.name, axis.size, case.request.cluster.levels[axis.level].name)
             for axis in case.mesh.axes
         ),
-        estimate=_estimate(whole, selection)
-        if piped is None
-        else _piped_estimate(whole, selection, piped, winner.solution),
+        estimate=msgspec.structs.replace(estimate, pipeline_lower_bound_seconds=bound),
         meshes=tuple(
             MeshEntry(
                 str(c.case.mesh),
@@ -139,7 +144,7 @@ def _piped_estimate(
 ) -> Estimate:
     """The figures of a pipeline beside those of the baselines without stages.
 
-    Sums are over all stages; no bound on other pipelines is proven.
+    Sums are over all stages.
     """
     totals = whole.totals()
     return msgspec.structs.replace(

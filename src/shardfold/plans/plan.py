@@ -213,8 +213,9 @@ class Estimate(Value, frozen=True):
     no overlap, a step is the additive cost. That is what the search minimises: compute,
     communication and update one after the other, nothing hidden; the additive bound and `optimal`
     are about it. `step_lower_bound_seconds` is about the simulated step, of every plan for the same
-    meshes, pins and number of micro-batches, without pipeline stages. A baseline's seconds and
-    bytes are those of one simulation.
+    meshes, pins and number of micro-batches, without pipeline stages;
+    `pipeline_lower_bound_seconds` of every pipeline of the numbers of stages and micro-batches that
+    are searched. A baseline's seconds and bytes are those of one simulation.
     """
 
     step_seconds: float
@@ -235,6 +236,7 @@ class Estimate(Value, frozen=True):
     fully_sharded_recomputes: bool = False
     min_feasible_bytes: float | None = None  # what the smallest plan needs, where none fits
     step_lower_bound_seconds: float | None = None  # no simulated step is shorter, if proven
+    pipeline_lower_bound_seconds: float | None = None  # nor any pipeline's, where they are searched
     gib_price_seconds: float = 0.0  # what a GiB more would save, where something is recomputed
 
 

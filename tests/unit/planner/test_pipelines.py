@@ -131,6 +131,20 @@ def test_a_plan_with_stages_says_them_and_is_kept_in_a_file(piped: Plan, tmp_pat
     assert max(stage.peak_bytes for stage in entry.stages) == piped.estimate.peak_bytes
 
 
+def test_a_plan_states_how_far_other_pipelines_can_be(stack: Planner, piped: Plan) -> None:
+    bound = piped.estimate.pipeline_lower_bound_seconds
+    assert bound is not None
+    assert 0 < bound <= piped.estimate.step_seconds
+    assert "can be more than" in " ".join(str(piped).split())
+    free = stack.plan(cluster="2x2xa100", pipeline="auto", micro_batches=4)
+    least = free.estimate.pipeline_lower_bound_seconds
+    assert least is not None
+    for stages in (2, 4):
+        asked = stack.plan(cluster="2x2xa100", pipeline=stages, micro_batches=4)
+        assert least <= asked.estimate.step_seconds
+    assert stack.plan(cluster="2x2xa100").estimate.pipeline_lower_bound_seconds is None
+
+
 def test_the_stages_over_time_end_with_the_step(piped: Plan, tmp_path: Path) -> None:
     entry, found = piped.pipeline, stage_timeline(piped)
     assert entry is not None
