@@ -216,6 +216,48 @@ def _experts(rows: tuple[int, ...], *sizes: Any, layers: int = 1) -> tuple[Any, 
     return model, (torch.randn(*rows, 10), torch.randn(*rows, 10)), {}
 
 
+class Attention(nn.Module):
+    """Attention of one kind between projections, `shared` queries to a head of keys."""
+
+    def __init__(self, kind: str, heads: int, shared: int, features: int = 4) -> None:
+        super().__init__()
+        self.kind, self.heads, self.shared = kind, heads, shared
+        wide = heads * features
+        self.query = nn.Linear(wide, wide)
+        self.key = nn.Linear(wide, wide // shared)
+        self.value = nn.Linear(wide, wide // shared)
+        self.out = nn.Linear(wide, wide)
+
+    def forward(self, x: Tensor, memory: Tensor) -> Tensor:
+        read = memory if self.kind == "cross" else x
+        keys = self.heads // self.shared
+        q = self.query(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        k, v = (
+            layer(read).unflatten(-1, (keys, -1)).transpose(1, 2)
+            for layer in (self.key, self.value)
+        )
+        mask = None
+        if self.kind == "window":
+            place = torch.arange(x.shape[1])
+            gap = place[:, None] - place[None, :]
+            mask = (gap >= 0) & (gap < 3)
+        found = functional.scaled_dot_product_attention(
+            q,
+            k,
+            v,
+            mask,
+            is_causal=self.kind == "causal",
+            enable_gqa=self.shared > 1,
+            scale=0.3,
+        )
+        return functional.mse_loss(self.out(found.transpose(1, 2).flatten(2)), torch.ones_like(x))
+
+
+def _attention(kind: str, rows: int = 16, heads: int = 4, shared: int = 1) -> tuple[Any, Any, Any]:
+    x, memory = torch.randn(2, rows, heads * 4), torch.randn(2, rows + 8, heads * 4)
+    return Attention(kind, heads, shared), (x, memory), {}
+
+
 def _idiom(name: str) -> tuple[Any, Any, Any]:
     module, batch = IDIOMS[name]()
     return module, batch, {}
@@ -223,6 +265,12 @@ def _idiom(name: str) -> tuple[Any, Any, Any]:
 
 HAND_WRITTEN = {
     **{name: partial(_idiom, name) for name in IDIOMS},
+    "attention_causal": partial(_attention, "causal"),
+    "attention_cross": partial(_attention, "cross"),
+    "attention_full": partial(_attention, "full", shared=2),
+    "attention_shared": partial(_attention, "causal", shared=2),
+    "attention_uneven": partial(_attention, "causal", 13),
+    "attention_window": partial(_attention, "window"),
     "experts": partial(_experts, (4, 3), 4, 2),
     "experts_all_to_one": partial(_experts, (4, 2), 4, 1, 1e3),
     "experts_in_layers": partial(_experts, (4, 3), 4, 2, layers=3),

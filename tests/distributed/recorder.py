@@ -103,6 +103,19 @@ def recorded(groups: Groups, names: tuple[str, ...], *, widened: bool = False) -
         finally:
             dist.all_to_all_single = watching["all_to_all_single"]
 
+    start_hop = Groups.start_hop
+
+    def hop(self: Groups, tensor: Any, shape: Any, to: int, of: int, axes: tuple[int, ...]) -> Any:
+        """A piece that goes to the next device."""
+        found[
+            "ring", tuple(names[a] for a in axes), float(tensor.numel() * item_bytes(tensor))
+        ] += 1
+        dist.all_to_all_single = before["all_to_all_single"]
+        try:
+            return start_hop(self, tensor, shape, to, of, axes)
+        finally:
+            dist.all_to_all_single = watching["all_to_all_single"]
+
     pooled = norms.pooled
 
     def pool(*args: Any) -> Any:
@@ -117,11 +130,13 @@ def recorded(groups: Groups, names: tuple[str, ...], *, widened: bool = False) -
     before = {name: getattr(dist, name) for name in kinds}
     watching = {name: watched(*kinds[name], before[name]) for name in kinds}
     convolution._swap, norms.pooled, Groups.all_to_all_rows = halo, pool, routed
+    Groups.start_hop = hop
     for name, call in watching.items():
         setattr(dist, name, call)
     try:
         yield found
     finally:
         convolution._swap, norms.pooled, Groups.all_to_all_rows = swap, pooled, send_rows
+        Groups.start_hop = start_hop
         for name, call in before.items():
             setattr(dist, name, call)

@@ -401,7 +401,7 @@ class Demands:
                 self._work(found, step)
             elif step.kind != "slice":
                 beside = is_beside(self.model, step)
-                self._sent(found, steps.cases, step, mode if beside else "wait")
+                self._sent(found, steps.cases, step, mode if beside else "wait", beside)
         return {k: seconds for k, seconds in found.items() if seconds.any()}
 
     def _work(self, found: Parts, step: Compute) -> None:
@@ -413,12 +413,14 @@ class Demands:
                 _add(found, self.asked.work(phase), device * often)
         _add(found, self.asked.host, host * times(step, self.asked.micro_batches))
 
-    def _sent(self, found: Parts, cases: int, step: Collective, mode: Mode) -> None:
+    def _sent(self, found: Parts, cases: int, step: Collective, mode: Mode, beside: bool) -> None:
+        """What runs beside its operator's work is no work, but done before the operator is."""
+        stops = mode == "wait" and not (beside and step.pieces > 1)
         seconds = self.model.collective_seconds(step) * step.repeats
         levels = {self.tables.mesh.axes[a].level for a in step.axes}
         for phase, often in self.asked.often(step):
             numbers = [self.asked.level(phase, mode, level) for level in levels]
-            for number in numbers if mode != "wait" else [self.asked.work(phase), *numbers]:
+            for number in [self.asked.work(phase), *numbers] if stops else numbers:
                 if number not in found:
                     found[number] = np.zeros(cases)
                 found[number][step.rows] += seconds * often

@@ -15,6 +15,7 @@ entry for every tap.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar, Protocol
@@ -69,14 +70,28 @@ def split_seconds(model: CostModel, step: Compute) -> tuple[Values, Values]:
 
 
 def price(steps: Steps, model: CostModel, micro_batches: int = 1) -> Values:
-    """Seconds of each case: the sum over its steps, each as often as so many passes do it."""
+    """Seconds of each case: the sum over its steps, each as often as so many passes do it.
+
+    Of what runs beside an operator's work, only what is longer than that counts.
+    """
     total = np.zeros(steps.cases)
+    worked, hidden, beside = (
+        defaultdict[str, Values](lambda: np.zeros(steps.cases)) for _ in "123"
+    )
     for step in steps.steps:
         often = times(step, micro_batches)
         if isinstance(step, Compute):
-            total += model.compute_seconds(step) * often
+            worked[step.phase] = model.compute_seconds(step) * often
+            total += worked[step.phase]
         elif step.kind != "slice":
-            total[step.rows] += model.collective_seconds(step) * (step.repeats * often)
+            seconds = model.collective_seconds(step) * (step.repeats * often)
+            if step.pieces > 1 and is_beside(model, step):
+                beside[step.phase][step.rows] += seconds
+                hidden[step.phase][step.rows] = (step.pieces - 1) / step.pieces
+            else:
+                total[step.rows] += seconds
+    for phase, seconds in beside.items():
+        total += np.maximum(0.0, seconds - hidden[phase] * worked[phase])
     return total
 
 
@@ -88,6 +103,7 @@ VOLUME: dict[str, Callable[[int], float]] = {
     "reduce_scatter": lambda n: (n - 1) / n,
     "all_to_all": lambda n: (n - 1) / n,
     "halo": lambda n: 1.0,
+    "ring": lambda n: 1.0,
 }
 ROUNDS: dict[str, Callable[[int], float]] = {
     "all_reduce": lambda n: 2.0 * math.ceil(math.log2(n)),
@@ -95,6 +111,7 @@ ROUNDS: dict[str, Callable[[int], float]] = {
     "reduce_scatter": lambda n: math.ceil(math.log2(n)),
     "all_to_all": lambda n: n - 1.0,
     "halo": lambda n: 1.0,
+    "ring": lambda n: 1.0,
 }
 
 
@@ -123,8 +140,14 @@ class Roofline:
         An all-reduce over two levels is a reduce-scatter inside, an all-reduce of the parts
         outside, and an all-gather inside: what reaches an outer level is divided by the size of
         all levels inside it. An all-to-all is the other way round: what has another group as its
-        destination crosses the outer level whole, and the rest stays inside.
+        destination crosses the outer level whole, and the rest stays inside. A hop of a ring is as
+        long as that over the slowest link.
         """
+        if step.kind == "ring":
+            links = [self.cluster.levels[self.mesh.axes[a].level] for a in step.axes]
+            hops = [link.latency_seconds + step.bytes / link.bandwidth for link in links]
+            slowest: Values = np.max(hops, axis=0)
+            return slowest
         total = np.zeros(len(step.rows))
         inner_first = step.kind != "all_to_all"
         divided = 1

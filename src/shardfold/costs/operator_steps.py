@@ -238,6 +238,14 @@ class Work:
         parts: Values = np.prod(counts[:, members], axis=1, dtype=np.float64)
         return parts
 
+    def parts_alone(self, base: str) -> Values:
+        """Into how many parts a factor is split by itself, not together with another."""
+        counts, rule = self.space.parts(self.mesh.shape), self.space.rule
+        members = [i for i in range(len(rule.factors)) if rule.base(i) == base]
+        alone = [_parts_alone(self.space, counts, i) for i in members]
+        parts: Values = np.prod(alone, axis=0, dtype=np.float64)
+        return parts
+
     def factor(self, base: str) -> Values:
         """The points of one of the rule's factors on the fullest device; 1 if it has none."""
         local = local_factors(self.space, self.mesh)
@@ -278,9 +286,10 @@ def points(space: Space, over: Sequence[str], mesh: Mesh) -> Values:
     """Points of some factors on the fullest device.
 
     A causal factor in n parts is skewed: the last part attends to almost everything, so it does
-    (2n - 1)/n**2 of the work instead of 1/n. A device's part of a joint factor's last member meets
-    the others' parts of the first: rows come from all to the experts at hand, to the fullest
-    device more than to others.
+    (2n - 1)/n**2 of the work instead of 1/n; not so where it is split together with another, and
+    dealt out. A device's part of a joint factor's last member meets the others' parts of the first:
+    rows come from all to the experts at hand, to the fullest device more than to others; keys go
+    round to all queries.
     """
     rule = space.rule.rule
     parts, local = space.parts(mesh.shape), local_factors(space, mesh)
@@ -290,12 +299,20 @@ def points(space: Space, over: Sequence[str], mesh: Mesh) -> Values:
         if base in over:
             total *= local[:, i]
         if base in rule.skewed:
-            total *= (2.0 * parts[:, i] - 1.0) / parts[:, i]
+            alone = _parts_alone(space, parts, i)
+            total *= (2.0 * alone - 1.0) / alone
         if i in space.rule.joint and set(rule.joint[base]) <= set(over):
             total *= parts[:, i]
     routed = {members[-1] for members in rule.joint.values()} & set(over)
     own = [i for i in range(len(space.rule.factors)) if space.rule.base(i) in routed]
     return np.where((parts[:, own] > 1).any(axis=1), total * rule.imbalance, total)
+
+
+def _parts_alone(space: Space, parts: NDArray[np.int64], factor: int) -> NDArray[np.int64]:
+    """Into how many parts a factor is split by itself, not together with another."""
+    joint = [own for own, members in space.rule.joint.items() if factor in members]
+    alone: NDArray[np.int64] = parts[:, factor] // np.prod(parts[:, joint], axis=1, dtype=np.int64)
+    return alone
 
 
 def _exchanges(
@@ -317,8 +334,9 @@ def _exchange(
 
     What is gathered, or reduced and scattered, is as large as all devices' parts together.
     """
-    members = [i for i in range(len(space.rule.factors)) if space.rule.base(i) == exchange.factor]
-    splits = np.isin(space.configs, members)
+    joins = exchange.kind in ("all_gather", "reduce_scatter") or exchange.together
+    own = [i for i in range(len(space.rule.factors)) if space.rule.base(i) == exchange.factor]
+    splits = np.isin(space.configs, own)
     masks = splits.astype(np.int64) @ (1 << np.arange(len(mesh.axes), dtype=np.int64))
     sizes = np.full(len(local), exchange.words * exchange.item_bytes)
     parts, longer = space.parts(mesh.shape), dict(exchange.longer)
@@ -326,12 +344,15 @@ def _exchange(
         own = [i for i in range(len(space.rule.factors)) if space.rule.base(i) == base]
         is_split = (parts[:, own] > 1).any(axis=1)
         sizes *= np.prod(local[:, own], axis=1) + longer.get(base, 0.0) * is_split
-    joins = exchange.kind in ("all_gather", "reduce_scatter", "all_to_all")
     found = []
     for axes, rows in by_axes(masks, len(mesh.axes)):
-        together = math.prod(mesh.axes[a].size for a in axes) if joins else 1
-        size = sizes[rows] * together
-        found.append(Collective(phase, exchange.kind, axes, rows, size, exchange.repeats))
+        members = math.prod(mesh.axes[a].size for a in axes)
+        size = sizes[rows] * (members if joins else 1)
+        made = Collective(phase, exchange.kind, axes, rows, size, exchange.repeats)
+        if exchange.beside is not None:
+            made = replace(made, repeats=members - exchange.beside, pieces=members)
+        if made.repeats:
+            found.append(made)
     return found
 
 

@@ -20,7 +20,7 @@ from shardfold.sharding.layouts import Layouts
 if TYPE_CHECKING:
     from shardfold.costs.operator_steps import Work
 
-Kind = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "halo", "slice"]
+Kind = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "halo", "ring", "slice"]
 Phase = Literal["forward", "recompute", "backward", "update"]
 # In which passes of a step it is done: in every one, in all but the first, in the last only.
 Turn = Literal["every", "later", "last"]
@@ -50,7 +50,8 @@ class Collective:
     """A collective on some mesh axes, in the cases `rows`, with `bytes` for each of them.
 
     A `slice` is the one kind that sends nothing: each device keeps its part. Where a tensor
-    changes its layout, `before` and `after` hold the layouts on either side.
+    changes its layout, `before` and `after` hold the layouts on either side. A collective with
+    several `pieces` runs beside its operator's work, all but the last of so many pieces of it.
     """
 
     phase: Phase
@@ -62,6 +63,7 @@ class Collective:
     before: Layouts | None = None
     after: Layouts | None = None
     turn: Turn = "every"
+    pieces: int = 1
 
 
 Step: TypeAlias = Compute | Collective

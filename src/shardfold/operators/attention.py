@@ -1,19 +1,26 @@
-"""Attention: batch, heads and query positions split; each device has all keys of its heads.
+"""Attention: batch, heads and positions split.
 
 `b h q d, b h k d, b h k e -> b h q e`. A device that holds a part of the queries needs all keys
-and values: their gather falls out of the layouts, since k is a factor that is never split while
-q is. Grouped queries: the query's heads are (h r), h key heads with r queries each.
+and values: their gather falls out of the layouts, since k is never split by itself while q is.
+Grouped queries: the query's heads are (h r), h key heads with r queries each.
+
+Where an axis splits queries and keys together (`ring`), keys and values go round: each device
+meets its queries with the piece that it has while the next one comes, and what the pieces give is
+put together by the logarithms of their sums. Backward, the gradients of keys and values go round
+behind them. Of a causal mask the last device would have most to do, so each takes an early and a
+late piece of queries and keys for as long as the operator runs, by all-to-all there and back.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from shardfold.operators.kernels import Access, Kernel, LocalWork, Values, memory_pass, way
-from shardfold.operators.notation import TOKEN, Call, Rule
+from shardfold.operators.notation import TOKEN, Call, Exchange, Phase, Rule
 from shardfold.operators.operator import Extra, Operator
 
 
@@ -38,8 +45,11 @@ def _attention(call: Call) -> Rule:
         "value": f"{plain} k e",
     }
     if call.has("attn_mask"):
-        notation["attn_mask"] = _mask(f"{grouped} q k", len(call.shape("attn_mask")))
+        # Its keys stay where they are while others go round.
+        notation["attn_mask"] = _mask(f"{grouped} q j", len(call.shape("attn_mask")))
     causal = bool(call.attribute("is_causal", False))
+    goes_round = _goes_round(call)
+    sizes |= {"c": min(query[-2], key[-2])} if goes_round else {}
     work = tuple(f for f in (*batch, "h", "r", "q", "k", "d") if f in sizes or f in "qkd")
     return call.rule(
         notation,
@@ -48,7 +58,9 @@ def _attention(call: Call) -> Rule:
         engine="matrix",
         flops=2.0 if causal else 4.0,
         over=work,
-        whole=frozenset({"k", "d", "e"}),
+        whole=frozenset({"k", "d", "e"} | ({"j"} if call.has("attn_mask") else set())),
+        joint={"c": ("q", "k")} if goes_round else {},
+        exchanges=_exchanges(call, lead, causal) if goes_round else (),
         skewed=frozenset({"q"}) if causal else frozenset(),
         saves=("query", "key", "value", "attn_mask"),
         copied=("query", "key", "value", "attn_mask"),  # scaled or repeated, by some kernels
@@ -63,9 +75,47 @@ def _mask(full: str, dims: int) -> str:
     return " ".join(tokens[len(tokens) - dims :])
 
 
-def _causal_rows(call: Call) -> frozenset[str]:
-    """A causal mask of a part of the queries begins at its first row."""
-    return frozenset({"q"} if call.attribute("is_causal", False) else ())
+def _goes_round(call: Call) -> bool:
+    """Whether keys can go round: weights are neither dropped nor written to memory whole."""
+    shapes = [kind.shape for kind in call.inputs]
+    masked = call.has("attn_mask") and call.inputs[call.position("attn_mask")].dtype != "bool"
+    dropped = bool(call.attribute("dropout_p", 0.0))
+    return not (masked or dropped or _is_materialised(shapes, call.op.attributes))
+
+
+def _exchanges(call: Call, lead: str, causal: bool) -> tuple[Exchange, ...]:
+    """Keys and values round, their gradients behind them; of a causal mask, the deal around both.
+
+    The gradients' last hop is the one home, after all work.
+    """
+    query, value, item = call.shape("query"), call.shape("value"), call.inputs[0].item_bytes
+    heads = lead.split() + (["h"] if len(query) > 2 else [])
+    shared = (*heads, "k")
+    rows = (*heads, "r", "q") if len(query) > 2 and query[-3] != value[-3] else (*heads, "q")
+    both = float(query[-1] + value[-1])
+
+    def deal(over: tuple[str, ...], words: float, phase: Phase) -> tuple[Exchange, ...]:
+        found = Exchange("all_to_all", "c", over, words, item, phase=phase)
+        return (found,) if causal else ()
+
+    pieces = Exchange("ring", "c", shared, both, item, beside=1)
+    return (
+        *deal(rows, float(query[-1]), "forward"),
+        *deal(shared, both, "forward"),
+        pieces,
+        *deal(rows, float(value[-1]), "forward"),
+        *deal(rows, float(value[-1]), "backward"),
+        replace(pieces, phase="backward"),
+        replace(pieces, phase="backward", beside=2),
+        replace(pieces, phase="backward", beside=None),
+        *deal(rows, float(query[-1]), "backward"),
+        *deal(shared, both, "backward"),
+    )
+
+
+def _ranges(call: Call) -> frozenset[str]:
+    """Of a causal mask a part of the queries is one range, and of what goes round."""
+    return frozenset({"q", "c"} if call.attribute("is_causal", False) else {"c"})
 
 
 def _is_materialised(shapes: Sequence[Sequence[int]], attributes: Mapping[str, Any]) -> bool:
@@ -89,8 +139,35 @@ def _kernels(work: LocalWork, phase: str) -> list[Kernel]:
         kind = "bias"
     elif is_causal and work.inputs[0].shape[-3] != work.inputs[1].shape[-3]:
         kind = "shared"
-    length = np.sqrt(queries * keys)
-    return [Kernel(f"attention.{kind}.{way(phase)}", work.dtype, (heads, length, depth))]
+
+    def kernel(kind: str, length: Values, times: float | Values = 1.0) -> Kernel:
+        sizes = (heads, length, depth)
+        return Kernel(f"attention.{kind}.{way(phase)}", work.dtype, sizes, times)
+
+    pieces, alone = work.parts("c"), work.parts_alone("q")
+    whole = kernel(kind, np.sqrt(queries * keys))
+    if not is_causal:
+        whole = replace(whole, times=pieces)
+        return [whole, *_merges(work, pieces - 1.0, 0.0 * pieces)]
+    if np.all(pieces * alone == 1):
+        return [whole]
+    # The last device's queries: a square on the diagonal, and all that lies before it.
+    others = pieces - 1.0 + (alone > 1)
+    seen = queries * keys * pieces * (2.0 * alone - 1.0) / alone
+    square = np.where(others > 0, queries * np.minimum(queries, keys), seen)
+    length = np.sqrt(np.maximum(seen - square, 0.0) / 2.0 / np.maximum(others, 1.0))
+    own = kernel(kind, np.sqrt(square))
+    return [own, kernel("full", length, others), *_merges(work, others, np.minimum(pieces - 1, 1))]
+
+
+def _merges(work: LocalWork, times: Values, dealt: Values) -> list[Kernel]:
+    """Results of pieces put together, in float32; and the copies around a deal."""
+    if not np.any(times):
+        return []
+    merged = (8.0 + work.results[0].item_bytes) * work.result_items(0)
+    moved = 4.0 * (sum(work.operand_bytes(k) for k in range(3)) + work.result_bytes(0))
+    sums, copies = ("float32", (merged,), times), (work.dtype, (moved,), dealt)
+    return [Kernel("vector", *sums), Kernel("vector", *copies)]
 
 
 def _materialised(
@@ -117,18 +194,34 @@ def _extras(call: Call, access: Access) -> tuple[Extra, ...]:
     """The logarithm of each row's sum; or all of the softmax, where it is in memory."""
     if _is_materialised([kind.shape for kind in call.inputs], access.attributes):
         return (Extra(-1, 4.0 * call.shape("key")[-2] / call.results[0].shape[-1]),)
-    return (Extra(-1, 4.0, 1),)
+    return (Extra(-1, 4.0, 1), *(_round(call) if _goes_round(call) else ()))
+
+
+def _round(call: Call) -> Iterator[Extra]:
+    """Where keys go round: a piece that is met and one that comes, and sums in float32.
+
+    Of a causal mask, results are kept as they were dealt; backward, their gradients are, too.
+    """
+    item = float(call.results[0].item_bytes)
+    for of in (1, 2):
+        yield Extra(of, 2.0 * item, life="forward", factor="c")
+        yield Extra(of, 5.0 * item, life="backward", factor="c")
+    yield Extra(-1, 4.0 + item, life="forward", factor="c")
+    yield Extra(0, 4.0 + item, life="backward", factor="c")
+    if call.attribute("is_causal", False):
+        yield Extra(-1, item, factor="c")
+        yield Extra(-1, item, life="backward", factor="c")
 
 
 TABLE: Mapping[str, Operator] = {
     "aten.scaled_dot_product_attention": Operator(
         _attention,
         "own form",
-        ranges=_causal_rows,
+        ranges=_ranges,
         kernels=_kernels,
         extras=_extras,
         memory="attention",
         makes_gradients=frozenset({"query", "key", "value"}),
-        words={"h": "heads", "r": "queries", "q": "seq", "k": "keys"},
+        words={"h": "heads", "r": "queries", "q": "seq", "k": "keys", "c": "ring"},
     ),
 }

@@ -187,10 +187,11 @@ def _exchanges(call: Call) -> tuple[Exchange, ...]:
 
     def rows(features: str, phase: str, of: int | None = None) -> Exchange:
         over = ("i0", "k", "e", features)
-        return Exchange("all_to_all", "d", over, 1.0 / experts, item, phase=phase, of=of)  # type: ignore[arg-type]
+        sent = Exchange("all_to_all", "d", over, 1.0 / experts, item, together=True)
+        return replace(sent, phase=phase, of=of)  # type: ignore[arg-type]
 
     return (
-        Exchange("all_to_all", "d", ("e",), item_bytes=COUNT_BYTES),
+        Exchange("all_to_all", "d", ("e",), item_bytes=COUNT_BYTES, together=True),
         rows("m", "forward"),
         rows("n", "forward"),
         rows("n", "backward"),

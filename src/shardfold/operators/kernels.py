@@ -108,6 +108,9 @@ class LocalWork(Protocol):
     def parts(self, base: str) -> Values:
         """Into how many parts a factor is split."""
 
+    def parts_alone(self, base: str) -> Values:
+        """Into how many parts a factor is split by itself, not together with another."""
+
     def factor(self, base: str) -> Values:
         """The points of one of the rule's factors; 1 if it has none."""
 

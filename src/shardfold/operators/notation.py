@@ -7,7 +7,8 @@ splits every dim that carries it; a result without the factor is left as a parti
 gradient of an operand without the factor is a partial sum.
 
 A `joint` factor stands for several that one axis splits at once: with rows and experts over the
-same axis, a device has a part of either, and rows travel to their experts.
+same axis, a device has a part of either, and rows travel to their experts; with queries and keys,
+keys go round. A factor that is `whole` may still be split as a member of a joint one.
 
 A call is an operator as a rule maker sees it: types by operand name, attributes, nothing else.
 """
@@ -35,12 +36,15 @@ class Exchange:
 
     Each of `repeats` collectives takes from every device `words` items for each point of the
     local part of `over`. A `halo` sends such a slab to each neighbour; `longer` says by how many
-    points the part of another factor has grown by then, where that one is split too. An
-    `all_to_all` takes what all devices have of `over` together. A backward exchange that serves
-    the gradient of one operand names it in `of`.
+    points the part of another factor has grown by then, where that one is split too. With
+    `together` it takes what all devices have of `over`. A backward exchange that serves the
+    gradient of one operand names it in `of`.
+
+    A `ring` sends to the next device. With `beside` it makes as many hops as there are devices less
+    so many, each beside a piece of the operator's work; without, one that is waited for.
     """
 
-    kind: Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "halo"]
+    kind: Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "halo", "ring"]
     factor: str
     over: tuple[str, ...]
     words: float = 1.0
@@ -49,6 +53,8 @@ class Exchange:
     phase: Phase = "forward"
     longer: tuple[tuple[str, float], ...] = ()
     of: int | None = None
+    together: bool = False
+    beside: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ not be the same on all devices. For a compiler, the same collectives are functio
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
@@ -123,6 +123,18 @@ class Groups:
         dist.all_to_all_single(found, rows.contiguous(), came, sent, group=self.by_axes[axes])
         return found
 
+    def start_hop(
+        self, tensor: Tensor, shape: Sequence[int], to: int, of: int, axes: Axes
+    ) -> tuple[Tensor, Any]:
+        """Start sending a tensor to one member, and taking one of that shape from another."""
+        group, found = self.by_axes[axes], tensor.new_empty(shape)
+        sent, came = ([0] * dist.get_world_size(group) for _ in range(2))
+        sent[to], came[of] = tensor.numel(), found.numel()
+        work = dist.all_to_all_single(
+            _flat(found), _flat(tensor), came, sent, group=group, async_op=True
+        )
+        return found, work
+
     def start_reduce(self, tensor: Tensor, axes: Axes) -> Any:
         """Start adding up; the tensor holds the sum once the returned work is waited for."""
         return dist.all_reduce(tensor, group=self.by_axes[axes], async_op=True)
@@ -178,6 +190,15 @@ class Functional(Groups):
         lengths = [piece.numel() for piece in sent]
         found = _ops().all_to_all_single(flat, counts, lengths, self._name(axes))
         return list(self._awaited(found).split(counts))
+
+    def start_hop(
+        self, tensor: Tensor, shape: Sequence[int], to: int, of: int, axes: Axes
+    ) -> tuple[Tensor, Any]:
+        """Send a tensor to one member, and take one of that shape from another."""
+        sent, came = ([0] * dist.get_world_size(self.by_axes[axes]) for _ in range(2))
+        sent[to], came[of] = tensor.numel(), math.prod(shape)
+        found = _ops().all_to_all_single(tensor.reshape(-1), came, sent, self._name(axes))
+        return self._awaited(found).view(*shape), None
 
     def _name(self, axes: Axes) -> str:
         name: str = self.by_axes[axes].group_name

@@ -285,8 +285,7 @@ def _expand_rule(
         for k, size in enumerate(pieces):
             names.append(factor if len(pieces) == 1 else f"{factor}.{k}")
             sizes.append(size)
-            can_be = factor not in rule.whole and (k == 0 or factor not in rule.ranges)
-            splittable.append(can_be and size > 1)
+            splittable.append(size > 1 and (k == 0 or factor not in rule.ranges))
     sides = []
     for tensor, dims in _sides(graph, op_index, rule):
         carried: list[int] = []
@@ -318,6 +317,8 @@ def _expand_rule(
     for own, members in joint.items():
         splittable[own] &= all(splittable[i] for i in members)
         sizes[own] = min(sizes[i] for i in members)
+    for i in (i for factor in index.keys() & rule.whole for i in index[factor]):
+        splittable[i] = False
     return SubdimRule(
         rule,
         tuple(names),

@@ -526,7 +526,7 @@ class _Walk:
 
 def scratch(step: Step) -> float:
     """Bytes that a collective needs beside what it leaves: parts are put together in a copy."""
-    if not isinstance(step, Collective) or step.kind in ("all_reduce", "halo", "slice"):
+    if not isinstance(step, Collective) or step.kind in ("all_reduce", "halo", "ring", "slice"):
         return 0.0
     if step.kind == "all_gather" and step.before is not None and step.after is not None:
         left = {int(b) for b, a in zip(step.before[0], step.after[0], strict=True) if b != a}

@@ -24,9 +24,10 @@ import msgspec
 # How a task relates to the device's own work:
 #   work     local computation, one after the other;
 #   wait     a collective whose result the next task needs, so that work stands still;
+#   beside   one that runs beside the next piece of work, and is waited for after it;
 #   ahead    a gather of parameters, which may run before it is needed;
 #   behind   a reduction of gradients, which only the update waits for.
-Mode = Literal["work", "wait", "ahead", "behind"]
+Mode = Literal["work", "wait", "beside", "ahead", "behind"]
 # In which passes of a step a task is done: in every one, in all but the first, in the last only.
 Turn = Literal["every", "later", "last"]
 CLASSES = ("parameters", "gradients", "optimizer", "activations", "buffers")

@@ -192,15 +192,21 @@ class _Simulator:
             waited = self.streams.until(pending)
             self._served()
             self.record.waited(pending.task, pending.place, pending.end, waited)
+        beside: list[tuple[Task, float]] = []  # with their ends
         for number, task in enumerate(turn.tasks):
             if task.mode == "work":
                 start = self.streams.work(task)
                 self.record.ran(task, place, start, self.streams.clock)
-            elif task.mode == "wait":
-                start, waited = self.streams.wait(task)
+                self._awaited(beside, place)
+                beside = []
+            elif task.mode in ("wait", "beside"):
+                start, end = self.streams.start(task)
                 self._served()
-                self.record.ran(task, place, start, self.streams.clock)
-                self.record.waited(task, place, self.streams.clock, waited)
+                self.record.ran(task, place, start, end)
+                if task.mode == "beside":
+                    beside.append((task, end))
+                else:
+                    self._awaited([(task, end)], place)
             elif task.mode == "behind":
                 pending = Pending(task, place, self.streams.clock, (at, number))
                 self.streams.enqueue(pending)
@@ -208,6 +214,11 @@ class _Simulator:
         if behind:
             self.under_way.append(behind)
             self._hold_back()
+
+    def _awaited(self, sent: Sequence[tuple[Task, float]], place: Place) -> None:
+        """Let work stand still until collectives that run have ended."""
+        for task, end in sent:
+            self.record.waited(task, place, end, self.streams.until_time(end))
 
     def _gather_ahead(
         self, blocks: Sequence[_Block], number: int, repeat: int, cursor: _Cursor

@@ -78,22 +78,25 @@ class Streams:
         self.clock = start + task.seconds
         return start
 
-    def wait(self, task: Task) -> tuple[float, float]:
-        """A collective that the next task needs: when it started, and how long work stood still."""
+    def start(self, task: Task) -> tuple[float, float]:
+        """A collective that goes before those in a queue: when it starts, and when it ends."""
         self.serve(self.clock)
         start = max([self.clock, *(self.free[level] for level in task.levels)])
         end = start + task.seconds
         for level in task.levels:
             self.free[level] = end
-        waited, self.clock = end - self.clock, end
-        return start, waited
+        return start, end
 
     def until(self, pending: Pending) -> float:
         """Wait for a queued collective: how long work stood still."""
         self.serve(self.clock)
         while not pending.has_run:
             self._run_next(math.inf)
-        waited = max(0.0, pending.end - self.clock)
+        return self.until_time(pending.end)
+
+    def until_time(self, end: float) -> float:
+        """Wait for a moment: how long work stood still."""
+        waited = max(0.0, end - self.clock)
         self.clock += waited
         return waited
 

@@ -217,11 +217,13 @@ class OperatorTasks:
         self, steps: Sequence[Step], phase: str, memory: PhaseMemory, *, in_place: bool
     ) -> list[Task]:
         """Work and collectives one after the other; memory comes first and goes last."""
-        tasks = [
-            self._sent(step, "wait") if isinstance(step, Collective) else self._work(phase, step)
-            for step in steps
-            if isinstance(step, Compute) or _is_sent(step)
-        ]
+        beside = [s for s in steps if isinstance(s, Collective) and self._is_beside(s)]
+        tasks: list[Task] = []
+        for step in steps:
+            if isinstance(step, Compute):
+                tasks += self._pieces(self._work(phase, step), beside if step.work else [])
+            elif _is_sent(step) and not self._is_beside(step):
+                tasks.append(self._sent(step, "wait"))
         if not tasks and not (memory.moved or memory.takes or memory.gives):
             return []
         if not any(task.mode == "work" for task in tasks):
@@ -234,6 +236,18 @@ class OperatorTasks:
         tasks[at] = _with(tasks[at], takes=memory.takes)
         tasks[-1] = _with(tasks[-1], gives=memory.gives)
         return tasks
+
+    def _is_beside(self, step: Collective) -> bool:
+        """Whether a collective runs beside its operator's work."""
+        return step.pieces > 1 and is_beside(self.decoded.model, step)
+
+    def _pieces(self, work: Task, beside: Sequence[Collective]) -> list[Task]:
+        """An operator's work with what runs beside all but the last piece of it."""
+        if not beside:
+            return [work]
+        sent = [self._sent(step, "beside") for step in beside]
+        last = 1.0 / beside[0].pieces
+        return [*sent, *(_share(work, part) for part in (1.0 - last, last))]
 
     def _work(self, kind: str, step: Compute) -> Task:
         device, host = self.decoded.worked(step)
@@ -535,6 +549,12 @@ class _Builder:
                 dtype = graph.precision.product(graph.tensors[op.results[0]].type.dtype)
                 flops[dtype] = flops.get(dtype, 0.0) + self.scheduler.useful_flops(index)
         return max(flops, key=flops.__getitem__, default="float32")
+
+
+def _share(task: Task, part: float) -> Task:
+    """A part of some work, without its memory."""
+    seconds, host = part * task.seconds, part * task.host_seconds
+    return Task(task.kind, seconds, task.mode, turn=task.turn, host_seconds=host)
 
 
 def _matters(operator: Operator) -> bool:

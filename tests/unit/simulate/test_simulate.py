@@ -100,6 +100,15 @@ def test_what_work_waits_for_goes_before_what_is_queued():
     ]
 
 
+@pytest.mark.parametrize(("hop", "piece"), [(1.0, 2.0), (2.0, 2.0), (5.0, 2.0), (1.0, 0.0)])
+def test_what_goes_round_is_hidden_by_all_pieces_but_the_last(hop, piece):
+    # Four pieces: each of three hops runs beside the piece before it.
+    tasks = (sent("ring", "beside", 3 * hop), work(3 * piece), work(piece))
+    found = simulate(schedule(layer(tasks, count=10)))
+    assert found.step_seconds == pytest.approx(10 * (3 * max(hop, piece) + piece))
+    assert found.exposed_seconds == pytest.approx(10 * 3 * max(0.0, hop - piece))
+
+
 def test_the_update_waits_for_every_reduction():
     step = schedule(
         layer((), (back(1), sent("all_reduce", "behind", 4)), (Task("update", 1),), count=2)

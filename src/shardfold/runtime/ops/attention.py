@@ -1,7 +1,7 @@
-"""Attention: heads and batch as they come; a part of the queries sees all keys.
+"""Attention: heads and batch as they come; a part of the queries meets keys piece by piece.
 
-A causal mask of a part of the queries begins at that part's first row. Dropout of the weights is
-by global position, for which they are computed in full: the fused kernels draw their own.
+Dropout of the weights is by global position, for which they are computed in full: the fused kernels
+draw their own.
 """
 
 from __future__ import annotations
@@ -15,22 +15,42 @@ from torch import Tensor
 
 from shardfold.runtime.ops.counter_rng import dropped, pieces_of
 from shardfold.runtime.ops.local_op import Context, Local, Site
+from shardfold.runtime.ops.ring import Deal, Ring, RingAttention
 
 
 def _attention(site: Site) -> Local:
     causal, p = bool(site.argument("is_causal", False)), float(site.argument("dropout_p", 0.0))
-    rows = site.part("q") if causal and site.axes("q") else None
     if p:
         return _with_dropout(site, p, causal)
-    if rows is None:
-        return site.invoke
-    low, high = rows
+    if site.axes("c") or (causal and site.axes("q")):
+        return _in_pieces(site, causal)
+    return site.invoke
+
+
+def _in_pieces(site: Site, causal: bool) -> Local:
+    """Keys go round the devices that have a part of queries and keys; or all of them are here."""
+    axes, given = site.axes("c"), site.position("attn_mask")
+    members = site.place.members(axes)
+    at, in_balance = members.index(site.place.at), causal and len(members) > 1
+    queries, keys = (
+        Deal.of([site.part(base, each) for each in members], at, in_balance=in_balance)
+        for base in "qk"
+    )
+    scale = site.argument("scale", 1 / math.sqrt(site.inputs[0].shape[-1]))
+    ring = Ring(queries, keys, causal, scale, axes)
 
     def call(tensors: Sequence[Tensor], context: Context) -> Any:
-        mask = _causal(low, high, tensors[1].shape[-2], context.device)
-        return site.invoke(tensors, context, is_causal=False, attn_mask=mask)
+        query, key, value = (_lowered(t) for t in tensors[:3])
+        mask = None if given is None else tensors[given]
+        return RingAttention.apply(query, key, value, mask, (ring, context.groups))
 
     return call
+
+
+def _lowered(tensor: Tensor) -> Tensor:
+    """As autocast gives it to attention."""
+    kind = tensor.device.type
+    return tensor.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else tensor
 
 
 def _causal(low: int, high: int, keys: int, device: torch.device) -> Tensor:
