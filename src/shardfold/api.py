@@ -579,10 +579,10 @@ class Planner:
             best = None
         fits = selection.fits if best is None else best.fits
         if not fits and asked.request.memory_limit is not None:
-            peaks = [selection.needed_bytes, *([] if best is None else [best.peak_bytes])]
-            raise InfeasibleError(
-                needed_bytes=min(peaks), limit_bytes=asked.search.limit, hint=HINT
-            )
+            needed, limit, hint = selection.needed_bytes, asked.search.limit, HINT
+            if best is not None and best.peak_bytes < needed:
+                needed, hint = best.peak_bytes, best.hint
+            raise InfeasibleError(needed_bytes=needed, limit_bytes=limit, hint=hint)
         return replace(found, plan=best), time.perf_counter() - started - (
             captures.seconds - before
         )

@@ -72,14 +72,15 @@ class Layers:
 
     def sums(self, each: Sequence[float]) -> tuple[float, list[float], float]:
         """Of something that every operator has: before the first layer, in each, after the last."""
+        if not self.starts:
+            return sum(each), [], 0.0
         stops = [*self.starts[1:], self.end]
         lengths = {r.ops(k).start: r.length for r in self.graph.repeats for k in range(r.traced)}
         inside = [
             sum(each[start : start + lengths[start] if start in lengths else stop])
             for start, stop in zip(self.starts, stops, strict=True)
         ]
-        first = self.starts[0] if self.starts else self.end
-        return sum(each[:first]), inside, sum(each[self.end :])
+        return sum(each[: self.starts[0]]), inside, sum(each[self.end :])
 
     def _after_head(self, stages: int) -> list[int]:
         """Where stages begin that have nothing but what follows the head: casts, and the loss."""

@@ -35,7 +35,7 @@ from shardfold.errors import (
 )
 from shardfold.graph import Graph
 from shardfold.pipeline import Pipeline
-from shardfold.pipeline.cut import Layers, Untied, check_layers, equal, untie
+from shardfold.pipeline.cut import Layers, Untied, equal, untie
 from shardfold.pipeline.links import StageLinks, cut_cluster
 from shardfold.pipeline.simulator import in_flight
 from shardfold.planner.batch_slices import Samples
@@ -44,6 +44,7 @@ from shardfold.planner.micro_batches import check_number
 from shardfold.planner.options import MicroBatches
 from shardfold.planner.pipeline_bound import PipelineBound
 from shardfold.planner.proposals import MOST_HIDDEN, list_baselines
+from shardfold.planner.select import hint_by_class
 from shardfold.planner.staged import Staged, StagePasses
 from shardfold.planner.stated_run import ChosenRun
 from shardfold.progress import Stage, Watch
@@ -97,6 +98,15 @@ class PipelinePlan:
     def fits(self) -> bool:
         """Whether the fullest part fits."""
         return self.peak_bytes <= self.limit_bytes
+
+    @property
+    def hint(self) -> str:
+        """What to change first so that the fullest part fits."""
+        peaks = [sum(each.values()) for each in self.staged.peaks]
+        fullest = peaks.index(max(peaks))
+        devices = self.setup.request.cluster.size
+        found = hint_by_class(self.staged.peaks[fullest], self.limit_bytes, devices)
+        return f"Part {fullest + 1} of {len(peaks)} is the fullest. {found}"
 
     @property
     def hoped_seconds(self) -> float:
@@ -164,6 +174,22 @@ def stage_numbers(cluster: Cluster) -> list[int]:
     return sorted(found)
 
 
+def _check_number(stages: int, layers: Layers, cluster: Cluster) -> None:
+    """Refuse more stages than layers, with the most that model and cluster allow."""
+    count = len(layers)
+    if stages <= count:
+        return
+    most = max((n for n in stage_numbers(cluster) if n <= count), default=None)
+    way_out = "Leave pipeline out." if most is None else f"Try pipeline={most}."
+    if count < 2:
+        raise InputError(f"pipeline={stages}: the model has no list of layers to cut. {way_out}")
+    ends = f"{layers.paths[0]} to {layers.paths[-1]}"
+    raise InputError(
+        f"pipeline={stages}: the model has {count} layers ({ends}), and a stage has one at least. "
+        f"{way_out}"
+    )
+
+
 def micro_batches_for(stages: int, wish: MicroBatches, samples: Samples) -> list[int]:
     """The numbers of micro-batches that are tried for so many stages, the usual one first."""
     if isinstance(wish, int):
@@ -209,7 +235,7 @@ def search_pipelines(
 
     def setup(stages: int, count: int, *, finely: bool = False) -> Setup:
         links = cut_cluster(request.cluster, stages)
-        check_layers(Layers.of(graphs(1)), stages, 1)
+        _check_number(stages, Layers.of(graphs(1)), request.cluster)
         meshes = _finer(links.stage) if finely else links.stage.meshes(COARSE)
         return Setup.of(graphs(count), request, links, stages, count, meshes)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -22,12 +22,14 @@ GIB = 2.0**30
 def hint_for(smallest: Candidate, limit: float) -> str:
     """What to change first so that the smallest plan fits, and by how much."""
     found, devices = smallest.simulation, smallest.case.request.cluster.size
-    if found is None:
-        return HINT
-    by = found.peak_by_class
-    passing = by.get("activations", 0.0) + by.get("buffers", 0.0)
-    staying, over = found.peak_bytes - passing, found.peak_bytes - limit
-    more = f"about {math.ceil(devices * found.peak_bytes / limit)} devices instead of {devices}"
+    return HINT if found is None else hint_by_class(found.peak_by_class, limit, devices)
+
+
+def hint_by_class(by: Mapping[str, float], limit: float, devices: int) -> str:
+    """The same, by what the fullest device holds of each class."""
+    peak, passing = sum(by.values()), by.get("activations", 0.0) + by.get("buffers", 0.0)
+    staying, over = peak - passing, peak - limit
+    more = f"about {math.ceil(devices * peak / limit)} devices instead of {devices}"
     if staying >= limit:
         return (
             f"Parameters, gradients and optimizer state alone take {staying / GIB:.2f} GiB of a "

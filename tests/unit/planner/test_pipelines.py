@@ -10,7 +10,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import torch
 from click.testing import CliRunner
+from torch import nn
 
 from shardfold.api import Planner
 from shardfold.cli import main
@@ -207,16 +209,38 @@ def test_a_limit_that_only_stages_meet_is_met(stack: Planner) -> None:
         cluster="4xa100", pipeline=4, micro_batches=4, recompute="never", memory_limit=limit
     )
     assert again.estimate.peak_bytes <= limit
-    with pytest.raises(InfeasibleError):
+    with pytest.raises(InfeasibleError, match=r"Part \d of 4 is the fullest"):
         stack.plan(cluster="4xa100", pipeline=4, micro_batches=4, memory_limit=1000.0)
     assert plain.fits
+
+
+def test_a_model_without_layers_has_no_stages() -> None:
+    plain = Planner(Mean(), (torch.zeros(4, 8),))
+    assert plain.plan(cluster="2x2xa100", pipeline="auto").pipeline is None
+    with pytest.raises(InputError, match="no list of layers to cut"):
+        plain.plan(cluster="2x2xa100", pipeline=2)
+
+
+class Mean(nn.Module):
+    """One layer, and no list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x).square().mean()
 
 
 @pytest.mark.parametrize(
     ("options", "error", "said"),
     [
         ({"pipeline": 3}, ClusterError, "pp=3 does not lie along the cluster"),
-        ({"pipeline": 16, "cluster": "2x8xa100"}, InputError, "the model has 6 layers"),
+        (
+            {"pipeline": 16, "cluster": "2x8xa100"},
+            InputError,
+            "pipeline=16: the model has 6 layers.*Try pipeline=4",
+        ),
         ({"pipeline": 2, "micro_batches": 3}, InputError, "cannot be cut into 3"),
         ({"pipeline": "of"}, InputError, "Unknown number of stages 'of'.*off"),
         ({"pipeline": 0}, InputError, "1 stage or more"),
