@@ -98,9 +98,9 @@ def leaves_no_part_empty(rule: SubdimRule, row: Sequence[int], mesh: Mesh) -> bo
     Parts of factors whose rows must align are equal, and none is thinner than neighbours need.
     """
     named = {int(f) for f in row if f >= 0}
+    if not all(rule.splittable[factor] for factor in named):
+        return False
     for factor in named.union(*(rule.covers(f) for f in named)):
-        if not rule.splittable[factor]:
-            return False
         pairs = zip(row, mesh.axes, strict=True)
         parts = [a.size for f, a in pairs if f >= 0 and factor in (f, *rule.covers(f))]
         least = rule.rule.least.get(rule.base(factor), 1)

@@ -16,7 +16,7 @@ from shardfold.cluster.mesh import Axis
 from shardfold.graph import Graph
 from shardfold.operators import rules_of
 from shardfold.sharding import Space, find_subdims, space_of
-from shardfold.sharding.configs import NONE, PASS, is_legal_split
+from shardfold.sharding.configs import NONE, PASS, is_legal_split, leaves_no_part_empty
 from shardfold.sharding.layouts import PENDING, REPLICATED, SHARED
 from virtual.movement import chunks
 from virtual.sketch import Sketch
@@ -107,6 +107,29 @@ def test_parts_multiply_over_the_axes_of_a_factor() -> None:
     row = [space.rule.factors.index("i0")] * 2
     at = space.configs.tolist().index(row)
     assert space.parts((2, 2))[at].tolist() == [4, 1, 1]
+
+
+def attention() -> Graph:
+    sketch = Sketch()
+    operands = {name: sketch.input(4, 4, 8, 4) for name in ("query", "key", "value")}
+    y = sketch.op("scaled_dot_product_attention", operands, (4, 4, 8, 4), is_causal=True)
+    return sketch.graph(y)
+
+
+@pytest.mark.parametrize("graph", [linear(), attention()])
+@pytest.mark.parametrize("sizes", [(2,), (2, 2), (4, 2)])
+def test_what_is_offered_can_be_run(graph: Graph, sizes: tuple[int, ...]) -> None:
+    """Factors that are split together with others, too: `ring` is queries and keys."""
+    on = mesh(*sizes)
+    for space in spaces(graph, on):
+        assert all(leaves_no_part_empty(space.rule, row, on) for row in space.configs.tolist())
+
+
+def test_what_cannot_be_split_by_itself_cannot_be_run() -> None:
+    """Keys stay whole but where queries are split with them."""
+    (space,) = spaces(attention(), mesh(2))
+    can = {f: leaves_no_part_empty(space.rule, [i], mesh(2)) for i, f in enumerate("bhqdkec")}
+    assert can == dict.fromkeys("bhqc", True) | dict.fromkeys("dke", False)
 
 
 def test_one_device_has_one_configuration() -> None:
