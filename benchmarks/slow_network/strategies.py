@@ -19,8 +19,7 @@ from shardfold.cluster import Cluster
 from shardfold.costs.activations import KEEP_ALL
 from shardfold.errors import InputError, ModelError
 from shardfold.pipeline import Pipeline
-from shardfold.pipeline.cut import equal
-from shardfold.pipeline.links import cut_cluster
+from shardfold.pipeline.cut import cut_cluster, equal
 from shardfold.planner.case import Candidate
 from shardfold.planner.options import Request
 from shardfold.planner.pipelines import Setup, alike, with_layers

@@ -22,11 +22,10 @@ from shardfold.errors import ClusterError, InfeasibleError, InputError
 from shardfold.explanation.explain import case_of, price_elsewhere
 from shardfold.explanation.explain import explain as explain_case
 from shardfold.explanation.explanation import Explanation, Kept, WhatIf
-from shardfold.export.configurations import Sizes, configurations
 from shardfold.export.projection import Projection, project
 from shardfold.export.search import Prices
 from shardfold.export.stack_plan import StackPlan, beside, best_for, job_of, sizes_of
-from shardfold.export.targets import Target, target_named
+from shardfold.export.targets import Sizes, Target, configurations, target_named
 from shardfold.export.writers import Job
 from shardfold.graph import Graph
 from shardfold.operators import Rules, rules_of

@@ -14,7 +14,7 @@ from shardfold.errors import LostError, ShardfoldError
 COMMANDS = {
     "plan": ("shardfold.cli.plan", "Find the best way to train a model on a cluster."),
     "estimate": ("shardfold.cli.plan", "Price the strategy that you run, beside the plan."),
-    "scale": ("shardfold.cli.scale", "Plan for ever more nodes: step, rate, cost."),
+    "scale": ("shardfold.cli.plan", "Plan for ever more nodes: step, rate, cost."),
     "export": ("shardfold.cli.stacks", "Say a saved plan in another stack's words."),
     "show": ("shardfold.cli.inspect", "Print a saved plan, or check it against a model."),
     "report": ("shardfold.cli.inspect", "Draw a saved plan as one HTML page."),

@@ -195,7 +195,7 @@ def simulate(file: str, trace: str | None, as_json: bool) -> None:
     shardfold simulate plan.json --trace trace.json
     """
     from shardfold.plans import load
-    from shardfold.plans.stage_timeline import stage_timeline
+    from shardfold.plans.drawing_data import stage_timeline
     from shardfold.simulate import simulate as figures
     from shardfold.simulate import timeline
     from shardfold.simulate.perfetto import write_trace

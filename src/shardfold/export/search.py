@@ -25,8 +25,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from shardfold.errors import InputError
-from shardfold.export.configurations import lies_along, samples_per_pass
-from shardfold.export.targets import RECOMPUTE, Target
+from shardfold.export.targets import RECOMPUTE, Target, lies_along, samples_per_pass
 from shardfold.graph import Graph
 from shardfold.pipeline.cut import Layers, equal
 from shardfold.planner.as_run import FLOAT32

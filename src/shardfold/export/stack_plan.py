@@ -8,9 +8,8 @@ from typing import Any
 
 from shardfold.cluster import Cluster
 from shardfold.errors import InfeasibleError, InputError
-from shardfold.export.configurations import Sizes, configurations
 from shardfold.export.search import Found, Priced, Prices, Progress, search
-from shardfold.export.targets import Target
+from shardfold.export.targets import Sizes, Target, configurations
 from shardfold.export.writers import Job, Written, write
 from shardfold.graph import Graph
 from shardfold.planner.batch_slices import Samples, items_in

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from shardfold.errors import InputError
-from shardfold.export.configurations import samples_per_pass
+from shardfold.export.targets import samples_per_pass
 from shardfold.pipeline.cut import equal
 from shardfold.strategies.stated import Stated
 

@@ -35,8 +35,7 @@ from shardfold.errors import (
 )
 from shardfold.graph import Graph
 from shardfold.pipeline import Pipeline
-from shardfold.pipeline.cut import Layers, Untied, equal, untie
-from shardfold.pipeline.links import StageLinks, cut_cluster
+from shardfold.pipeline.cut import Layers, StageLinks, Untied, cut_cluster, equal, untie
 from shardfold.pipeline.simulator import in_flight
 from shardfold.planner.batch_slices import Samples
 from shardfold.planner.case import Candidate, Case, Cases, ResolvedRequest, Source

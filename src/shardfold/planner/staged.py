@@ -23,14 +23,15 @@ from shardfold.pipeline import Pipeline, PipelineSimulation, StageTimes
 from shardfold.pipeline import simulate as run_pipeline
 from shardfold.pipeline.cut import (
     Layers,
+    StageLinks,
     Untied,
     balanced,
     check_layers,
+    cut_cluster,
     equal,
     in_words,
     untie,
 )
-from shardfold.pipeline.links import StageLinks, cut_cluster
 from shardfold.pipeline.simulator import held
 from shardfold.planner.as_run import FLOAT32, reduced_after
 from shardfold.planner.case import ResolvedRequest

@@ -2,7 +2,8 @@
 
 Operators that look alike share a `Face`; those that also read and move alike share a `Row`. What
 an operator reads is told from where it stands, so that the layers of a run share their rows, and
-a model of any depth has a short sketch.
+a model of any depth has a short sketch. The stages of a pipeline are drawn over time, with a track
+for each part of the cluster.
 """
 
 from __future__ import annotations
@@ -11,11 +12,16 @@ from collections import defaultdict
 from collections.abc import Iterator
 from itertools import groupby
 
+import msgspec
+
 from shardfold.costs.steps import Collective, Compute
+from shardfold.errors import PlanError
 from shardfold.graph.repeats import operator_order
+from shardfold.pipeline import Pipeline, StageTimes, timeline
 from shardfold.plans.entries import layout_words
-from shardfold.plans.plan import Face, Move, Row, Side, Sketch
+from shardfold.plans.plan import Face, Move, Plan, Row, Side, Sketch
 from shardfold.sharding.layouts import Layouts
+from shardfold.simulate import Span, Timeline
 from shardfold.simulate.decoded import DecodedChoice, UnrolledChoice
 
 OUTSIDE = 0  # what an operand reads that no operator writes: an input, a parameter, a buffer
@@ -159,3 +165,29 @@ class _Views:
             if isinstance(step, Compute):
                 found[step.phase] += self.decoded.total(step)
         return tuple(found.items())
+
+
+def stage_timeline(plan: Plan) -> Timeline:
+    """Forward and backward of every micro-batch on every part; gaps are the bubble."""
+    entry = plan.pipeline
+    if entry is None or not entry.seconds:
+        raise PlanError("The plan does not hold what its stages take. Plan again.")
+    pipeline = Pipeline(entry.schedule, entry.parts, plan.micro_batches, entry.chunks)
+    stages = [StageTimes(**msgspec.structs.asdict(each)) for each in entry.seconds]
+    tied = [(each.parts, each.seconds) for each in entry.tied]
+    names = tuple(f"part {number + 1}" for number in range(entry.parts))
+    spans = tuple(
+        Span(
+            stream=names[turn.device],
+            operator=turn.what,
+            block="",
+            phase=turn.phase,
+            kind=turn.phase,
+            start_seconds=turn.start,
+            end_seconds=turn.end,
+            bytes=0.0,
+            exposed_seconds=0.0,
+        )
+        for turn in timeline(pipeline, stages, tied)
+    )
+    return Timeline(names, spans, ())

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from shardfold.plans import Plan
+from shardfold.plans.drawing_data import stage_timeline
 from shardfold.plans.plan import OperatorEntry
 from shardfold.plans.plan import Row as Drawn
-from shardfold.plans.stage_timeline import stage_timeline
 from shardfold.report.units import seconds as in_seconds
 from shardfold.simulate import Sample, Simulation, Timeline
 

@@ -29,8 +29,7 @@ from shardfold.capture import Program
 from shardfold.cluster import from_plain
 from shardfold.errors import PlanError, RunError
 from shardfold.pipeline import Action, Pipeline
-from shardfold.pipeline.cut import Layers
-from shardfold.pipeline.links import cut_cluster
+from shardfold.pipeline.cut import Layers, cut_cluster
 from shardfold.planner.batch_slices import cut
 from shardfold.plans import Plan
 from shardfold.plans.read import mesh_on

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from shardfold.cluster import parse
-from shardfold.export.configurations import Sizes, configurations
-from shardfold.export.targets import target_named
+from shardfold.export.targets import Sizes, configurations, target_named
 from shardfold.export.writers import Job, Written, write
 from shardfold.strategies.stated import Stated
 

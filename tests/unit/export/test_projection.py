@@ -11,10 +11,9 @@ import pytest
 from shardfold import zoo
 from shardfold.api import Planner
 from shardfold.cluster import parse
-from shardfold.export.configurations import Sizes, configurations
 from shardfold.export.dtensor import as_dtensor, placement
 from shardfold.export.projection import degrees_of, nearest
-from shardfold.export.targets import TARGETS
+from shardfold.export.targets import TARGETS, Sizes, configurations
 from shardfold.plans import Plan
 from shardfold.report.stack_text import projection_lines
 from shardfold.strategies.stated import parse_strategy

@@ -9,10 +9,9 @@ import pytest
 from shardfold import zoo
 from shardfold.api import Planner
 from shardfold.errors import InfeasibleError, InputError
-from shardfold.export.configurations import Sizes, configurations
 from shardfold.export.search import Anchors, Found, Priced, Prices, search
 from shardfold.export.stack_plan import TIE
-from shardfold.export.targets import target_named
+from shardfold.export.targets import Sizes, configurations, target_named
 from shardfold.planner.options import Request
 
 CLUSTER, SAMPLES, LAYERS = "2x2xa100", 8, 2

@@ -11,8 +11,7 @@ import pytest
 
 from shardfold.cluster import parse
 from shardfold.errors import InputError
-from shardfold.export.configurations import Sizes, configurations
-from shardfold.export.targets import TARGETS, target_named
+from shardfold.export.targets import TARGETS, Sizes, configurations, target_named
 from shardfold.export.writers import WRITERS, Job, layout, write
 from shardfold.pipeline.cut import equal
 from shardfold.strategies.stated import parse_strategy

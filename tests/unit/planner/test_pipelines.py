@@ -20,9 +20,9 @@ from shardfold.cluster import parse
 from shardfold.errors import ClusterError, InfeasibleError, InputError, PlanError
 from shardfold.planner.pipelines import _Cuts, stage_numbers
 from shardfold.plans import Plan
+from shardfold.plans.drawing_data import stage_timeline
 from shardfold.plans.files import dumps, loads
 from shardfold.plans.plan import TiedSum
-from shardfold.plans.stage_timeline import stage_timeline
 
 from .test_staged import planner
 

@@ -6,8 +6,14 @@ import pytest
 
 from shardfold.cluster import parse
 from shardfold.errors import InputError
-from shardfold.export.configurations import Sizes, configurations, divisors, samples_per_pass
-from shardfold.export.targets import TARGETS, target_named
+from shardfold.export.targets import (
+    TARGETS,
+    Sizes,
+    configurations,
+    divisors,
+    samples_per_pass,
+    target_named,
+)
 from shardfold.strategies.stated import parse_strategy
 
 

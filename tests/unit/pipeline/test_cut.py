@@ -6,7 +6,7 @@ import pytest
 
 from shardfold.cluster import parse
 from shardfold.errors import ClusterError
-from shardfold.pipeline.links import cut_cluster
+from shardfold.pipeline.cut import cut_cluster
 
 
 def test_stages_take_whole_groups_of_the_outermost_level_first() -> None:
