@@ -134,9 +134,8 @@ RUN = """
 A Llama of two layers in float32, ten steps of eight samples on gloo processes: by the stack, with
 the file that is written for it, and by `sf.parallelize` under a plan of as many processes that
 splits layers, too. accelerate has no FSDP on CPUs: it was told that the processes are GPUs whose
-device is the CPU. Tensor parallel without shards is not offered for accelerate, which takes it
-without FSDP only, where its bf16 is autocast, which is not priced. Beside FSDP, accelerate 1.15
-and transformers 5.22 do not start; transformers by itself has both.
+device is the CPU. Tensor parallel is not offered for accelerate: beside FSDP, accelerate 1.15 and
+transformers 5.22 do not start with it (the row below); transformers by itself has both.
 
 | stack | configuration | processes | first loss, last loss | largest difference from ours |
 |---|---|---:|---|---:|

@@ -41,6 +41,7 @@ class Target:
     hybrid: bool = False  # replicas of shards
     needs_shards: bool = False  # bf16 with float32 parts comes from FSDP alone
     transformers_only: bool = False  # it trains models of its own, all of them transformers
+    tensor: bool = True  # it has tensor parallel
     needs_plan: bool = False  # tensor parallel reads the model's base_model_tp_plan
     sequence: bool = False  # tensor parallel is with sequence parallel
     recompute: tuple[str, ...] = ("none", "full")
@@ -88,6 +89,8 @@ class Target:
             return "its FSDP gathers parameters again in backward"
         if stated.recompute not in self.recompute:
             return f"it has no recompute={stated.recompute} as it is priced here"
+        if stated.tensor > 1 and not self.tensor:
+            return "its tensor parallel does not start beside its FSDP"
         if stated.tensor > 1 and stated.sequence != self.sequence:
             return f"its tensor parallel is {'with' if self.sequence else 'without'} sp"
         if stated.chunks > max(self.most_chunks, 2 if stated.schedule == "zbv" else 1):
@@ -165,8 +168,10 @@ TARGETS: Mapping[str, Target] = {
             keeps=True,
             hybrid=True,
             needs_shards=True,
-            needs_plan=True,
+            tensor=False,
             unpriced=(
+                "tensor parallel (1.15 does not start with it beside FSDP and transformers 5.22: "
+                "--for hf has both)",
                 "context parallel, Ulysses",
                 "data parallel without shards (autocast)",
             ),
@@ -269,7 +274,8 @@ def samples_per_pass(stated: Stated, samples: int) -> int:
 
 def _degrees(target: Target, cluster: Cluster, sizes: Sizes) -> Iterator[Stated]:
     inner = cluster.levels[-1].size if cluster.levels else 1
-    for tensor in divisors(inner) if sizes.has_plan or not target.needs_plan else (1,):
+    can_split = target.tensor and (sizes.has_plan or not target.needs_plan)
+    for tensor in divisors(inner) if can_split else (1,):
         for stages in divisors(cluster.size // tensor) if target.schedules else (1,):
             data = cluster.size // (tensor * stages)
             if sizes.samples % data or (stages > 1 and stages > sizes.layers):

@@ -281,12 +281,6 @@ def accelerate(stated: Stated, job: Job) -> Written:
             f"num_steps={stated.micro_batches}, sync_each_batch=True): without the latter, whole "
             "gradients are kept, which is not priced."
         )
-    if stated.tensor > 1:
-        notes.append(
-            "Tensor parallel beside FSDP needs a transformers that loads a model on accelerate's "
-            'mesh, from_pretrained(..., tp_plan="auto", device_mesh=...); 5.22 does not, and '
-            "accelerate 1.15 does not start with it. There, --for hf has both."
-        )
     return Written("yaml", "\n".join(_yaml(plain)) + "\n", tuple(notes))
 
 

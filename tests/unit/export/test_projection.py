@@ -66,7 +66,8 @@ def test_the_stages_of_a_pipeline_are_read() -> None:
 @pytest.mark.parametrize(
     ("stack", "strategy", "found"),
     [
-        ("accelerate", "fsdp=2 tp=2 sp", "fsdp=2 tp=2"),
+        ("hf", "fsdp=2 tp=2 sp", "fsdp=2 tp=2"),
+        ("accelerate", "fsdp=2 tp=2 sp", "dp=2 fsdp=2"),
         ("megatron", "fsdp=4", "dp=4 zero=1"),
         ("torchtitan", "dp=2 fsdp=2 reshard=never", "dp=2 fsdp=2 reshard=never"),
         ("deepspeed", "fsdp=4 micro-batches=2", "fsdp=4 micro-batches=2"),

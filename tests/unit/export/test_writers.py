@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 import tomllib
+from dataclasses import replace
 
 import pytest
 
@@ -165,7 +166,8 @@ def test_notes_say_what_a_file_cannot() -> None:
     stated = parse_strategy("fsdp=32 tp=2 recompute=full micro-batches=2", 64)
     (recompute,) = write("deepspeed", "0.19", stated, JOB).notes
     assert "gradient_checkpointing_enable" in recompute
-    notes = " ".join(write("accelerate", "1.15", stated, JOB).notes)
+    sharded, job = parse_strategy("fsdp=64 micro-batches=2", 64), replace(JOB, samples=128)
+    notes = " ".join(write("accelerate", "1.15", sharded, job).notes)
     assert "batch_size=1" in notes
     assert "num_steps=2, sync_each_batch=True" in notes
 
