@@ -14,19 +14,10 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from shardfold.api import Planner, compare, plan
+from shardfold.api import compare, plan
 from shardfold.cluster import Cluster
-from shardfold.costs.activations import KEEP_ALL
 from shardfold.errors import InputError, ModelError
-from shardfold.pipeline import Pipeline
-from shardfold.pipeline.cut import cut_cluster, equal
-from shardfold.planner.case import Candidate
-from shardfold.planner.options import Request
-from shardfold.planner.pipelines import Setup, alike, with_layers
-from shardfold.planner.proposals import list_baselines
-from shardfold.planner.stated_run import ChosenRun
 from shardfold.plans import Plan
-from shardfold.plans.build import describe
 from shardfold.plans.files import dumps, loads
 from shardfold.runtime.module import Parallel
 from shardfold.runtime.parallelize import Settings, assemble, lowered_here, parallelize, prepared
@@ -35,9 +26,9 @@ from slow_network.models import build
 
 DDP = "torch DDP"
 OURS = "shardfold"
-STAGES = ("shardfold, stages", "gpipe, equal layers")
-PARTS, PER_STAGE = 2, 4  # stages; micro-batches of GPipe for each
-BY_HAND = ("data-parallel", "zero-2", "fsdp", "krizhevsky-2014", "megatron")
+STAGED = "shardfold, stages"
+PARTS = 2
+BY_HAND = ("data-parallel", "zero-2", "fsdp", "krizhevsky-2014", "megatron", "gpipe")
 LR = 1e-4
 
 
@@ -64,45 +55,15 @@ def plans_for(name: str, cluster: Cluster) -> dict[str, Plan]:
         found[0] |= {m: dumps(each).encode() for m, each in _with_stages(model, args, cluster)}
     dist.broadcast_object_list(found, src=0)
     plans = {method: loads(data) for method, data in found[0].items()}
-    return {method: plans[method] for method in (OURS, *STAGES, *BY_HAND) if method in plans}
+    return {method: plans[method] for method in (OURS, STAGED, *BY_HAND) if method in plans}
 
 
 def _with_stages(model: Any, args: Any, cluster: Cluster) -> Iterator[tuple[str, Plan]]:
-    """The best pipeline, and GPipe as people state it: equal layers, data parallel in a stage.
-
-    What has no layers in a list, or too few samples, has no stages.
-    """
-    planner = Planner(model, args, cluster=cluster, cost=MEASURED)
+    """The best pipeline; what has no layers in a list, or too few samples, has no stages."""
     try:
-        yield STAGES[0], planner.plan(pipeline=PARTS)
+        yield STAGED, plan(model, args, cluster=cluster, cost=MEASURED, pipeline=PARTS)
     except (InputError, ModelError):
         return
-    yield STAGES[1], _gpipe(planner, cluster)
-
-
-def _gpipe(planner: Planner, cluster: Cluster) -> Plan:
-    stages, count = PARTS, PER_STAGE * PARTS
-    asked = planner._asked(Request(), cluster, planner.options)
-    captures = planner._captured(asked, short=True)
-    links = cut_cluster(cluster, stages)
-    setup = Setup.of(captures.graph(count), asked.search, links, stages, count)
-    case = setup.cases.on(0, KEEP_ALL, setup.asked)
-    fastest = Candidate(case, case.solve())
-    limit = asked.search.limit
-    (plain, *_) = list_baselines([fastest], limit, lambda _: ("data-parallel",))
-    chosen = alike(plain, setup.untied)
-    run = ChosenRun(chosen.case, chosen.case.decode(chosen.choice))
-    layers = equal(len(setup.layers), stages)
-    piped = with_layers(setup, chosen, run, Pipeline("gpipe", stages, count), layers, {})
-    selection, _ = planner._select(asked, captures)
-    return describe(
-        selection,
-        request=asked.request,
-        capture_seconds=0.0,
-        search_seconds=0.0,
-        cuts=captures.cuts(count),
-        piped=piped,
-    )
 
 
 def predicted(plans: dict[str, Plan]) -> dict[str, float]:

@@ -34,7 +34,15 @@ from shardfold.pipeline.cut import Layers, leaves_out_layers
 from shardfold.planner.batch_search import Tried, best, largest
 from shardfold.planner.batch_slices import items_in, mapped, scaled
 from shardfold.planner.case import ResolvedRequest
-from shardfold.planner.compare_methods import METHODS, Comparison, Effort, Methods, check_methods
+from shardfold.planner.compare_methods import (
+    METHODS,
+    Comparison,
+    Effort,
+    EqualLayers,
+    Methods,
+    check_methods,
+)
+from shardfold.planner.equal_layers import equal_layers
 from shardfold.planner.estimate import estimate as estimate_stated
 from shardfold.planner.estimated import Estimated
 from shardfold.planner.micro_batches import Captures, check_number
@@ -134,8 +142,13 @@ class Planner:
         check_methods(methods)
         asked = self._asked(Request(), cluster, {**self.options, **options})
         captures = self._captured(asked, short=False)
-        selection, searched = self._select(asked, captures)
-        tried = Methods(selection, effort or Effort())
+        selection, pipelines, searched = self._searched(asked, captures)
+        tried = Methods(
+            selection,
+            effort or Effort(),
+            pipelines.plan,
+            lambda: self._equal_layers(asked),
+        )
         results = tried.results(methods, self._progress("comparing"))
         request = asked.request
         found = Comparison(
@@ -153,13 +166,16 @@ class Planner:
             folder = Path(save_plans)
             folder.mkdir(parents=True, exist_ok=True)
             for name in (r.method for r in results if r.step_seconds is not None):
+                one, stages = tried.found_by(name)
+                passes = one.winner.case.tables.micro_batches
                 plan = describe(
-                    tried.selection_of(name),
+                    one,
                     request=request,
                     capture_seconds=captures.seconds,
                     search_seconds=searched,
                     model=type(self.model).__name__,
-                    cuts=captures.cuts(selection.winner.case.tables.micro_batches),
+                    cuts=captures.cuts(stages.plan.micro_batches if stages.plan else passes),
+                    pipelines=stages,
                 )
                 plan.with_notes(f"Chosen by {name}.").save(folder / f"{name}.json")
         return found
@@ -529,15 +545,7 @@ class Planner:
         captures = self._captured(asked, short=request.fold and not search.pins)
         if request.compile:
             _check_compiled(captures.graph(1))
-        try:
-            selection, searched = self._select(asked, captures)
-        except InfeasibleError:
-            if request.pipeline in ("off", 1):
-                raise
-            free = replace(asked, search=replace(search, limit_bytes=None))
-            selection, searched = self._select(free, captures)
-            selection = replace(selection, limit_bytes=search.limit)
-        pipelines, looked = self._pipelined(asked, selection)
+        selection, pipelines, searched = self._searched(asked, captures)
         won, piped = selection.winner.case, pipelines.plan
         if save_problem is not None:
             meta = {"cluster": search.cluster.name, "mesh": str(won.mesh), "unit": "seconds"}
@@ -547,11 +555,46 @@ class Planner:
             selection,
             request=request,
             capture_seconds=captures.seconds,
-            search_seconds=searched + looked,
+            search_seconds=searched,
             model=type(self.model).__name__,
             cuts=captures.cuts(won.tables.micro_batches if piped is None else piped.micro_batches),
             pipelines=pipelines,
         ).with_notes(*sorted(asked.notes))
+
+    def _searched(
+        self, asked: _Asked, captures: Captures
+    ) -> tuple[Selection, SearchedPipelines, float]:
+        """What is selected without stages, and the pipeline that beats it; seconds of search."""
+        search = asked.search
+        try:
+            selection, searched = self._select(asked, captures)
+        except InfeasibleError:
+            if asked.request.pipeline in ("off", 1):
+                raise
+            free = replace(asked, search=replace(search, limit_bytes=None))
+            selection, searched = self._select(free, captures)
+            selection = replace(selection, limit_bytes=search.limit)
+        pipelines, looked = self._pipelined(asked, selection)
+        return selection, pipelines, searched + looked
+
+    def _equal_layers(self, asked: _Asked) -> EqualLayers:
+        """The best pipelines of equal layers, or why there are none."""
+        if not asked.search.pricing.overlaps:
+            return InputError("Stages are simulated, which these costs do not know.")
+        captures = self._staged_captures(asked)
+        return equal_layers(
+            captures.graph,
+            lambda stages: micro_batches_for(stages, asked.request.micro_batches, captures.samples),
+            asked.search,
+            self._progress("pipelines of equal layers"),
+        )
+
+    def _staged_captures(self, asked: _Asked) -> Captures:
+        """Graphs that can be cut between all layers."""
+        captures = self._captured(asked, short=asked.request.fold)
+        if leaves_out_layers(captures.graph(1)):
+            return self._captured(asked, short=False)
+        return captures
 
     def _pipelined(self, asked: _Asked, selection: Selection) -> tuple[SearchedPipelines, float]:
         """The best pipeline, where one is wished for or faster; seconds of search."""
@@ -560,9 +603,7 @@ class Planner:
             return SearchedPipelines(None, None), 0.0
         if not asked.search.pricing.overlaps:
             raise InputError("Stages are simulated, which these costs do not know: pipeline=off.")
-        captures = self._captured(asked, short=asked.request.fold)
-        if leaves_out_layers(captures.graph(1)):
-            captures = self._captured(asked, short=False)
+        captures = self._staged_captures(asked)
         started, before = time.perf_counter(), captures.seconds
         found = search_pipelines(
             captures.graph,

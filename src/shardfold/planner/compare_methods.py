@@ -4,7 +4,8 @@ Each has two prices: the simulated step, in which communication runs beside work
 and the additive cost, which the searches minimise. A baseline is tried on every mesh in every
 degree and keeps its best, one that fits in memory before one that does not. The other searches get
 the mesh of the additive optimum, random moves that of the best baseline, from which they start.
-Under a cost model without overlap, the additive cost is the step.
+Under a cost model without overlap, the additive cost is the step. Pipelines of equal layers are
+baselines, too (`equal_layers.py`); stages have no additive cost of one mesh.
 """
 
 from __future__ import annotations
@@ -18,8 +19,10 @@ from typing import Any
 
 from shardfold.costs.model import VOLUME
 from shardfold.costs.steps import Collective
-from shardfold.errors import InputError, nearest
+from shardfold.errors import InputError, ShardfoldError, nearest
 from shardfold.planner.case import Candidate, Source, simulate
+from shardfold.planner.equal_layers import SCHEDULES
+from shardfold.planner.pipelines import PipelinePlan, SearchedPipelines
 from shardfold.planner.select import ROUNDING, Selection
 from shardfold.search import Problem
 from shardfold.search.baselines import draws, greedy, mcmc
@@ -30,7 +33,7 @@ SELECTED = "selected"  # what `plan` returns
 DATA_PARALLEL = "data-parallel"
 OPTIMUM = "additive-optimum"  # the optimum of the additive model
 SEARCHES = ("greedy", "random", "mcmc", "ilp")
-METHODS = (SELECTED, OPTIMUM, *STRATEGIES, *SEARCHES)
+METHODS = (SELECTED, OPTIMUM, *STRATEGIES, *SCHEDULES, *SEARCHES)
 RENAMED = {"plan": SELECTED, "exact": OPTIMUM}
 
 
@@ -48,7 +51,8 @@ class Result:
     """What one method came to. Where it gave nothing, `note` says why and the figures are None.
 
     `step_seconds` is the simulated step, or the sum where the costs know no overlap;
-    `additive_seconds` the sum. `communication_bytes` is what the busiest device sends in a step;
+    `additive_seconds` the sum, which stages do not have. `communication_bytes` is what the busiest
+    device sends in a step;
     `search_seconds` leaves out the making of tables, which all methods share.
     """
 
@@ -105,12 +109,17 @@ class Comparison:
         return {**asdict(self), "baseline": self.baseline, "results": results}
 
 
+EqualLayers = Mapping[str, PipelinePlan] | ShardfoldError  # by schedule, or why there are none
+
+
 @dataclass(frozen=True)
 class Methods:
     """All methods on the cases of one model, each tried once: random moves ask for baselines."""
 
     selection: Selection
-    effort: Effort = Effort()
+    effort: Effort
+    stages: PipelinePlan | None  # that the plan has
+    search_equal_layers: Callable[[], EqualLayers]
 
     def results(
         self, methods: Sequence[str], watch: Callable[[int, int], None]
@@ -123,11 +132,16 @@ class Methods:
             found.append(self._result(name))
         return tuple(found)
 
-    def selection_of(self, name: str) -> Selection:
+    def found_by(self, name: str) -> tuple[Selection, SearchedPipelines]:
         """What a method that has a result came to, in the shape from which a plan is made."""
         if name == SELECTED:
-            return self.selection
-        return replace(self.selection, winner=self._candidates[name], pins=())
+            return self.selection, SearchedPipelines(self.stages, None)
+        if name in SCHEDULES:
+            found, _ = self._equal_layers
+            assert isinstance(found, Mapping)
+            return replace(self.selection, pins=()), SearchedPipelines(found[name], None)
+        won = replace(self.selection, winner=self._candidates[name], pins=())
+        return won, SearchedPipelines(None, None)
 
     def _result(self, name: str) -> Result:
         if name in STRATEGIES:
@@ -135,6 +149,10 @@ class Methods:
             if isinstance(found, Unfit):
                 return Result(name, note=f"does not apply: {found.reason}")
             return self._price(name, found, seconds)
+        if name in SCHEDULES:
+            return self._schedule(name)
+        if name == SELECTED and self.stages is not None:
+            return _of_stages(name, self.stages, 0.0)
         if name == SELECTED:
             return self._price(name, self.selection.winner, 0.0, self.selection.is_optimal)
         if name == OPTIMUM:
@@ -142,6 +160,22 @@ class Methods:
             seconds = best.solution.statistics.seconds
             return self._price(name, best, seconds, self.selection.proves(best))
         return self._search(name)
+
+    def _schedule(self, name: str) -> Result:
+        """A pipeline of equal layers."""
+        found, seconds = self._equal_layers
+        if isinstance(found, ShardfoldError):
+            return Result(name, note=f"does not apply: {str(found).rstrip('.')}")
+        if name not in found:
+            return Result(name, note="does not apply: no stage has layers for two chunks")
+        return _of_stages(name, found[name], seconds)
+
+    @cached_property
+    def _equal_layers(self) -> tuple[EqualLayers, float]:
+        """The best pipelines of equal layers, and the time for all."""
+        begin = time.perf_counter()
+        found = self.search_equal_layers()
+        return found, time.perf_counter() - begin
 
     def _baseline(self, name: str) -> tuple[Candidate | Unfit, float]:
         """A strategy in the degree and on the mesh that suit it best, and the time for all."""
@@ -247,6 +281,28 @@ class Methods:
             exposed_seconds=None if simulation is None else simulation.exposed_seconds,
             mfu=None if simulation is None else simulation.mfu,
         )
+
+
+def _of_stages(name: str, plan: PipelinePlan, seconds: float) -> Result:
+    """The figures of a pipeline; what its stages do is in the note."""
+    found, pipeline = plan.simulation, plan.staged.pipeline
+    told = [
+        plan.candidate.label if name in SCHEDULES else pipeline.schedule,
+        f"{plan.micro_batches} micro-batches",
+        *([f"{pipeline.chunks} chunks"] if pipeline.chunks > 1 else []),
+        *(["recomputed"] if plan.candidate.case.recomputed else []),
+    ]
+    return Result(
+        method=name,
+        mesh=f"{pipeline.devices} of {plan.candidate.case.mesh}",
+        step_seconds=found.step_seconds,
+        peak_bytes=found.peak_bytes,
+        fits=plan.fits,
+        search_seconds=seconds,
+        note=f"{pipeline.devices} stages, {', '.join(told)}",
+        exposed_seconds=found.exposed_seconds,
+        mfu=found.mfu,
+    )
 
 
 def sent_bytes(candidate: Candidate) -> float:

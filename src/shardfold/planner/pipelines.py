@@ -48,6 +48,7 @@ from shardfold.planner.staged import Staged, StagePasses
 from shardfold.planner.stated_run import ChosenRun
 from shardfold.progress import Stage, Watch
 from shardfold.search import unproven
+from shardfold.simulate import Simulation
 from shardfold.simulate.parts import Part
 
 ROUNDS = 3  # of searches within another limit
@@ -114,6 +115,28 @@ class PipelinePlan:
         waiting = (pipeline.devices - 1) / (pipeline.micro_batches * self.setup.most_chunks)
         return sum(busy) / len(busy) * (1 + waiting)
 
+    @cached_property
+    def simulation(self) -> Simulation:
+        """The step of all stages: work and waits of the mean device, peak of the fullest."""
+        staged = self.staged
+        totals = [sum(each.values()) for each in staged.peaks]
+        fullest = totals.index(max(totals))
+        inside = [(each, share) for each, share in staged.collectives]
+        step = staged.step_seconds
+        return Simulation(
+            step_seconds=step,
+            compute_seconds=staged.compute_seconds,
+            communication_seconds=sum(e.seconds * share for e, share in inside)
+            + staged.send_seconds,
+            exposed_seconds=sum(e.exposed_seconds * share for e, share in inside)
+            + staged.exposed_send_seconds,
+            peak_bytes=totals[fullest],
+            peak_by_class=dict(staged.peaks[fullest]),
+            peak_at=f"part {fullest + 1} of {len(totals)}",
+            mfu=staged.flops / (step * staged.peak_flops),
+            utilisation={"work": 1 - staged.simulation.bubble},
+        )
+
     @property
     def order(self) -> tuple[bool, float]:
         """What fits comes first, then the faster."""
@@ -136,14 +159,21 @@ class Setup:
     @classmethod
     def of(
         cls,
-        graph: Graph,
+        graphs: Callable[[int], Graph],
         request: ResolvedRequest,
-        links: StageLinks,
         stages: int,
         micro_batches: int,
-        meshes: Sequence[Mesh],
+        *,
+        finely: bool = False,
     ) -> Setup:
-        """The model on some meshes of one part."""
+        """The model on the coarse meshes of one part, or on the others; refused where it cannot be.
+
+        `graphs` has the graph of a micro-batch, by their number.
+        """
+        links = cut_cluster(request.cluster, stages)
+        _check_number(stages, Layers.of(graphs(1)), request.cluster)
+        meshes = _finer(links.stage) if finely else links.stage.meshes(COARSE)
+        graph = graphs(micro_batches)
         layers = Layers.of(graph)
         pipeline = Pipeline("1f1b", stages, micro_batches)
         untied = untie(graph, layers.parts(equal(len(layers), stages)))
@@ -232,15 +262,10 @@ def search_pipelines(
         tries = micro_batches(stages)
         return [m for m in tries if bound.least_step(stages, m) < search.best_seconds]
 
-    def setup(stages: int, count: int, *, finely: bool = False) -> Setup:
-        links = cut_cluster(request.cluster, stages)
-        _check_number(stages, Layers.of(graphs(1)), request.cluster)
-        meshes = _finer(links.stage) if finely else links.stage.meshes(COARSE)
-        return Setup.of(graphs(count), request, links, stages, count, meshes)
-
     def guess(stages: int) -> float:
         try:
-            return _guessed_seconds(setup(stages, 1), hopeful(stages)[0], bound.host.model)
+            setup = Setup.of(graphs, request, stages, 1)
+            return _guessed_seconds(setup, hopeful(stages)[0], bound.host.model)
         except ShardfoldError:
             return math.inf
 
@@ -251,7 +276,7 @@ def search_pipelines(
             seen.add((stages, count, finely))
             watch(Stage("searching pipelines", number, len(tries)))
             try:
-                search.look(setup(stages, count, finely=finely))
+                search.look(Setup.of(graphs, request, stages, count, finely=finely))
             except (ClusterError, InputError, ModelError) as error:
                 refusals.append(error)
 

@@ -43,7 +43,6 @@ from shardfold.plans.plan import (
     TiedSum,
 )
 from shardfold.search import Solution
-from shardfold.simulate import Simulation
 from shardfold.simulate.decoded import UnrolledChoice
 from shardfold.strategies.baselines import batch_factors, fully_sharded, replicated
 from shardfold.strategies.pins import matching
@@ -115,7 +114,7 @@ def describe(
         pinned=_pinned(operators, selection),
         recompute=in_model(case.recomputed, case.graph),
         sketch=sketch(whole),
-        simulation=winner.simulation if piped is None else _piped_simulation(piped),
+        simulation=winner.simulation if piped is None else piped.simulation,
         finalists=_finalists(selection, piped),
         schedule=winner.schedule() if piped is None else None,
         micro_batches=case.tables.micro_batches,
@@ -163,27 +162,6 @@ def _piped_estimate(
     )
 
 
-def _piped_simulation(piped: PipelinePlan) -> Simulation:
-    """The step of all stages: work and communication of the mean device, peak of the fullest."""
-    staged = piped.staged
-    totals = [sum(each.values()) for each in staged.peaks]
-    fullest = totals.index(max(totals))
-    inside = [(each, share) for each, share in staged.collectives]
-    step = staged.step_seconds
-    return Simulation(
-        step_seconds=step,
-        compute_seconds=staged.compute_seconds,
-        communication_seconds=sum(e.seconds * share for e, share in inside) + staged.send_seconds,
-        exposed_seconds=sum(e.exposed_seconds * share for e, share in inside)
-        + staged.exposed_send_seconds,
-        peak_bytes=totals[fullest],
-        peak_by_class=dict(staged.peaks[fullest]),
-        peak_at=f"part {fullest + 1} of {len(totals)}",
-        mfu=staged.flops / (step * staged.peak_flops),
-        utilisation={"work": 1 - staged.simulation.bubble},
-    )
-
-
 def _pinned(operators: Sequence[OperatorEntry], selection: Selection) -> Pinned | None:
     """The pins with the number of operators that follow each, and the best without them."""
     unpinned, own = selection.unpinned, selection.winner
@@ -226,7 +204,7 @@ def _finalists(selection: Selection, piped: PipelinePlan | None) -> tuple[Finali
 
 
 def _piped_finalist(piped: PipelinePlan) -> FinalistEntry:
-    figures, case = _piped_simulation(piped), piped.candidate.case
+    figures, case = piped.simulation, piped.candidate.case
     return FinalistEntry(
         f"{piped.staged.pipeline.devices} stages, {piped.staged.pipeline.schedule}",
         str(case.mesh),

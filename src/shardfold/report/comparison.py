@@ -78,10 +78,10 @@ def _row(result: Result, speedups: Mapping[str, float]) -> tuple[str, ...]:
         result.mesh or "",
         seconds(result.step_seconds or 0.0),
         "" if ratio is None else f"{ratio:.2f}x",
-        seconds(result.additive_seconds or 0.0),
+        "" if result.additive_seconds is None else seconds(result.additive_seconds),
         size(result.peak_bytes or 0.0),
         "yes" if result.fits else "NO",
-        size(result.communication_bytes or 0.0),
+        "" if result.communication_bytes is None else size(result.communication_bytes),
         seconds(result.search_seconds or 0.0),
     )
 

@@ -26,23 +26,6 @@ from shardfold.plans.plan import TiedSum
 
 from .test_staged import planner
 
-SLOW = """
-name = "slow"
-device = "a100"
-
-[[levels]]
-name = "node"
-size = 2
-bandwidth = 25e6
-latency_seconds = 30e-6
-
-[[levels]]
-name = "gpu"
-size = 2
-bandwidth = 230e9
-latency_seconds = 2e-6
-"""
-
 
 def brute_force(cuts: _Cuts, flying: list[int], room: float) -> float:
     """The time of the slowest stage, of the best of all ways to cut; inf: none fits."""
@@ -83,14 +66,6 @@ def test_the_slowest_stage_is_as_fast_as_any_cut_makes_it() -> None:
 def test_stages_take_what_the_levels_allow() -> None:
     assert stage_numbers(parse("4x8xh100")) == [2, 4, 8, 16, 32]
     assert stage_numbers(parse("6xh100")) == [2, 3, 6]
-
-
-@pytest.fixture(scope="module")
-def slow(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A cluster whose nodes have little between them."""
-    file = tmp_path_factory.mktemp("cluster") / "slow.toml"
-    file.write_text(SLOW)
-    return str(file)
 
 
 @pytest.fixture(scope="module")
