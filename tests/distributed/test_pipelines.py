@@ -69,7 +69,44 @@ def _skips() -> tuple[nn.Module, Any, Any]:
     return Skips(), (tokens, labels), {}
 
 
+class UNet(nn.Module):
+    """Convolutions in a list, down and up again; what goes down is read on the way up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        widths = ((4, 8), (8, 16), (16, 8), (16, 4))
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Conv2d(a, b, 3, padding=1), nn.GroupNorm(2, b), nn.GELU(), _Scale(b))
+            for a, b in widths
+        )
+        self.head = nn.Conv2d(8, 4, 1)
+
+    def forward(self, x: Tensor, noise: Tensor) -> Tensor:
+        wide = self.blocks[0](x)
+        deep = self.blocks[1](nn.functional.avg_pool2d(wide, 2))
+        up = nn.functional.interpolate(self.blocks[2](deep), scale_factor=2.0)
+        last = self.blocks[3](torch.cat([up, wide], 1))
+        return nn.functional.mse_loss(self.head(torch.cat([last, x], 1)), noise)
+
+
+class _Scale(nn.Module):
+    """A factor for each channel."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.rand(channels, 1, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.scale
+
+
+def _unet() -> tuple[nn.Module, Any, Any]:
+    numbers = torch.Generator().manual_seed(4)
+    return UNet(), tuple(torch.randn(8, 4, 8, 8, generator=numbers) for _ in range(2)), {}
+
+
 HAND_WRITTEN["skips"] = _skips
+HAND_WRITTEN["unet"] = _unet
 
 
 def staged(plan: Plan, chooser: Passes, schedule: str, parts: int, chunks: int) -> Plan:
@@ -148,14 +185,17 @@ def _gathered(split: Any, names: tuple[str, ...]) -> Counter[Any]:
                 "t5-large-tiny": (2, 1, True),
                 "llama3-8b-tiny": (4, 2, False),
                 "mixtral-8x7b-tiny": (2, 1, False),
+                "bert-large-tiny": (4, 1, True),
+                "unet": (4, 2, False),
             },
             2,
             "2xcpu",
             "2",
         ),
-        ({"skips": (4, 0, True)}, 4, "1xcpu", "1"),
+        ({"skips": (4, 0, True), "unet": (2, 0, False)}, 4, "1xcpu", "1"),
+        ({"skips": (4, 0, True), "unet": (4, 0, False)}, 4, "2xcpu", "2"),
     ],
-    ids=["2 x 2", "4 x 1"],
+    ids=["2 x 2", "4 x 1", "4 x 2"],
 )
 def test_stages_give_the_numbers_of_one_device_and_send_what_the_plan_says(
     cases: dict[str, tuple[int, int, bool]], parts: int, cluster: str, mesh: str, on_ranks: Launch
@@ -172,7 +212,7 @@ def test_stages_give_the_numbers_of_one_device_and_send_what_the_plan_says(
         turns = zip(plans, islice(cycle(possible), number, None), strict=False)
         listed = [staged(p, chooser, schedule, parts, n) for p, (schedule, n) in turns]
         given.append((model, is_tied, [dumps(plan).encode() for plan in listed]))
-    for told in on_ranks(run_all, 4, given):
+    for told in on_ranks(run_all, parts * parse(cluster).size, given):
         assert len(told) == sum(len(plans) for *_, plans in given)
         for model, differs, sent in told:
             assert differs == "", model

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from shardfold.runtime.shards import Place
+from shardfold.runtime.shards import Place, Row
 
 Axes = tuple[int, ...]
 
@@ -83,6 +83,11 @@ class Groups:
             if (members := Place(self.place.shape, start).members(axes))
         ]
         return shared((use, str(ranks)), lambda: dist.new_subgroups_by_enumeration(ranks)[0])
+
+    def rank_of(self, member: Row) -> int:
+        """The rank of a device of this one's own mesh."""
+        size, rank = math.prod(self.place.shape), int(dist.get_rank())
+        return rank // size * size + self.place.rank(member)
 
     def background(self) -> Groups:
         """The same collectives, on the groups of what runs in the background."""

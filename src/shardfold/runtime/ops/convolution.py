@@ -68,12 +68,12 @@ def _swap(
     if isinstance(groups, Functional):
         return _swap_traced(up, down, axes, groups, fill)
     above, below = torch.full_like(down, fill), torch.full_like(up, fill)
-    steps = []
+    steps, group = [], groups.by_axes[axes]
     for other, sent, found in ((me - 1, up, above), (me + 1, down, below)):
         if 0 <= other < len(members):
-            rank = groups.place.rank(members[other])
-            steps += [dist.P2POp(dist.isend, sent, rank)] if sent.numel() else []
-            steps += [dist.P2POp(dist.irecv, found, rank)] if found.numel() else []
+            rank = groups.rank_of(members[other])
+            steps += [dist.P2POp(dist.isend, sent, rank, group)] if sent.numel() else []
+            steps += [dist.P2POp(dist.irecv, found, rank, group)] if found.numel() else []
     for work in dist.batch_isend_irecv(steps) if steps else ():
         work.wait()
     return above, below
