@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from typing import Any
 
@@ -75,6 +75,28 @@ class Chooser:
         """One of each decision's options."""
         rng = random.Random(seed)
         return tuple(rng.randrange(len(c)) for c in self.tables.problem.costs)
+
+    def splitting(
+        self, count: int, kind: str, wanted: Callable[[int], Iterable[str]]
+    ) -> dict[str, Plan]:
+        """Random plans in which the operators of a kind that can split a wanted factor do so.
+
+        Each time by another of the configurations that do; no plan, where none of them can.
+        """
+        found = {}
+        for number in range(count):
+            choice, bases, can = list(self.random_choice(number)), set(wanted(number)), False
+            for v, vertex in enumerate(self.tables.vertices):
+                if vertex.space is None or self.graph.ops[vertex.index].kind != kind:
+                    continue
+                rule, configs = vertex.space.rule, vertex.space.configs.tolist()
+                split = [{rule.base(f) for f in config if f >= 0} for config in configs]
+                rows = [row for row, factors in enumerate(split) if bases & factors]
+                if rows:
+                    choice[v], can = rows[number % len(rows)], True
+            if can:
+                found[f"random {number}"] = self.plan(tuple(choice))
+        return found
 
     def covering(self, count: int, first: int = 0) -> dict[str, Plan]:
         """Random plans that try every configuration, layout and storage before one comes twice."""

@@ -106,10 +106,10 @@ def recorded(groups: Groups, names: tuple[str, ...], *, widened: bool = False) -
     start_hop = Groups.start_hop
 
     def hop(self: Groups, tensor: Any, shape: Any, to: int, of: int, axes: tuple[int, ...]) -> Any:
-        """A piece that goes to the next device."""
-        found[
-            "ring", tuple(names[a] for a in axes), float(tensor.numel() * item_bytes(tensor))
-        ] += 1
+        """A piece that goes to the next device: a plan counts the longest."""
+        size = torch.tensor(float(tensor.numel() * item_bytes(tensor)))
+        before["all_reduce"](size, dist.ReduceOp.MAX, group=self.by_axes[axes])
+        found["ring", tuple(names[a] for a in axes), size.item()] += 1
         dist.all_to_all_single = before["all_to_all_single"]
         try:
             return start_hop(self, tensor, shape, to, of, axes)

@@ -17,6 +17,7 @@ from shardfold.runtime.parallelize import Settings, assemble, prepared
 from .choices import chooser
 from .jobs import build
 from .ranks import Launch
+from .test_context import split_sequences
 
 Case = tuple[str, str, bytes]
 
@@ -80,6 +81,16 @@ def test_a_compiled_step_is_the_eager_one_under_any_plan(on_ranks: Launch) -> No
     for told in on_ranks(compiled, 2, given):
         assert len(told) == len(given)
         assert [line for line in told if line] == []
+
+
+def test_what_goes_round_is_compiled(on_ranks: Launch) -> None:
+    given = [
+        (model, label, dumps(plan).encode())
+        for model in ("attention_shared", "attention_uneven", "attention_window")
+        for label, plan in split_sequences(chooser(model, "2xcpu", "2"), 2).items()
+    ]
+    for told in on_ranks(compiled, 2, given):
+        assert told == [""] * len(given)
 
 
 class Dropping(nn.Module):

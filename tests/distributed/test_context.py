@@ -21,21 +21,8 @@ MODELS = ("causal", "cross", "full", "shared", "uneven", "window")
 
 def split_sequences(choices: Chooser, count: int) -> dict[str, Plan]:
     """Random plans whose attention splits positions, by another configuration each time."""
-    found = {}
-    for number in range(count):
-        choice = list(choices.random_choice(number))
-        for v, vertex in enumerate(choices.tables.vertices):
-            if vertex.space is None or choices.graph.ops[vertex.index].kind != ATTENTION:
-                continue
-            rule = vertex.space.rule
-            wanted = "qc" if number % 4 == 3 else "c"
-            rows = [
-                row
-                for row, config in enumerate(vertex.space.configs.tolist())
-                if any(f >= 0 and rule.base(f) in wanted for f in config)
-            ]
-            choice[v] = rows[number % len(rows)]
-        found[f"random {number}"] = choices.plan(tuple(choice))
+    found = choices.splitting(count, ATTENTION, lambda number: "qc" if number % 4 == 3 else "c")
+    assert len(found) == count
     return found
 
 
@@ -64,6 +51,7 @@ def test_a_split_sequence_gives_the_numbers_of_one_device(
 @pytest.mark.parametrize(("cluster", "mesh"), [("2xcpu", "2"), ("4xcpu", "2x2")])
 def test_a_step_sends_what_the_plan_says(cluster: str, mesh: str, on_ranks: Launch) -> None:
     models = {"attention_shared": 6, "attention_full": 3, "attention_window": 2}
+    models |= {"attention_uneven": 4, "attention_cross": 2}
     given = cases(models, cluster, mesh)
     found = on_ranks(collectives, int(cluster.partition("x")[0]), given)[0]
     assert len(found) == len(given)

@@ -24,22 +24,10 @@ MODELS = ("experts", "experts_all_to_one", "experts_few_rows")
 
 def dispatching(choices: Chooser, count: int) -> dict[str, Plan]:
     """Random plans whose blocks of experts dispatch, by another configuration each time."""
-    found = {}
-    for number in range(count):
-        choice = list(choices.random_choice(number))
-        for v, vertex in enumerate(choices.tables.vertices):
-            if vertex.space is None or choices.graph.ops[vertex.index].kind != ROUTED:
-                continue
-            rule = vertex.space.rule
-            rows = [
-                row
-                for row, config in enumerate(vertex.space.configs.tolist())
-                if any(f in rule.joint for f in config)
-            ]
-            choice[v] = rows[number % len(rows)]
-        made = found[f"random {number}"] = choices.plan(tuple(choice))
-        routed = (each for each in made.operators if each.kind == ROUTED)
-        assert all("all_to_all" in {c.kind for c in each.collectives} for each in routed)
+    found = choices.splitting(count, ROUTED, lambda number: "d")
+    assert len(found) == count
+    routed = [each for p in found.values() for each in p.operators if each.kind == ROUTED]
+    assert all("all_to_all" in {c.kind for c in each.collectives} for each in routed)
     return found
 
 

@@ -15,7 +15,6 @@ entry for every tap.
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar, Protocol
@@ -74,24 +73,34 @@ def price(steps: Steps, model: CostModel, micro_batches: int = 1) -> Values:
 
     Of what runs beside an operator's work, only what is longer than that counts.
     """
-    total = np.zeros(steps.cases)
-    worked, hidden, beside = (
-        defaultdict[str, Values](lambda: np.zeros(steps.cases)) for _ in "123"
-    )
+    total = uncovered(steps, model, micro_batches)
     for step in steps.steps:
         often = times(step, micro_batches)
         if isinstance(step, Compute):
-            worked[step.phase] = model.compute_seconds(step) * often
-            total += worked[step.phase]
-        elif step.kind != "slice":
-            seconds = model.collective_seconds(step) * (step.repeats * often)
-            if step.pieces > 1 and is_beside(model, step):
-                beside[step.phase][step.rows] += seconds
-                hidden[step.phase][step.rows] = (step.pieces - 1) / step.pieces
-            else:
-                total[step.rows] += seconds
-    for phase, seconds in beside.items():
-        total += np.maximum(0.0, seconds - hidden[phase] * worked[phase])
+            total += model.compute_seconds(step) * often
+        elif step.kind != "slice" and not runs_beside(model, step):
+            total[step.rows] += model.collective_seconds(step) * (step.repeats * often)
+    return total
+
+
+def runs_beside(model: CostModel, step: Collective) -> bool:
+    """Whether a collective runs beside its operator's work."""
+    return step.pieces > 1 and is_beside(model, step)
+
+
+def uncovered(steps: Steps, model: CostModel, micro_batches: int = 1) -> Values:
+    """Seconds of each case for which what runs beside an operator's work is longer than that."""
+    sent = [s for s in steps.steps if isinstance(s, Collective) and runs_beside(model, s)]
+    total = np.zeros(steps.cases)
+    for phase in {step.phase for step in sent}:
+        seconds, covered = np.zeros(steps.cases), np.zeros(steps.cases)
+        for step in (s for s in sent if s.phase == phase):
+            own = model.collective_seconds(step) * step.repeats
+            seconds[step.rows] += own * times(step, micro_batches)
+            covered[step.rows] = (step.pieces - 1) / step.pieces
+        for work in (s for s in steps.steps if isinstance(s, Compute) and s.phase == phase):
+            seconds -= covered * model.compute_seconds(work) * times(work, micro_batches)
+        total += np.maximum(0.0, seconds)
     return total
 
 

@@ -13,6 +13,7 @@ late piece of queries and keys for as long as the operator runs, by all-to-all t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -147,8 +148,11 @@ def _kernels(work: LocalWork, phase: str) -> list[Kernel]:
     pieces, alone = work.parts("c"), work.parts_alone("q")
     whole = kernel(kind, np.sqrt(queries * keys))
     if not is_causal:
-        whole = replace(whole, times=pieces)
-        return [whole, *_merges(work, pieces - 1.0, 0.0 * pieces)]
+        is_masked, merges = len(work.inputs) > 3, _merges(work, pieces - 1.0, 0.0 * pieces)
+        if is_masked and merges:
+            slices = _in_slices(phase, heads, queries, keys, depth, pieces)
+            return [replace(whole, times=np.where(pieces > 1, 0.0, 1.0)), *slices, *merges]
+        return [replace(whole, times=pieces), *merges]
     if np.all(pieces * alone == 1):
         return [whole]
     # The last device's queries: a square on the diagonal, and all that lies before it.
@@ -190,6 +194,21 @@ def _materialised(
     ]
 
 
+def _in_slices(
+    phase: str, heads: Values, queries: Values, keys: Values, depth: Values, pieces: Values
+) -> list[Kernel]:
+    """What goes round meets a mask's rows, as many at a time as there are features.
+
+    The kernels that know masks do not give sums. Backward, the scores are made once more.
+    """
+    rows = np.minimum(queries, depth)
+    times = np.where(pieces > 1, pieces * np.ceil(queries / depth), 0.0)
+    found = _materialised(phase, heads, rows, keys, depth)
+    if phase == "backward":
+        found += _materialised("forward", heads, rows, keys, depth)[:2]
+    return [replace(kernel, times=times) for kernel in found]
+
+
 def _extras(call: Call, access: Access) -> tuple[Extra, ...]:
     """The logarithm of each row's sum; or all of the softmax, where it is in memory."""
     if _is_materialised([kind.shape for kind in call.inputs], access.attributes):
@@ -200,17 +219,24 @@ def _extras(call: Call, access: Access) -> tuple[Extra, ...]:
 def _round(call: Call) -> Iterator[Extra]:
     """Where keys go round: a piece that is met and one that comes, and sums in float32.
 
-    Of a causal mask, results are kept as they were dealt; backward, their gradients are, too.
+    Backward, gradients go round behind them. Of a causal mask, results are kept as they were dealt;
+    backward, their gradients are, too. Of another mask, scores of some rows are written to memory,
+    no more than there are keys for every head; keys and values are in float32 then.
     """
     item = float(call.results[0].item_bytes)
     for of in (1, 2):
         yield Extra(of, 2.0 * item, life="forward", factor="c")
-        yield Extra(of, 5.0 * item, life="backward", factor="c")
-    yield Extra(-1, 4.0 + item, life="forward", factor="c")
+        yield Extra(of, 5.0 * item + 8.0, life="backward", factor="c")
+    yield Extra(-1, 8.0 + item, life="forward", factor="c")
     yield Extra(0, 4.0 + item, life="backward", factor="c")
     if call.attribute("is_causal", False):
         yield Extra(-1, item, factor="c")
         yield Extra(-1, item, life="backward", factor="c")
+    if call.has("attn_mask"):
+        query, key = call.shape("query"), call.shape("key")
+        each = 4.0 * math.prod(query[:-2]) / math.prod(key[:-2])
+        yield Extra(1, (2.0 + 2.0) * each, life="forward", factor="c")
+        yield Extra(1, (2.0 + 5.0) * each, life="backward", factor="c")
 
 
 TABLE: Mapping[str, Operator] = {

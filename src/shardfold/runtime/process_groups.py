@@ -130,15 +130,23 @@ class Groups:
 
     def start_hop(
         self, tensor: Tensor, shape: Sequence[int], to: int, of: int, axes: Axes
-    ) -> tuple[Tensor, Any]:
-        """Start sending a tensor to one member, and taking one of that shape from another."""
+    ) -> Callable[[], Tensor]:
+        """Start sending a tensor to one member, and taking one of that shape from another.
+
+        What is returned waits for it. The tensor that is sent must be there until then.
+        """
         group, found = self.by_axes[axes], tensor.new_empty(shape)
         sent, came = ([0] * dist.get_world_size(group) for _ in range(2))
         sent[to], came[of] = tensor.numel(), found.numel()
         work = dist.all_to_all_single(
             _flat(found), _flat(tensor), came, sent, group=group, async_op=True
         )
-        return found, work
+
+        def wait() -> Tensor:
+            work.wait()
+            return found
+
+        return wait
 
     def start_reduce(self, tensor: Tensor, axes: Axes) -> Any:
         """Start adding up; the tensor holds the sum once the returned work is waited for."""
@@ -198,12 +206,12 @@ class Functional(Groups):
 
     def start_hop(
         self, tensor: Tensor, shape: Sequence[int], to: int, of: int, axes: Axes
-    ) -> tuple[Tensor, Any]:
-        """Send a tensor to one member, and take one of that shape from another."""
+    ) -> Callable[[], Tensor]:
+        """Start sending a tensor to one member, and taking one of that shape from another."""
         sent, came = ([0] * dist.get_world_size(self.by_axes[axes]) for _ in range(2))
         sent[to], came[of] = tensor.numel(), math.prod(shape)
         found = _ops().all_to_all_single(tensor.reshape(-1), came, sent, self._name(axes))
-        return self._awaited(found).view(*shape), None
+        return lambda: self._awaited(found).view(*shape)
 
     def _name(self, axes: Axes) -> str:
         name: str = self.by_axes[axes].group_name

@@ -17,10 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardfold.costs import CostModel, Tables
-from shardfold.costs.model import split_seconds
+from shardfold.costs.model import runs_beside, split_seconds, uncovered
 from shardfold.costs.operator_steps import Tensors, operator_steps
 from shardfold.costs.parameters import Optimizer, sum_up_steps, update_steps
-from shardfold.costs.steps import Collective, Compute, Step, times
+from shardfold.costs.steps import Collective, Compute, Step, Steps, times
 from shardfold.costs.unroll import Copies, UnrolledProblem
 from shardfold.graph import Graph
 from shardfold.graph.repeats import MODEL
@@ -188,10 +188,14 @@ class DecodedChoice:
         """Seconds of local work, of communication and of the update, of some vertices or all."""
         totals = {"compute": 0.0, "communication": 0.0, "update": 0.0}
         for v in self.steps if vertices is None else vertices:
-            for step in self.steps.get(v, ()):
+            steps = self.steps.get(v, ())
+            for step in steps:
                 kind = "communication" if isinstance(step, Collective) else "compute"
                 kind = "update" if step.phase == "update" else kind
-                totals[kind] += self.total(step)
+                if not (isinstance(step, Collective) and runs_beside(self.model, step)):
+                    totals[kind] += self.total(step)
+            beside = uncovered(Steps(1, tuple(steps)), self.model, self.micro_batches)
+            totals["communication"] += float(beside[0])
         return totals
 
 

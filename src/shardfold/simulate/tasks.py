@@ -18,7 +18,7 @@ from itertools import groupby
 import numpy as np
 
 from shardfold.cluster import Cluster
-from shardfold.costs.model import is_beside
+from shardfold.costs.model import is_beside, runs_beside
 from shardfold.costs.steps import Collective, Compute, Step, is_deferred
 from shardfold.costs.unroll import UnrolledProblem
 from shardfold.graph import Graph
@@ -217,12 +217,13 @@ class OperatorTasks:
         self, steps: Sequence[Step], phase: str, memory: PhaseMemory, *, in_place: bool
     ) -> list[Task]:
         """Work and collectives one after the other; memory comes first and goes last."""
-        beside = [s for s in steps if isinstance(s, Collective) and self._is_beside(s)]
+        model = self.decoded.model
+        beside = [s for s in steps if isinstance(s, Collective) and runs_beside(model, s)]
         tasks: list[Task] = []
         for step in steps:
             if isinstance(step, Compute):
                 tasks += self._pieces(self._work(phase, step), beside if step.work else [])
-            elif _is_sent(step) and not self._is_beside(step):
+            elif _is_sent(step) and not runs_beside(model, step):
                 tasks.append(self._sent(step, "wait"))
         if not tasks and not (memory.moved or memory.takes or memory.gives):
             return []
@@ -236,10 +237,6 @@ class OperatorTasks:
         tasks[at] = _with(tasks[at], takes=memory.takes)
         tasks[-1] = _with(tasks[-1], gives=memory.gives)
         return tasks
-
-    def _is_beside(self, step: Collective) -> bool:
-        """Whether a collective runs beside its operator's work."""
-        return step.pieces > 1 and is_beside(self.decoded.model, step)
 
     def _pieces(self, work: Task, beside: Sequence[Collective]) -> list[Task]:
         """An operator's work with what runs beside all but the last piece of it."""

@@ -12,13 +12,14 @@ as much to do in every hop: positions are dealt out before, and results taken ba
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from shardfold.runtime.ops.local_op import HALVES, statistics_dtype
 from shardfold.runtime.process_groups import Axes, Groups
@@ -41,21 +42,22 @@ class Deal:
 
     @classmethod
     def of(cls, own: Sequence[Bounds], at: int, *, in_balance: bool) -> Deal:
-        """An early and a late piece for everyone, or what everyone has.
+        """An early and a late piece for everyone, as long together as what they had; or just that.
 
         >>> Deal.of([(0, 4), (4, 8)], 0, in_balance=True).ranges(0)
         ((0, 2), (6, 8))
         """
         if not in_balance:
             return cls(tuple(own), tuple(((each, k),) for k, each in enumerate(own)), at)
-        members = len(own)
-        order = sorted(range(members), key=lambda k: own[k])
-        total = sum(high - low for low, high in own)
-        dealt: list[tuple[tuple[Bounds, int], ...]] = [()] * members
-        for place, member in enumerate(order):
-            for piece in (place, 2 * members - 1 - place):
-                cut = (piece * total // (2 * members), (piece + 1) * total // (2 * members))
+        order = sorted(range(len(own)), key=lambda k: own[k])
+        dealt: list[tuple[tuple[Bounds, int], ...]] = [()] * len(own)
+        start = 0
+        for turn in (order, order[::-1]):
+            for member in turn:
+                rows = own[member][1] - own[member][0]
+                cut = (start, start + (rows // 2 if turn is order else rows - rows // 2))
                 dealt[member] += tuple(_owned(own, order, cut))
+                start = cut[1]
         return cls(tuple(own), tuple(dealt), at)
 
     def ranges(self, member: int) -> Ranges:
@@ -174,6 +176,20 @@ def _seen(queries: Bounds, keys: Bounds, *, is_causal: bool) -> Iterator[Block]:
             yield Block((low, high), (low, high), True)
 
 
+def _in_slices(found: Sequence[Block], rows: int) -> Iterator[Block]:
+    """The same, of so many rows at most."""
+    for block in found:
+        (low, high), (first, last) = block.queries, block.keys
+        for at in range(low, high, rows):
+            end = min(at + rows, high)
+            if not block.is_causal:
+                yield Block((at, end), (first, last))
+                continue
+            if at > low:
+                yield Block((at, end), (first, first + at - low))
+            yield Block((at, end), (first + at - low, first + end - low), True)
+
+
 def _joined(found: Sequence[Block], side: str) -> list[Block]:
     """Rectangles that touch along one side, and are the same on the other, as one."""
     other = "queries" if side == "keys" else "keys"
@@ -219,10 +235,11 @@ class Ring:
         """Whether positions go to other devices and back."""
         return self.is_causal and self.members > 1
 
-    def blocks(self, piece: int) -> list[Block]:
-        """What this device's queries see of the keys of a member."""
+    def blocks(self, piece: int, rows: int | None) -> list[Block]:
+        """What this device's queries see of the keys of a member, of so many rows at most."""
         mine = self.queries.ranges(self.at)
-        return blocks(mine, self.keys.ranges(piece), is_causal=self.is_causal)
+        found = blocks(mine, self.keys.ranges(piece), is_causal=self.is_causal)
+        return found if rows is None else list(_in_slices(found, rows))
 
     def columns(self, mask: Tensor | None, piece: int) -> Tensor | None:
         """What a mask says of the keys of a member."""
@@ -239,13 +256,7 @@ class Coming:
         shape = (*piece.shape[:-2], rows, piece.shape[-1])
         to, of = (ring.at + 1) % ring.members, (ring.at - 1) % ring.members
         self.sent = piece.contiguous()  # held until it has gone
-        self.found, self.work = groups.start_hop(self.sent, shape, to, of, ring.axes)
-
-    def wait(self) -> Tensor:
-        """The piece, once it is here."""
-        if self.work is not None:
-            self.work.wait()
-        return self.found
+        self.wait = groups.start_hop(self.sent, shape, to, of, ring.axes)
 
 
 class RingAttention(torch.autograd.Function):
@@ -261,7 +272,7 @@ class RingAttention(torch.autograd.Function):
         if ring.is_dealt:
             query = ring.queries.there(query, groups, ring.axes)
             pairs = ring.keys.there(pairs, groups, ring.axes)
-        wide = statistics_dtype(query.dtype)
+        wide, rows = statistics_dtype(query.dtype), _rows_at_once(query, key, value, mask)
         out = query.new_zeros((*query.shape[:-1], value.shape[-1]), dtype=wide)
         lse = query.new_full(query.shape[:-1], -math.inf, dtype=wide)
         piece = pairs
@@ -272,7 +283,7 @@ class RingAttention(torch.autograd.Function):
                 coming = Coming(piece, ring.keys.rows((number - 1) % ring.members), ring, groups)
             k, v = piece.split([key.shape[-1], value.shape[-1]], -1)
             seen = ring.columns(mask, number)
-            for block in ring.blocks(number):
+            for block in ring.blocks(number, rows):
                 _merge(out, lse, block, attend(query, k, v, block, seen, ring.scale))
             piece = piece if coming is None else coming.wait()
         out = out.to(query.dtype)
@@ -285,11 +296,13 @@ class RingAttention(torch.autograd.Function):
         """The pieces once more, with their gradients behind them."""
         query, pairs, out, lse, mask = ctx.saved_tensors
         ring, groups, *widths = ctx.how
+        key, value = pairs.split(widths, -1)
+        rows = _rows_at_once(query, key, value, mask)
         if ring.is_dealt:
             dy = ring.queries.there(dy, groups, ring.axes)
         wide = lse.dtype
         dq = torch.zeros_like(query, dtype=wide)
-        piece, behind, own = pairs, None, pairs
+        piece, behind, own = pairs, None, dq
         for hop in range(ring.members):
             number = (ring.at - hop) % ring.members
             before = ring.keys.rows((number - 1) % ring.members)
@@ -298,7 +311,7 @@ class RingAttention(torch.autograd.Function):
             gradient = torch.zeros_like(piece, dtype=wide)
             parts = (dq, *gradient.split(widths, -1))
             kept = (out, lse, ring.columns(mask, number))
-            for block in ring.blocks(number):
+            for block in ring.blocks(number, rows):
                 found = attend_backward(dy, query, k, v, block, kept, ring.scale)
                 ends = (block.queries, block.keys, block.keys)
                 for total, part, (low, high) in zip(parts, found, ends, strict=True):
@@ -306,10 +319,10 @@ class RingAttention(torch.autograd.Function):
             if hop == 0:
                 own = gradient
             else:
-                gradient = gradient if behind is None else gradient + behind.wait()
+                gradient = gradient if behind is None else gradient.add_(behind.wait())
                 behind = Coming(gradient.to(pairs.dtype), before, ring, groups)
             piece = piece if coming is None else coming.wait()
-        summed = (own if behind is None else own + behind.wait()).to(pairs.dtype)
+        summed = (own if behind is None else own.add_(behind.wait())).to(pairs.dtype)
         dq = dq.to(query.dtype)
         if ring.is_dealt:
             dq = ring.queries.back(dq, groups, ring.axes)
@@ -334,11 +347,11 @@ def attend(
 ) -> tuple[Tensor, Tensor]:
     """What a block of rows sees: the weighted values, and the logarithm of each row's sum."""
     q, k, v = _rows(query, key, value, block)
-    k, v = (_like(t, q) for t in (k, v))
-    if _is_fused(q, v, mask):
+    if _is_fused(q, k, v, mask):
         forward, _ = FUSED[q.device.type]
-        found: tuple[Tensor, Tensor] = forward(q, k, v, block.is_causal, scale)
-        return found
+        out, lse = forward(*_four(q, k, v), block.is_causal, scale)
+        return out[..., : v.shape[-1]].reshape(*q.shape[:-1], -1), lse.reshape(q.shape[:-1])
+    k, v = (_like(t, q) for t in (k, v))
     scores = _scores(q, k, block, mask, scale)
     lse = scores.logsumexp(-1)
     weights = (scores - lse.masked_fill(lse == -math.inf, 0.0).unsqueeze(-1)).exp()
@@ -353,83 +366,89 @@ def attend_backward(
     block: Block,
     kept: tuple[Tensor, Tensor, Tensor | None],
     scale: float,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> Sequence[Tensor]:
     """Gradients of queries, keys and values in a block, given the whole result and its sums."""
     out, lse, mask = kept
     low, high = block.queries
     q, k, v = _rows(query, key, value, block)
-    many_k, many_v = (_like(t, q) for t in (k, v))
     dy, out, lse = dy[..., low:high, :], out[..., low:high, :], lse[..., low:high]
-    if _is_fused(q, v, mask):
+    if _is_fused(q, k, v, mask):
         _, backward = FUSED[q.device.type]
-        dq, dk, dv = backward(dy, q, many_k, many_v, out, lse, block.is_causal, scale)
-        return dq, _fewer(dk, k), _fewer(dv, v)
-    wide, lse = lse.dtype, lse.unsqueeze(-1)
-    dy, out, many_k, many_v = (t.to(wide) for t in (dy, out, many_k, many_v))
+        wide = _four(dy, q, k, v, out)
+        found = backward(*wide, lse.reshape(wide[-1].shape[:-1]), block.is_causal, scale)
+        pairs = zip(found, (q, k, v), strict=True)
+        return [t[..., : of.shape[-1]].reshape(of.shape) for t, of in pairs]
+    many_k, many_v = (_like(t, q) for t in (k, v))
+    kind, lse = lse.dtype, lse.unsqueeze(-1)
+    dy, out, many_k, many_v = (t.to(kind) for t in (dy, out, many_k, many_v))
     scores = _scores(q, many_k, block, mask, scale)
     weights = (scores - lse.masked_fill(lse == -math.inf, 0.0)).exp()
     moved = dy @ many_v.transpose(-1, -2) - (dy * out).sum(-1, keepdim=True)
     moved = weights * moved * scale
-    dk, dv = moved.transpose(-1, -2) @ q.to(wide), weights.transpose(-1, -2) @ dy
+    dk, dv = moved.transpose(-1, -2) @ q.to(kind), weights.transpose(-1, -2) @ dy
     return moved @ many_k, _fewer(dk, k), _fewer(dv, v)
 
 
-def _is_fused(query: Tensor, value: Tensor, mask: Tensor | None) -> bool:
+def _is_fused(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> bool:
     """Whether torch has a kernel that gives the sums, too."""
-    features = query.shape[-1]
-    if mask is not None or query.dim() != 4 or features != value.shape[-1]:
+    if mask is not None or query.shape[:-3] != key.shape[:-3]:
         return False
     if query.device.type == "cuda":
-        return query.dtype in HALVES and features % 8 == 0 and features <= 256
-    kind: str = query.device.type
-    return kind == "cpu"
+        return query.dtype in HALVES and max(query.shape[-1], value.shape[-1]) <= MOST_FEATURES
+    return query.device.type in FUSED
 
 
-def _cpu(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float) -> tuple[Tensor, Tensor]:
-    out, lse = aten._scaled_dot_product_flash_attention_for_cpu(
-        q, k, v, 0.0, is_causal, scale=scale
-    )
-    return out, lse
+def _rows_at_once(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> int | None:
+    """How many rows meet keys at a time: all; or, where scores are written to memory, few.
+
+    There are as many as features, so that scores take no more memory than keys.
+    """
+    return None if _is_fused(query, key, value, mask) else query.shape[-1]
 
 
-def _cpu_backward(
-    dy: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    causal: bool,
-    scale: float,
-) -> Any:
-    return aten._scaled_dot_product_flash_attention_for_cpu_backward(
-        dy, q, k, v, out, lse.contiguous(), 0.0, causal, scale=scale
-    )
+def _four(*tensors: Tensor) -> list[Tensor]:
+    """With four dims, and with zeros for the features that some have and others do not."""
+    wide = 8 * math.ceil(max(tensor.shape[-1] for tensor in tensors) / 8)
+    padded = (pad(t, (0, wide - t.shape[-1])) if t.shape[-1] < wide else t for t in tensors)
+    return [t.reshape(-1, *(1, 1, *t.shape)[-3:]) for t in padded]
 
 
-def _cuda(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float) -> tuple[Tensor, Tensor]:
-    found = aten._scaled_dot_product_flash_attention(q, k, v, 0.0, is_causal, False, scale=scale)
+def _cpu(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float) -> Sequence[Tensor]:
+    found = aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, is_causal, scale=scale)
     return found[0], found[1]
 
 
-def _cuda_backward(
-    dy: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    causal: bool,
-    scale: float,
-) -> Any:
-    nothing = torch.zeros(2, dtype=torch.uint64, device=q.device)  # no numbers are drawn
-    sizes = (None, None, q.shape[-2], k.shape[-2])
-    return aten._scaled_dot_product_flash_attention_backward(
-        dy, q, k, v, out, lse.contiguous(), *sizes, 0.0, causal, nothing, nothing[:0], scale=scale
+def _cpu_backward(*given: Any) -> Sequence[Tensor]:
+    *tensors, lse, is_causal, scale = given
+    dq, dk, dv = aten._scaled_dot_product_flash_attention_for_cpu_backward(
+        *tensors, lse.contiguous(), 0.0, is_causal, scale=scale
     )
+    return dq, dk, dv
 
 
-FUSED = {"cpu": (_cpu, _cpu_backward), "cuda": (_cuda, _cuda_backward)}
+def _cuda(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float) -> Sequence[Tensor]:
+    many = (_like(t, q) for t in (k, v))
+    found = aten._scaled_dot_product_flash_attention(q, *many, 0.0, is_causal, False, scale=scale)
+    return found[0], found[1]
+
+
+def _cuda_backward(*given: Any) -> Sequence[Tensor]:
+    dy, q, k, v, out, lse, is_causal, scale = given
+    many = (_like(t, q) for t in (k, v))
+    nothing = torch.zeros(2, dtype=torch.uint64, device=q.device)  # no numbers are drawn
+    sizes = (None, None, q.shape[-2], k.shape[-2], 0.0, is_causal)
+    dq, dk, dv = aten._scaled_dot_product_flash_attention_backward(
+        dy, q, *many, out, lse.contiguous(), *sizes, nothing, nothing[:0], scale=scale
+    )
+    return dq, _fewer(dk, k), _fewer(dv, v)
+
+
+Found = Callable[..., Sequence[Tensor]]
+FUSED: Mapping[str, tuple[Found, Found]] = {
+    "cpu": (_cpu, _cpu_backward),
+    "cuda": (_cuda, _cuda_backward),
+}
+MOST_FEATURES = 256  # of CUDA's kernel
 
 
 def _rows(query: Tensor, key: Tensor, value: Tensor, block: Block) -> tuple[Tensor, ...]:
