@@ -48,6 +48,10 @@ nobody here has seen are the fairer test of them.
   the wider it was.
 - nanotron's layers with the copies that its code makes (keys put beside values and turned, gate and
   up projection in one product): before, its runs without stages came out 15 to 25% too fast.
+- Rings: that gathers and scatters take a hop from every device to the next, sums one of rings and
+  trees, as NCCL does (src/graph/tuning.cc); that a stack's gradients share buckets; and the
+  Playbook's network by its own measurements: after tensor parallelism across nodes came out 60 to
+  70% too fast. Half of the rows (by a hash) were looked at, and later a few of the others.
 
 Of the sources in the table, those of nanotron, InternEvo, llm-foundry, BigScience and Alpa were
 read; the files of Composer, Megatron-LM and DeepSpeed are named from memory."""
@@ -57,21 +61,24 @@ UNEXPLAINED = """## What is not explained
 Most of the rows that are far off are nanotron's (the Ultra-Scale Playbook), in two classes.
 
 - Stages on several nodes. At equal splits some took what is predicted and others 3 to 80 times as
-  long: with tp=8, 16 and 32 a micro-batch took about 24, 50 and 110 ms a layer, whether a layer has
-  2,048 or 8,192 features and a micro-batch one sequence or eight, and on 512 devices about a second
-  whatever it was. What a network or a device does would grow with the bytes. The script that made
-  the runs (nanotron, scripts/scaling_benchmarks.py) runs pipelines again whose jobs are older than
-  a certain one, and no other runs; which of them were published is not known. No row is left out
-  for it, and nothing is fitted to it.
-- Tensor parallelism across nodes: each collective took about a millisecond more than its bytes and
-  the latency of the network say. Amazon's tester (aws/aws-k8s-tester, pull request 503) saw the
-  same on the same machines with an older network plugin: 517 us for an all-reduce of 8 bytes on two
-  nodes. Which plugin these runs had is not published, so it is not priced.
+  long: with tp=8, 16 and 32 a micro-batch took about 15, 45 and 100 ms a layer more than predicted,
+  whether a layer has 2,048 or 8,192 features and a micro-batch one sequence or eight, and on 512
+  devices about a second whatever it was. What a network or a device does would grow with the bytes.
+  PyTorch's TORCH_DISTRIBUTED_DEBUG=DETAIL would look like this (before every collective, all its
+  processes meet over gloo, one after the other), and nanotron's slurm_launcher.py has that line;
+  whether these runs had it is not published. The script that made the runs (nanotron,
+  scripts/scaling_benchmarks.py) runs pipelines again whose jobs are older than a certain one, and
+  no other runs; which of them were published is not known. No row is left out for it, and nothing
+  is fitted to it.
+- Rings over many nodes: the Playbook's own measurements of all-gathers, by which its network is
+  priced, are means of a busy cluster, and what was best there had a quarter of that time from node
+  to node. Runs with tensor parallelism across nodes took what is predicted or more; runs that
+  reduce gradients over 64 nodes took half or less of it.
 
 What is known and not modelled: nanotron's products in three pieces beside each gather, and its loss
 in several passes (with tp=4 and one sequence in a micro-batch the host is the limit, and takes 1.6
-times what is predicted); rings whose latency grows with the number of devices (InternEvo from 128
-to 256)."""
+times what is predicted); the in-switch sums of NVLink SHARP; gathers of FSDP by block, where ours
+are by parameter."""
 
 
 def page(whole: Mapping[str, Any]) -> str:

@@ -38,8 +38,8 @@ Kind = Literal["one device", "compiled", "several", "pipeline"]
 SPREADS: Mapping[tuple[str, Kind], Spread] = {
     (DEFAULT, "one device"): Spread(1.0, 1.45, "96 models on one H200"),
     (DEFAULT, "compiled"): Spread(1.03, 2.55, "35 compiled models on one H200"),
-    (DEFAULT, "several"): Spread(0.90, 1.24, "269 published runs of other stacks"),
-    (DEFAULT, "pipeline"): Spread(0.95, 1.13, "83 published pipelines of other stacks"),
+    (DEFAULT, "several"): Spread(0.89, 1.19, "269 published runs of other stacks"),
+    (DEFAULT, "pipeline"): Spread(0.95, 1.12, "83 published pipelines of other stacks"),
     (MEASURED, "one device"): Spread(0.92, 1.25, "96 models on one H200"),
     (MEASURED, "several"): Spread(0.95, 1.52, "64 plans on 2 and 4 processes"),
 }

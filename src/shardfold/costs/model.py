@@ -15,13 +15,14 @@ entry for every tap.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Protocol
 
 import numpy as np
 
-from shardfold.cluster import Cluster, Mesh
+from shardfold.cluster import Cluster, Level, Mesh
 from shardfold.costs.steps import Collective, Compute, Steps, Values, times
 from shardfold.operators import REGISTRY, Operator
 from shardfold.operators.notation import Call, Exchange, Rule
@@ -105,7 +106,7 @@ def uncovered(steps: Steps, model: CostModel, micro_batches: int = 1) -> Values:
 
 
 # What one device sends in a collective over n, as a multiple of the step's bytes; and how many
-# messages follow one another.
+# messages follow one another: gathers and scatters go round a ring.
 VOLUME: dict[str, Callable[[int], float]] = {
     "all_reduce": lambda n: 2.0 * (n - 1) / n,
     "all_gather": lambda n: (n - 1) / n,
@@ -115,13 +116,14 @@ VOLUME: dict[str, Callable[[int], float]] = {
     "ring": lambda n: 1.0,
 }
 ROUNDS: dict[str, Callable[[int], float]] = {
-    "all_reduce": lambda n: 2.0 * math.ceil(math.log2(n)),
-    "all_gather": lambda n: math.ceil(math.log2(n)),
-    "reduce_scatter": lambda n: math.ceil(math.log2(n)),
+    "all_reduce": lambda n: 2.0 * (n - 1),
+    "all_gather": lambda n: n - 1.0,
+    "reduce_scatter": lambda n: n - 1.0,
     "all_to_all": lambda n: n - 1.0,
     "halo": lambda n: 1.0,
     "ring": lambda n: 1.0,
 }
+TREE = 0.92  # of a ring's bandwidth (NCCL, src/graph/tuning.cc)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,31 +146,60 @@ class Roofline:
         )
 
     def collective_seconds(self, step: Collective) -> Values:
-        """Latency and bandwidth of every level that the collective crosses.
+        """Latency and bandwidth of the links that a collective crosses.
 
-        An all-reduce over two levels is a reduce-scatter inside, an all-reduce of the parts
-        outside, and an all-gather inside: what reaches an outer level is divided by the size of
-        all levels inside it. An all-to-all is the other way round: what has another group as its
-        destination crosses the outer level whole, and the rest stays inside. A hop of a ring is as
-        long as that over the slowest link.
+        A ring goes once round all devices, through every group of a level before it leaves it. Each
+        of a group's devices has a ring of its own to leave by: what is sent passes at the rate of
+        the slowest level, whose members share it out. A sum may go by a tree instead, which has
+        fewer hops where groups are many. A hop of a ring, or of a halo, is as long as that over the
+        slowest link.
         """
-        if step.kind == "ring":
-            links = [self.cluster.levels[self.mesh.axes[a].level] for a in step.axes]
-            hops = [link.latency_seconds + step.bytes / link.bandwidth for link in links]
+        crossed = self._crossed(step.axes)
+        if step.kind in ("ring", "halo"):
+            hops = [link.latency_seconds + step.bytes / link.bandwidth for link, _ in crossed]
             slowest: Values = np.max(hops, axis=0)
             return slowest
-        total = np.zeros(len(step.rows))
-        inner_first = step.kind != "all_to_all"
-        divided = 1
-        for level in sorted({self.mesh.axes[a].level for a in step.axes}, reverse=inner_first):
-            size = math.prod(
-                self.mesh.axes[a].size for a in step.axes if self.mesh.axes[a].level == level
-            )
-            link = self.cluster.levels[level]
-            sent = VOLUME[step.kind](size) * step.bytes / divided
-            total += ROUNDS[step.kind](size) * link.latency_seconds + sent / link.bandwidth
-            divided *= size
-        return total
+        if step.kind == "all_to_all":
+            return _all_to_all(crossed, step.bytes)
+        return _around(crossed, step.kind, step.bytes)
+
+    def _crossed(self, axes: Sequence[int]) -> list[tuple[Level, int]]:
+        """The levels of some axes, the outermost first, and how many members each has of them."""
+        sizes: dict[int, int] = defaultdict(lambda: 1)
+        for axis in sorted(axes):
+            sizes[self.mesh.axes[axis].level] *= self.mesh.axes[axis].size
+        return [(self.cluster.levels[level], sizes[level]) for level in sorted(sizes)]
+
+
+def _around(crossed: Sequence[tuple[Level, int]], kind: str, size: Values) -> Values:
+    """Seconds of a ring through all levels; of a sum, of a tree where that is sooner."""
+    members = [n for _, n in crossed]
+    devices = math.prod(members)
+    # Devices of the group within one member of each level share its links.
+    inside = [math.prod(members[at + 1 :]) for at in range(len(members))]
+    rate = min(link.bandwidth * within for (link, _), within in zip(crossed, inside, strict=True))
+    hops = latency = 0.0
+    for (link, n), within in zip(crossed, inside, strict=True):
+        latency += (n - 1) * (devices // (n * within)) * link.latency_seconds
+        hops += math.ceil(math.log2(n)) * link.latency_seconds
+    often = ROUNDS[kind](devices) / (devices - 1)
+    ring = often * latency + VOLUME[kind](devices) * size / rate
+    if kind != "all_reduce":
+        return ring
+    return np.minimum(ring, 2.0 * hops + 2.0 * size / (TREE * rate))
+
+
+def _all_to_all(crossed: Sequence[tuple[Level, int]], size: Values) -> Values:
+    """Seconds level by level.
+
+    What has another group as its destination crosses the outer level whole; the rest stays inside.
+    """
+    total, divided = np.zeros_like(size), 1
+    for link, n in crossed:
+        total += ROUNDS["all_to_all"](n) * link.latency_seconds
+        total += VOLUME["all_to_all"](n) * size / divided / link.bandwidth
+        divided *= n
+    return total
 
 
 @dataclass(frozen=True, slots=True)

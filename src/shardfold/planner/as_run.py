@@ -20,12 +20,14 @@ from shardfold.cluster.hardware import Device
 from shardfold.costs import CostModel, Optimizer
 from shardfold.costs.steps import Collective, Compute, Kind, Phase, Values
 from shardfold.graph import Graph, TensorType
+from shardfold.graph.repeats import MODEL
 from shardfold.simulate import Operator, Schedule, Task
 from shardfold.simulate.schedule import Turn
 from shardfold.strategies.stacks import FLASH_ATTENTION, OWN, Stack
 from shardfold.strategies.stated import Placed, Stated
 
 FLOAT32 = 4
+BUCKETED = ("all_reduce", "reduce_scatter", "all_gather")  # of parameters and their gradients
 Bytes = Mapping[str, float]  # by class
 
 
@@ -49,12 +51,24 @@ def parameter_type(graph: Graph) -> TensorType:
     return max(kinds, key=lambda kind: kind.bytes, default=TensorType((), "float32"))
 
 
+def parameter_bytes(graph: Graph) -> int:
+    """Of all parameters of the model; those of one period stand for its copies, too."""
+    readers = graph.readers()
+    copies = {op: 1 + each.missing for each in graph.repeats for op in each.ops(MODEL)}
+    return sum(
+        tensor.type.bytes * copies.get(readers[index][0][0], 1)
+        for index, tensor in enumerate(graph.tensors)
+        if tensor.role == "parameter" and index in readers
+    )
+
+
 @dataclass(frozen=True)
 class StackPrices:
     """Prices with a stack's own kernels and types.
 
-    Gradients that cross the axes of the batch are `wider` than parameters; attention in one kernel
-    is `slower` than the cost model's, by phase, and adding gradients up by `summed`.
+    Gradients that cross the axes of the batch are `wider` than parameters, and so many bytes of
+    them, or of parameters on their way, share one `bucket`; attention in one kernel is `slower`
+    than the cost model's, by phase, and adding gradients up by `summed`.
     """
 
     model: CostModel
@@ -62,6 +76,7 @@ class StackPrices:
     wider: float
     slower: Mapping[Phase, float]
     summed: float
+    bucket: float
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.model, name)  # what a cost model says of itself
@@ -84,25 +99,30 @@ class StackPrices:
         return self.slower[step.phase] if "heads" in words else 1.0
 
     def collective_seconds(self, step: Collective) -> Values:
-        """A sum of gradients in their own type."""
-        sums = step.kind in ("all_reduce", "reduce_scatter") and step.phase == "backward"
-        if sums and set(step.axes) <= set(self.data):
+        """A sum of gradients in their own type; a part of a bucket takes that part of its time."""
+        if step.kind not in BUCKETED or not set(step.axes) <= set(self.data):
+            return self.model.collective_seconds(step)
+        if step.kind in ("all_reduce", "reduce_scatter") and step.phase == "backward":
             step = replace(step, bytes=step.bytes * self.wider)
-        return self.model.collective_seconds(step)
+        together = np.maximum(step.bytes, self.bucket)
+        share = np.divide(step.bytes, together, out=np.ones_like(together), where=together > 0)
+        return share * self.model.collective_seconds(replace(step, bytes=together))
 
 
 def prices(
-    model: CostModel, stack: Stack, placed: Placed, device: Device, kind: TensorType
+    model: CostModel, stack: Stack, placed: Placed, device: Device, graph: Graph, stages: int
 ) -> CostModel:
-    """The prices of a stack on a device, for parameters of a kind."""
-    item_bytes = kind.item_bytes
-    wider = FLOAT32 / item_bytes if stack.float32_reduction else 1.0
+    """The prices of a stack on a device, for a model of so many stages."""
+    if stack is OWN:
+        return model
+    kind, mesh = parameter_type(graph), placed.mesh
+    wider = FLOAT32 / kind.item_bytes if stack.float32_reduction else 1.0
     slower = _attention_slowdown(stack, device, kind.dtype)
     # A gradient and a sum are read, a sum is written: two of the three are sums.
-    summed = (1 + 2 * FLOAT32 / item_bytes) / 3 if stack.float32_gradients else 1.0
-    if wider == summed == 1.0 and not slower:
-        return model
-    return StackPrices(model, placed.data, wider, slower, summed)
+    summed = (1 + 2 * FLOAT32 / kind.item_bytes) / 3 if stack.float32_gradients else 1.0
+    parts = stages * math.prod(a.size for n, a in enumerate(mesh.axes) if n not in placed.data)
+    bucket = min(stack.bucket_bytes, parameter_bytes(graph) * wider / parts)
+    return StackPrices(model, placed.data, wider, slower, summed, bucket)
 
 
 def _attention_slowdown(stack: Stack, device: Device, dtype: str) -> dict[Phase, float]:

@@ -142,7 +142,7 @@ def run_stated(
     )
     scheduler = scheduler or scheduler_of(graph, request, stack, request.subdims_of(graph))
     plain = request.pricing.model(request.cluster, placed.mesh)
-    model = prices(plain, stack, placed, request.cluster.device, kind)
+    model = prices(plain, stack, placed, request.cluster.device, graph, stated.stages)
     regions = _recomputed(scheduler, stated, stack)
     case = make_case(
         asked, scheduler, EdgePrices(placed.mesh, model, stated.micro_batches), regions

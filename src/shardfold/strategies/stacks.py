@@ -34,6 +34,7 @@ class Stack:
     gradient_copies: int = 0  # of parameters' size and type, that stay: buckets, flat buffers
     float32_part_gradients: bool = False  # of the part that a device updates, beside the others
     buffer_bytes: float = 0.0  # of fixed size, that stay
+    bucket_bytes: float = 0.0  # of gradients or parameters that are sent together; 0: each alone
     runs_whole_block_again: bool = False  # recomputation runs a block's last product, too
     flash_attention: int | None = None  # its generation; None: the best kernel of the device
     balances_stages: bool = False  # pp: by the work of products, not by the number of layers
@@ -42,6 +43,7 @@ class Stack:
 
 
 MIB = 2.0**20
+WHOLE = 1e12  # bytes: more than a device has gradients
 # FLOP in a cycle of a multiprocessor, forward and backward: FlashAttention-2 reaches 225 and 190
 # TFLOP/s on an A100 (Dao 2023, arXiv 2307.08691). An H100 feeds its tensor cores in another way,
 # which that kernel does not use: 35% of the peak there (Shah et al. 2024, arXiv 2407.08608), which
@@ -75,6 +77,7 @@ MEGATRON = Stack(
     keeps_gradients=True,
     reduces_beside=False,
     regathers_activations=True,
+    bucket_bytes=WHOLE,
     runs_whole_block_again=True,
     waits_for_sends=True,
 )
@@ -88,9 +91,10 @@ STACKS: Mapping[str, Stack] = {
         replace(
             MEGATRON,
             name="megatron-bridge",
-            source="As megatron, with --overlap-grad-reduce (Megatron-Bridge's default). "
-            + MEGATRON.source,
+            source="As megatron, with --overlap-grad-reduce (Megatron-Bridge's default), in "
+            "buckets of 40 million parameters (megatron/core/distributed). " + MEGATRON.source,
             reduces_beside=True,
+            bucket_bytes=4 * 40e6,
         ),
         Stack(
             "megatron-fp16",
@@ -98,16 +102,17 @@ STACKS: Mapping[str, Stack] = {
             "in fp16 and are all-reduced so after backward; the optimizer has float32 weights.",
             master_weights=True,
             reduces_beside=False,
+            bucket_bytes=WHOLE,
             runs_whole_block_again=True,
             waits_for_sends=True,
         ),
         Stack(
             "nanotron",
             "nanotron src/nanotron/optim/gradient_accumulator.py: float32 weights, one float32 "
-            "buffer of gradients; a hook of DistributedDataParallel (whose buckets hold another "
-            "copy in bf16) reduces them in float32 beside the last backward, with ZeRO-1 by "
-            "reduce-scatter; nn/attention.py calls flash-attn, of the second generation. Without "
-            "tp_recompute_allgather, which pages of runs do not state. Stages by models/base.py "
+            "buffer of gradients; a hook of DistributedDataParallel (whose buckets of 25 MiB hold "
+            "another copy in bf16) reduces them in float32 beside the last backward, with ZeRO-1 "
+            "by reduce-scatter; nn/attention.py calls flash-attn, of the second generation. "
+            "Without tp_recompute_allgather, which pages do not state. Stages by models/base.py "
             "build_model: each ends with the block that takes it past its share of the products "
             "with weights; p2p.py reads what it sent of a tensor's shape back before it goes on, "
             "so that a stage waits for its sends.",
@@ -118,6 +123,7 @@ STACKS: Mapping[str, Stack] = {
             float32_reduction=True,
             keeps_gradients=True,
             gradient_copies=1,
+            bucket_bytes=2 * 25 * MIB,  # DistributedDataParallel's, in float32
             runs_whole_block_again=True,
             balances_stages=True,
         ),
@@ -135,6 +141,7 @@ STACKS: Mapping[str, Stack] = {
             gradient_copies=1,
             float32_part_gradients=True,
             buffer_bytes=2 * 5e8 * 2,
+            bucket_bytes=2 * 5e8,
             runs_whole_block_again=True,
             waits_for_sends=True,
             context_bytes=1113 * MIB,
@@ -142,9 +149,11 @@ STACKS: Mapping[str, Stack] = {
         Stack(
             "internevo",
             "InternEvo solver/optimizer/hybrid_zero_optim.py: float32 weights and state in parts, "
-            "bf16 gradients, reduced in buckets beside backward; FlashAttention 1.0.5 "
-            "(doc/en/install.md), half as fast as the second generation (arXiv 2307.08691).",
+            "bf16 gradients, reduced beside backward in buckets of 512 MiB "
+            "(configs/_base_/models); FlashAttention 1.0.5 (doc/en/install.md), half as fast as "
+            "the second generation (arXiv 2307.08691).",
             master_weights=True,
+            bucket_bytes=512 * MIB,
             runs_whole_block_again=True,
             flash_attention=1,
         ),
@@ -193,6 +202,7 @@ STACKS: Mapping[str, Stack] = {
             master_weights=True,
             float32_part_gradients=True,
             buffer_bytes=2 * 5e8 * 2,
+            bucket_bytes=2 * 5e8,
             flash_attention=2,
         ),
         replace(

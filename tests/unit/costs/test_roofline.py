@@ -60,20 +60,36 @@ def test_a_dtype_without_a_rate_is_refused() -> None:
 
 
 def test_an_all_reduce_within_a_node() -> None:
-    """Two axes on one level are one group of 8: 2 * 7/8 of the bytes, 2 * 3 rounds."""
-    assert collective("all_reduce", (1, 2), 8e6) == pytest.approx(1.75 * 8e6 / 1e10 + 6 * 1e-5)
+    """Two axes on one level are one ring of 8: 2 * 7/8 of the bytes, 2 * 7 hops."""
+    assert collective("all_reduce", (1, 2), 8e6) == pytest.approx(1.75 * 8e6 / 1e10 + 14 * 1e-5)
 
 
-def test_an_all_reduce_over_two_levels() -> None:
-    """Inside over 4 first; each device then carries a quarter over the slow links."""
-    inside = 1.5 * 8e6 / 1e10 + 4 * 1e-5
-    outside = 1.5 * 2e6 / 1e8 + 4 * 1e-4
-    assert collective("all_reduce", (0, 2), 8e6) == pytest.approx(inside + outside)
+def test_a_small_sum_goes_by_a_tree() -> None:
+    """Up and down three levels of it, at 0.92 of the bandwidth."""
+    by_tree = 2 * 8e3 / 0.92e10 + 6 * 1e-5
+    assert collective("all_reduce", (1, 2), 8e3) == pytest.approx(by_tree)
+
+
+@pytest.mark.parametrize(("kind", "rounds"), [("all_gather", 1), ("all_reduce", 2)])
+def test_a_ring_over_two_levels(kind: str, rounds: int) -> None:
+    """16 devices: 12 hops within nodes, 3 between them, whose 4 devices share out what is sent."""
+    once = 15 / 16 * 8e6 / 4e8 + 12 * 1e-5 + 3 * 1e-4
+    assert collective(kind, (0, 2), 8e6) == pytest.approx(rounds * once)
+
+
+def test_a_tree_over_two_levels_has_as_many_hops_as_doublings() -> None:
+    by_tree = 2 * 8e3 / (0.92 * 4e8) + 2 * (2 * 1e-5 + 2 * 1e-4)
+    assert collective("all_reduce", (0, 2), 8e3) == pytest.approx(by_tree)
+
+
+def test_what_goes_to_other_nodes_crosses_their_links_whole() -> None:
+    between, within = 0.75 * 8e6 / 1e8 + 3 * 1e-4, 0.75 * 2e6 / 1e10 + 3 * 1e-5
+    assert collective("all_to_all", (0, 2), 8e6) == pytest.approx(between + within)
 
 
 @pytest.mark.parametrize(
     ("kind", "share", "rounds"),
-    [("all_gather", 0.75, 2), ("reduce_scatter", 0.75, 2), ("all_to_all", 0.75, 3), ("halo", 1, 1)],
+    [("all_gather", 0.75, 3), ("reduce_scatter", 0.75, 3), ("all_to_all", 0.75, 3), ("halo", 1, 1)],
 )
 def test_other_collectives_over_four(kind: str, share: float, rounds: int) -> None:
     assert collective(kind, (2,), 4e6) == pytest.approx(share * 4e6 / 1e10 + rounds * 1e-5)

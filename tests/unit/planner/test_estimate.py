@@ -8,6 +8,8 @@ import pytest
 
 from shardfold import zoo
 from shardfold.api import Planner
+from shardfold.cluster import parse
+from shardfold.costs.model import TREE
 from shardfold.errors import InputError
 from shardfold.planner.estimated import Estimated
 
@@ -51,7 +53,7 @@ def test_zero_splits_an_all_reduce_in_two_and_keeps_parts_of_the_state() -> None
         halves = kinds(found)
         assert halves["reduce_scatter"] == pytest.approx(halves["all_gather"])
         sent = halves["reduce_scatter"] + halves["all_gather"] + halves.get("all_reduce", 0.0)
-        assert sent == pytest.approx(kinds(plain)["all_reduce"])
+        assert sent > 0.99 * kinds(plain)["all_reduce"]  # which may go by a tree
         assert found.peak_by_class["parameters"] == plain.peak_by_class["parameters"]
         assert found.peak_by_class["optimizer"] == pytest.approx(
             plain.peak_by_class["optimizer"] / 8
@@ -131,8 +133,18 @@ def test_a_stack_keeps_master_weights_and_sends_gradients_in_float32() -> None:
     assert sizes["parameters"] == plain.peak_by_class["parameters"]
     assert sizes["optimizer"] == pytest.approx(6 * sizes["parameters"])  # 12 bytes beside 2
     assert sizes["gradients"] == pytest.approx(2 * sizes["parameters"])
-    assert kinds(mixed)["all_reduce"] > kinds(plain)["all_reduce"]
-    assert mixed.exposed_seconds > plain.exposed_seconds  # after backward, not beside it
+    narrow = in_bf16("dp=8", "internevo")
+    assert kinds(mixed)["all_reduce"] > kinds(narrow)["all_reduce"]
+    assert mixed.exposed_seconds > narrow.exposed_seconds  # after backward, not beside it
+
+
+def test_gradients_that_share_a_bucket_share_its_hops() -> None:
+    alone, together = (in_bf16("dp=8", stack) for stack in ("shardfold", "internevo"))
+    (node, gpu), gradients = parse(CLUSTER).levels, alone.peak_by_class["parameters"]
+    rate = TREE * min(gpu.bandwidth, 4 * node.bandwidth)
+    by_tree = 2 * (node.latency_seconds + 2 * gpu.latency_seconds) + 2 * gradients / rate
+    assert kinds(alone)["all_reduce"] > 10 * by_tree
+    assert kinds(together)["all_reduce"] == pytest.approx(by_tree, rel=0.02)
 
 
 def test_fsdp_stores_its_parts_in_float32() -> None:
@@ -169,7 +181,8 @@ def test_buckets_and_flat_gradients_stay() -> None:
 
 
 def test_gradients_that_are_reduced_after_backward_are_whole_until_then() -> None:
-    beside, after = (in_bf16("zero=2 micro-batches=2", s) for s in ("internevo", "alpa"))
+    stacks = ("deepspeed", "megatron-deepspeed")
+    beside, after = (in_bf16("zero=2 micro-batches=2", stack) for stack in stacks)
     sizes = after.peak_by_class
     assert sizes["gradients"] == pytest.approx(sizes["parameters"])
     assert beside.peak_by_class["gradients"] == pytest.approx(sizes["parameters"] / 8)

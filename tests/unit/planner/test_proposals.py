@@ -20,15 +20,15 @@ def test_the_plan_is_no_slower_than_an_equal_sum_of_another_search() -> None:
     assert all(step is not None and step >= 0.99 * steps["selected"] for step in steps.values())
 
 
-def test_parameters_stored_in_several_ways_beat_random_moves() -> None:
+def test_parameters_stored_in_several_ways_beat_the_best_sum_and_random_moves() -> None:
     methods = ["selected", "additive-optimum", "mcmc"]
-    found = sf.compare(*zoo.build("inceptionv3"), cluster="4x2080ti", methods=methods)
+    found = sf.compare(*zoo.build("inceptionv3"), cluster="2x4x2080ti", methods=methods)
     plan, exact, mcmc = (r.step_seconds for r in found.results)
     assert plan is not None
     assert exact is not None
     assert mcmc is not None
-    assert mcmc < exact  # the best sum queues more for its links
-    assert plan < mcmc
+    assert plan < 0.99 * exact  # the best sum queues more for its links
+    assert plan < 0.99 * mcmc
 
 
 @pytest.mark.parametrize(("share", "count"), [(1 / 6, 2), (1 / 2, 6), (1.0, 12)])

@@ -183,7 +183,7 @@ def test_a_message_is_as_large_as_the_tensor_and_copies_share_it() -> None:
     size = 1e9
     whole, parts = staged._sent_seconds(0, (), size), staged._sent_seconds(0, (0,), size)
     assert whole == pytest.approx(node.latency_seconds + size / node.bandwidth)
-    gathered = 3 * gpu.latency_seconds + 7 / 8 * size / gpu.bandwidth
+    gathered = 7 * gpu.latency_seconds + 7 / 8 * size / gpu.bandwidth
     assert parts == pytest.approx(node.latency_seconds + size / 8 / node.bandwidth + gathered)
 
 
