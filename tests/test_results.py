@@ -38,6 +38,7 @@ def read(*files: Path) -> list[Any]:
         ("folding", "folding.md", ("folding.json",)),
         ("gaps", "gaps.md", ("gaps.json",)),
         ("numerics", "numerics.md", ("numerics.json",)),
+        ("pipelines", "pipelines.md", ("pipelines.json",)),
         ("published_page", "published.md", ("published.json",)),
         ("stacks", "stacks.md", ("stacks.json", "stacks-run.json")),
         ("trainer", "trainer.md", ("trainer.json",)),
