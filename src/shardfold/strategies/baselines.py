@@ -13,7 +13,7 @@ in `STRATEGIES`; `plan` and `compare` then try it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import combinations
@@ -405,10 +405,15 @@ def is_split(setting: Setting, choice: Choice, tensor: Axes, roles: Roles | None
     named = set(roles.attention)
     inner = roles.heads | roles.inner
     named |= {product.op for product in roles.products if product.reduced & inner}
+    return all_split(setting, choice, tensor, named)
+
+
+def all_split(setting: Setting, choice: Choice, axes: Axes, ops: Container[int]) -> bool:
+    """Whether some operators split something over all of these axes."""
     return all(
-        parts_over(vertex.space, choice[v], tensor)
+        parts_over(vertex.space, choice[v], axes)
         for v, vertex in enumerate(setting.tables.vertices)
-        if vertex.space is not None and vertex.index in named
+        if vertex.space is not None and vertex.index in ops
     )
 
 

@@ -51,6 +51,7 @@ class Roles:
     vocabulary: Classes
     experts: Classes
     dispatch: Classes  # of rows and experts together
+    ring: Classes  # of queries and keys together
     products: tuple[Product, ...]
     attention: frozenset[int]  # the operators that attend, and those that send rows to experts
     routed: frozenset[int]
@@ -75,6 +76,7 @@ class Roles:
             vocabulary=_vocabulary(graph, subdims),
             experts=_named(words, "experts"),
             dispatch=_named(words, "dispatch"),
+            ring=_named(words, "ring"),
             products=products,
             attention=_telling(subdims, "heads"),
             routed=_telling(subdims, "experts"),

@@ -8,8 +8,9 @@
     sp               sequence parallel between the products (with tp)
     ep=N             expert parallel: of the devices that split the batch, the innermost N send
                      their rows to each other's experts
-    cp=N             context parallel: N devices split the sequence between them, and attention's
-                     heads by all-to-all (Ulysses)
+    cp=N             context parallel: N devices split the sequence between them
+    attention=ulysses  of cp: its heads are split by all-to-all; gather: keys are gathered, as
+                     Llama 3 does it; ring: keys go round
     recompute=full   activation checkpointing of every block; selective: of attention, as
                      Megatron-LM does it; products: of all but attention and every second
                      product, as torchtitan does it; or none
@@ -26,7 +27,6 @@ Devices along cp share parameters as those along fsdp do, or along dp, where not
 from __future__ import annotations
 
 import math
-from collections.abc import Container
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -38,7 +38,7 @@ from shardfold.cluster.mesh import mesh_of
 from shardfold.costs import Vertex
 from shardfold.errors import ClusterError, InputError, nearest
 from shardfold.pipeline import SCHEDULES, Pipeline
-from shardfold.strategies.baselines import Axes, Choice, Setting, complete, is_split
+from shardfold.strategies.baselines import Axes, Choice, Setting, all_split, complete, is_split
 from shardfold.strategies.split_preferences import (
     Classes,
     Roles,
@@ -55,6 +55,7 @@ CHOICES = {
     "recompute": ("none", "selective", "products", "full"),
     "schedule": tuple(SCHEDULES),
     "reshard": ("always", "never"),
+    "attention": ("ulysses", "gather", "ring"),
 }
 WORDS = (*NUMBERS, "sp", *CHOICES)
 ZERO = {0: "nothing", 1: "optimizer state", 2: "gradients and optimizer state", 3: "parameters"}
@@ -77,6 +78,7 @@ class Stated:
     reshards: bool = True  # parameters in parts are dropped after forward, and gathered again
     experts: int = 1  # devices that rows are sent between, of those that split the batch
     context: int = 1  # innermost of the shards, or of the replicas: they split the sequence
+    attention: str = "ulysses"  # how it is split where the sequence is
 
     def __str__(self) -> str:
         is_zero = self.zero in (1, 2)
@@ -87,6 +89,7 @@ class Stated:
             *([f"zero={self.zero}"] if is_zero else ()),
             *([] if self.reshards else ["reshard=never"]),
             *(["sp"] if self.sequence else ()),
+            *([f"attention={self.attention}"] if self.attention != "ulysses" else ()),
             *([f"ep={self.experts}"] if self.experts > 1 else ()),
             *([f"recompute={self.recompute}"] if self.recompute != "none" else ()),
             *([f"micro-batches={self.micro_batches}"] if self.micro_batches > 1 else ()),
@@ -122,7 +125,8 @@ def parse_strategy(text: str, devices: int) -> Stated:
 
     >>> parse_strategy("fsdp=4 tp=8 sp", 64)
     Stated(replicas=2, shards=4, tensor=8, zero=3, sequence=True, recompute='none', \
-micro_batches=1, stages=1, schedule='1f1b', chunks=1, reshards=True, experts=1, context=1)
+micro_batches=1, stages=1, schedule='1f1b', chunks=1, reshards=True, experts=1, context=1, \
+attention='ulysses')
     """
     numbers, chosen, sequence = dict[str, int](), dict[str, str](), False
     for word in text.replace(",", " ").split():
@@ -145,6 +149,9 @@ micro_batches=1, stages=1, schedule='1f1b', chunks=1, reshards=True, experts=1, 
     reshards = chosen.get("reshard") != "never"
     if not reshards and filled.zero != 3:
         raise InputError("reshard=never goes with fsdp=2 or more: nothing else is gathered.")
+    if "attention" in chosen and filled.context == 1:
+        raise InputError(f"attention={chosen['attention']} goes with cp=2 or more.")
+    filled = replace(filled, attention=chosen.get("attention", "ulysses"))
     return replace(filled, reshards=reshards, **_pipeline(numbers, chosen.get("schedule")))
 
 
@@ -300,12 +307,13 @@ def choose_stated(setting: Setting, stated: Stated, placed: Placed) -> Choice:
     if stated.sequence and not roles.seq:
         raise InputError("sp: the model has no sequence of tokens.")
     by_expert = _by_expert(setting, stated, placed, tried)
-    own = {**by_expert, **_by_head(roles, stated, placed)}
+    own = {**by_expert, **_by_context(roles, stated, placed)}
     choice = choose_ways(setting.tables, setting.subdims, lambda op: own.get(op, ways))
-    if not _all_split(setting, choice, placed.experts, by_expert):
+    if not all_split(setting, choice, placed.experts, by_expert):
         raise InputError(f"ep={stated.experts}: the model's experts cannot be split into as many.")
-    if not _all_split(setting, choice, placed.context, roles.attention):
-        raise InputError(f"cp={stated.context}: attention's heads cannot be split into as many.")
+    if not all_split(setting, choice, placed.context, roles.attention):
+        what = "heads" if stated.attention == "ulysses" else "positions"
+        raise InputError(f"cp={stated.context}: attention's {what} cannot be split into as many.")
     if stated.tensor > 1 and not is_split(setting, choice, placed.tensor, roles):
         raise InputError(
             f"tp={stated.tensor}: the model's heads or feed-forward features do not divide by it."
@@ -321,25 +329,16 @@ def _ways(placed: Placed, batch: Classes, seq: Classes, tried: tuple[Classes, ..
     return (*split, Way(placed.context, (seq,))) if placed.context else split
 
 
-def _by_head(roles: Roles, stated: Stated, placed: Placed) -> dict[int, Ways]:
-    """How attention is split where the sequence is: by heads, along the same devices."""
+def _by_context(roles: Roles, stated: Stated, placed: Placed) -> dict[int, Ways]:
+    """How attention is split where the sequence is, along the same devices."""
     if stated.context == 1:
         return {}
-    if not roles.seq or not roles.attention:
+    attended = {"ulysses": roles.heads, "gather": roles.seq, "ring": roles.ring}[stated.attention]
+    if not roles.seq or not roles.attention or not attended:
         raise InputError(f"cp={stated.context}: the model has no attention over a sequence.")
-    inside = (*placed.context, *placed.tensor)
-    return dict.fromkeys(
-        roles.attention, (Way(placed.batch, (roles.batch,)), Way(inside, (roles.heads,)))
-    )
-
-
-def _all_split(setting: Setting, choice: Choice, axes: Axes, ops: Container[int]) -> bool:
-    """Whether some operators split something over all of these axes."""
-    return all(
-        parts_over(vertex.space, choice[v], axes)
-        for v, vertex in enumerate(setting.tables.vertices)
-        if vertex.space is not None and vertex.index in ops
-    )
+    by_head = Way(placed.tensor, (roles.heads,))
+    ways = (Way(placed.batch, (roles.batch,)), Way(placed.context, (attended,)), by_head)
+    return dict.fromkeys(roles.attention, ways)
 
 
 def _by_expert(

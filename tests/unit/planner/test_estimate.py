@@ -206,6 +206,9 @@ def test_a_sequence_is_split_along_cp_and_heads_in_attention() -> None:
     assert "all_to_all" not in kinds(plain)
     assert split.peak_by_class["parameters"] == plain.peak_by_class["parameters"]
     assert split.compute_seconds == pytest.approx(plain.compute_seconds, rel=0.1)
+    ring, gathered = (estimated(f"dp=4 cp=2 attention={how}") for how in ("ring", "gather"))
+    assert "ring" in kinds(ring)
+    assert not {"all_to_all", "ring"} & kinds(gathered).keys()
     parts = estimated("cp=2 dp=4 zero=1").peak_by_class["optimizer"]
     assert parts == pytest.approx(plain.peak_by_class["optimizer"] / 8)
 
