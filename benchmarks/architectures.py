@@ -405,7 +405,8 @@ def by_plan(tinies: list[Mapping[str, Any]]) -> str:
     return ", ".join(f"{found[outcome]} {outcome}" for outcome in ("right", *reversed(OUTCOMES)))
 
 
-def _range(numbers: list[int]) -> str:
+def spread(numbers: list[int]) -> str:
+    """The least and the most, in words."""
     least, most = min(numbers, default=0), max(numbers, default=0)
     return str(most) if least == most else f"{least} to {most}"
 
@@ -454,7 +455,7 @@ def page(stored: Mapping[str, Any]) -> str:
         runs="; ".join(f"on {mesh} {counted(results, mesh) or 'none run'}" for mesh in MESHES),
         plans=sum(found["plans"] for found in tinies),
         by_plan=by_plan(tinies),
-        random=_range([found["random"] for found in tinies]),
+        random=spread([found["random"] for found in tinies]),
         **{k: facts[k] for k in ("date", "processor", "cores", "python", "torch", "transformers")},
     )
 
@@ -491,6 +492,11 @@ Again: `python benchmarks/architectures.py --out benchmarks/results/architecture
 """
 
 
+def is_left(found: Mapping[str, Any] | None, random_plans: int) -> bool:
+    """Whether a part was not measured, or under fewer random plans than are asked for."""
+    return found is None or found.get("random", random_plans) < random_plans
+
+
 def write_json(path: Path, results: Mapping[str, Any]) -> None:
     """Replace the file at once: a run that is stopped meanwhile leaves it whole."""
     fresh = path.with_suffix(".new")
@@ -505,7 +511,7 @@ def write_json(path: Path, results: Mapping[str, Any]) -> None:
 @click.option("--limit", default=LIMIT_SECONDS, show_default=True, help="Seconds a model and part.")
 @click.option("--only", type=click.Choice(["real", "tiny"]), help="Plan only, or run only.")
 @click.option("--out", type=click.Path(dir_okay=False), help="Write results as JSON; add to them.")
-@click.option("--again", is_flag=True, help="Also what the file of results has already.")
+@click.option("--again", is_flag=True, help="Also what the file has under so many random plans.")
 @click.option("--page", "write", is_flag=True, help="Write the page from the stored results.")
 def main(
     names: tuple[str, ...],
@@ -536,7 +542,7 @@ def main(
             continue
         result = stored.setdefault(known.name, {})
         for parts in (() if only == "tiny" else ("real",), () if only == "real" else meshes):
-            left = tuple(part for part in parts if again or part not in result)
+            left = tuple(p for p in parts if again or is_left(result.get(p), random_plans))
             if not left:
                 continue
             work = (ran_on_each, partial(Runner, known), random_plans, left)

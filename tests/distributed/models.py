@@ -270,6 +270,7 @@ HAND_WRITTEN = {
     "attention_full": partial(_attention, "full", shared=2),
     "attention_shared": partial(_attention, "causal", shared=2),
     "attention_uneven": partial(_attention, "causal", 13),
+    "attention_uneven_full": partial(_attention, "full", 13),
     "attention_window": partial(_attention, "window"),
     "experts": partial(_experts, (4, 3), 4, 2),
     "experts_all_to_one": partial(_experts, (4, 2), 4, 1, 1e3),

@@ -53,6 +53,27 @@ class LayerScaled(torch.optim.Optimizer):
         return loss
 
 
+class Signed(torch.optim.Optimizer):
+    """In the manner of Lion, with a state that is there before the first step."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": 0.01})
+        for group in self.param_groups:
+            for p in group["params"]:
+                self.state[p]["mean"] = torch.zeros_like(p)
+
+    @torch.no_grad()
+    def step(self, closure: Any) -> Any:
+        with torch.enable_grad():
+            loss = closure()
+        for group in self.param_groups:
+            for p in group["params"]:
+                mean = self.state[p]["mean"]
+                p.sub_(torch.sign(mean * 0.9 + p.grad * 0.1), alpha=group["lr"])
+                mean.lerp_(p.grad, 0.01)
+        return loss
+
+
 def matrices(module: nn.Module) -> list[Tensor]:
     return [p for p in module.parameters() if p.ndim == 2]
 
@@ -68,6 +89,9 @@ OPTIMIZERS: dict[str, Callable[[nn.Module], Any]] = {
     "adamw, fused": lambda m: torch.optim.AdamW(m.parameters(), lr=0.05, fused=True),
     "adamw, foreach": lambda m: torch.optim.AdamW(m.parameters(), lr=0.05, foreach=True),
     "adamw, one by one": lambda m: torch.optim.AdamW(m.parameters(), lr=0.05, foreach=False),
+    "sgd, fused": lambda m: torch.optim.SGD(m.parameters(), lr=0.05, momentum=0.9, fused=True),
+    "adagrad, fused": lambda m: torch.optim.Adagrad(m.parameters(), lr=0.05, fused=True),
+    "signed": lambda m: Signed(m.parameters()),
     "adadelta": lambda m: torch.optim.Adadelta(m.parameters()),
     "asgd": lambda m: torch.optim.ASGD(m.parameters()),
 }

@@ -29,6 +29,7 @@ from torch.utils import _pytree as pytree
 
 from shardfold.capture.experts import one_operator
 from shardfold.capture.guards import watching
+from shardfold.capture.inner_gradients import GradientAskedError, in_autograds_operators
 from shardfold.capture.user_code import State, owner_of
 from shardfold.errors import ModelError
 from shardfold.graph.precision import precision_named
@@ -306,17 +307,22 @@ class Traced:
     notes: tuple[str, ...]
     before: State  # of the modules' Python attributes
     after: State
+    has_gradients: bool = False  # that forward asks for itself
 
 
 def export(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Traced:
     """Trace `model` on meta tensors; whole operators stay whole, and what gets lost is refused.
 
     Forward may ask whether it is being compiled, and then fail: so it is asked once more, without
-    knowing.
+    knowing. One that asks for a gradient is traced once more, in smaller operators.
     """
     before = State.of(model)
     try:
         return _export(model, args, kwargs)
+    except GradientAskedError:
+        before.restore(model)
+        with in_autograds_operators():
+            return _export(model, args, kwargs, has_gradients=True)
     except ModelError as first:
         if not isinstance(first.__cause__, FORWARDS_OWN):
             raise
@@ -325,17 +331,20 @@ def export(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> T
         return _export(model, args, kwargs)
 
 
-def _export(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Traced:
+def _export(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], has_gradients: bool = False
+) -> Traced:
     hint = ""
     try:
         # Tensors that forward makes without naming a device must meet the inputs where they are.
         with quiet(), torch.device("meta"), one_operator(), watching(model) as watch:
+            watch.has_gradients = has_gradients
             try:
                 program = torch.export.export(model, args, kwargs, strict=False)
             finally:
                 hint = watch.known.hint
-        return Traced(program, tuple(watch.notes), watch.before, watch.after)
-    except ModelError:
+        return Traced(program, tuple(watch.notes), watch.before, watch.after, has_gradients)
+    except (ModelError, GradientAskedError):
         raise
     except Exception as error:
         raise ModelError(_explain(model, error, hint)) from error

@@ -19,7 +19,8 @@ A trace keeps values, not all meaning. This is the one list of what it would los
     torch.autocast("cuda") without CUDA       refused, as what casts is; a decorator, too
     hooks on gradients, nodes, saved tensors  refused
     buffers that change under a checkpoint    refused: they would change twice
-    a gradient that forward asks for          refused
+    a gradient that forward asks for          is traced, in smaller operators (`inner_gradients`)
+    a backward pass inside forward            refused
     a write into a tensor that is no buffer   refused
     packed sequences, flex_attention          refused
     requires_grad switched otherwise          refused
@@ -60,6 +61,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from shardfold.capture.inner_gradients import GradientAskedError
 from shardfold.capture.stand_ins import (
     CERTAIN,
     CtcLoss,
@@ -168,6 +170,7 @@ class Watch(TorchFunctionMode):
         self.is_inside = False  # forward
         self.is_in_checkpoint = False
         self.is_in_function = False  # a torch.autograd.Function
+        self.has_gradients = False  # that forward asks for: it is traced in autograd's operators
         self.known = KnownValues()
         self.outside: dict[int, tuple[Tensor, Tensor]] = {}  # tensors that are no buffers, traced
         self.places = {  # of buffers and parameters, before the trace puts others in their place
@@ -433,19 +436,16 @@ class Watch(TorchFunctionMode):
         ]
 
     def settle(self, before: list[tuple[str, dict[str, Any], dict[str, Any]]]) -> None:
-        """A buffer that forward has replaced by another tensor is written to instead.
-
-        Of the model's own buffers, those of no part, torch keeps a new tensor itself.
-        """
+        """A buffer that forward has replaced by another tensor is written to instead."""
         own = {id(tensor) for _, _, held in before for tensor in held.values()}
         writes = []
         for path, table, held in before:
-            is_kept = not path and table is self.model._buffers
             for name, tensor in held.items():
                 found = table.get(name)
-                if found is tensor or (is_kept and tensor is not None and id(found) not in own):
+                if found is tensor:
                     continue
-                is_odd = is_kept or isinstance(tensor, nn.Parameter)
+                changes_places = not path and id(found) in own  # which torch writes, too
+                is_odd = changes_places or isinstance(tensor, nn.Parameter)
                 if found is None or is_odd or not _are_alike(found, tensor):
                     where = f"module {path!r}" if path else "the model"
                     raise self.refuse(
@@ -463,12 +463,19 @@ class Watch(TorchFunctionMode):
         raise self.refuse("registers a hook on a gradient", _sentence(WAY_OUT_OF_HOOKS))
 
     def differentiated(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """A backward pass inside forward."""
-        raise self.refuse(
-            "asks for a gradient inside forward (a gradient penalty?)",
-            "The backward pass of a captured program runs after forward, once. Compute that term "
-            "on one device, or leave it out",
-        )
+        """A gradient that forward asks for: traced, if the trace is in autograd's operators."""
+        if func is not torch.autograd.grad:
+            raise self.refuse(
+                "runs a backward pass inside forward",
+                "Ask for the gradients by torch.autograd.grad(..., create_graph=True), which "
+                "leaves none in the parameters, or run that pass in the training loop",
+            )
+        if not self.has_gradients:
+            raise GradientAskedError
+        found = func(*args, **kwargs)
+        if kwargs.get("create_graph", args[4] if len(args) > 4 else False):
+            return found
+        return tuple(None if gradient is None else gradient.detach() for gradient in found)
 
     def packed(self, func: Any, args: Any, kwargs: Any) -> Any:
         """A padded batch without its padding."""
@@ -483,7 +490,7 @@ class Watch(TorchFunctionMode):
         wanted = kwargs.get("requires_grad", args[1] if len(args) > 1 else True)
         held = (*self.model.parameters(), *self.model.buffers())
         if wanted and not any(args[0] is tensor for tensor in held):
-            return args[0]
+            return func(*args, **kwargs) if self.has_gradients else args[0]
         if bool(wanted) != args[0].requires_grad and self.doubt is None:
             self.doubt = self.told(
                 f"sets requires_grad to {bool(wanted)} inside forward",
@@ -507,6 +514,8 @@ class Watch(TorchFunctionMode):
         held = [each for _, table, _ in self.held() for each in table.values() if each is not None]
         others = {each.untyped_storage()._cdata for each in held}
         is_held = any(tensor is each for each in held)
+        if isinstance(value, Tensor) and _has_memory_of(value, tensor):
+            return None  # `p.data *= 2` writes in place, and sets what it has written to
         if is_held and _are_alike(value, tensor) and value.untyped_storage()._cdata not in others:
             with torch.no_grad():
                 tensor.copy_(value)
@@ -853,6 +862,12 @@ def _check_decorator(watch: Watch, autocast: Any, decorated: Any) -> None:
 
 def _is_there(autocast: Any) -> bool:
     return bool(autocast.device != "cuda" or torch.cuda.is_available())
+
+
+def _has_memory_of(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors are the same numbers in one memory."""
+    where = [(t.untyped_storage()._cdata, t.storage_offset(), t.stride()) for t in (one, other)]
+    return where[0] == where[1] and _are_alike(one, other)
 
 
 def _are_alike(one: Any, other: Any) -> bool:

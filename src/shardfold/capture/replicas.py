@@ -215,6 +215,8 @@ class _Folding:
                 ) from error
             finally:
                 _outputs.clear()
+        if any(traced.has_gradients for traced in (outer, *(b.traced for b in blocks))):
+            raise UnfoldableError("forward asks for a gradient, which goes through all blocks")
         return Folded(outer, blocks, tuple(self.calls))
 
     def _discover(self, path: str, args: Any, kwargs: Any) -> Any:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import nn
 
 from shardfold.capture import Invocation, Program, capture_program
@@ -51,17 +52,20 @@ class Original:
 
     def taking(self, batch: tuple[tuple[Any, ...], dict[str, Any]]) -> Original:
         """The same, with another example."""
-        return replace(self, example=on_meta(batch, self.dtype))
+        with torch.inference_mode(False):
+            return replace(self, example=on_meta(batch, self.dtype))
 
     def in_eval(self) -> Program:
         """The program of the model in eval mode."""
-        model = skeleton(self.model, None).eval()
-        traced = model if self.loss is None else WithLoss(model, self.loss).eval()
-        return convert(export(traced, *self.example).program)
+        with torch.inference_mode(False):  # of the caller: what is traced may be differentiated
+            model = skeleton(self.model, None).eval()
+            traced = model if self.loss is None else WithLoss(model, self.loss).eval()
+            return convert(export(traced, *self.example).program)
 
     def like(self, program: Program) -> Program:
         """The program of a training step, if it has the operators of this one."""
-        found = capture_program(self.model, *self.example, loss=self.loss)
+        with torch.inference_mode(False):
+            found = capture_program(self.model, *self.example, loss=self.loss)
         pairs = zip(program.graph.ops, found.graph.ops, strict=False)
         other = next((op for op, twin in pairs if _wiring(op) != _wiring(twin)), None)
         if other is None and len(program.graph.ops) != len(found.graph.ops):

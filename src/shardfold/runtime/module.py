@@ -25,7 +25,8 @@ from shardfold.runtime.inputs_outputs import Outputs
 from shardfold.runtime.lower import Instruction, Lowered
 from shardfold.runtime.ops import Context
 from shardfold.runtime.parameter_uses import Uses, differentiable, uses_of
-from shardfold.runtime.parameters import Keeping
+from shardfold.runtime.parameters import Keeping, complete_dtensors
+from shardfold.runtime.parts import SWITCHING, Captured, Original, finish, grow
 from shardfold.runtime.ranks import fingerprint, is_same_everywhere
 from shardfold.runtime.reshard import perform
 from shardfold.runtime.stages import Stages
@@ -35,61 +36,6 @@ Observer = Callable[[Instruction, list[Tensor]], list[Tensor]]
 Batch = tuple[tuple[Any, ...], dict[str, Any]]
 Evaluation = Callable[[], tuple[Program, Lowered]]
 MOST_SHAPES = 16  # of batches that the plan is kept lowered for, beside its own
-
-
-class Captured(nn.Module):
-    """In place of a module of the model: tensors can be set, what forward read in Python cannot."""
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        """Refuse what would change nothing."""
-        if name in vars(self).get("_read", ()):
-            raise RunError(
-                f"{name!r} of the model had its value read when forward was captured: setting it "
-                "on the parallel module would change nothing. Set it on the model, and plan and "
-                "parallelize again, or make it a buffer (register_buffer), which can be set."
-            )
-        if name in vars(self).get("_parameters", ()) and value is not self._parameters[name]:
-            raise RunError(
-                f"The parameter {name!r} of the parallel module cannot be replaced: write into it, "
-                "with copy_() or load_state_dict(), or replace it in the model, and plan and "
-                "parallelize again."
-            )
-        super().__setattr__(name, value)
-
-    def train(self, mode: bool = True) -> Self:
-        """Switch, together with the whole."""
-        if not _SWITCHING and mode != self.training:
-            raise RunError(
-                "A part of the parallel module cannot be set to training or eval mode by itself: "
-                "it was captured with the whole. Set it in the model, and plan and parallelize "
-                "again."
-            )
-        super().train(mode)
-        return self
-
-    def _apply(self, fn: Callable[[Any], Any], recurse: bool = True) -> Self:
-        """As `to(...)` asks: refused where it changes something."""
-        for tensor in (*self.parameters(), *self.buffers()):
-            found = fn(tensor)
-            if (found.dtype, found.device) != (tensor.dtype, tensor.device):
-                raise RunError(
-                    f"The parallel module cannot be converted from {tensor.dtype} on "
-                    f"{tensor.device} to {found.dtype} on {found.device}: convert the model "
-                    "before it is parallelized, or plan with dtype=."
-                )
-        return self
-
-    def _refuse_hook(self, *args: Any, **kwargs: Any) -> Any:
-        raise RunError(
-            "A part of the parallel module is never called, and a hook on it neither: register it "
-            "on the model before it is planned, or on the parallel module itself."
-        )
-
-    register_forward_hook = register_forward_pre_hook = _refuse_hook
-    register_full_backward_hook = register_full_backward_pre_hook = _refuse_hook
-
-
-_SWITCHING: list[nn.Module] = []  # the parallel module whose parts are being switched
 
 
 class Parallel(Captured):
@@ -107,19 +53,20 @@ class Parallel(Captured):
         run: Run,
         tree: Mapping[str, Tensor],
         volatile: frozenset[str],
-        attributes: Mapping[str, frozenset[str]],
+        originals: Mapping[str, Original],
     ) -> None:
         super().__init__()
+        complete_dtensors()
         self._run = run
+        grow(self, originals)
         for name, tensor in tree.items():
             path, _, leaf = name.rpartition(".")
-            owner = _descend(self, path)
+            owner = self.get_submodule(path)
             if isinstance(tensor, nn.Parameter):
                 owner.register_parameter(leaf, tensor)
             else:
                 owner.register_buffer(leaf, tensor, persistent=name not in volatile)
-        for path, module in self.named_modules():
-            vars(module)["_read"] = attributes.get(path, frozenset())
+        finish(self, originals)
         run.prepare(self)
         self.register_state_dict_pre_hook(lambda module, *_: module.gather_buffers())
         self.register_load_state_dict_pre_hook(_take_parts)
@@ -147,11 +94,11 @@ class Parallel(Captured):
 
     def train(self, mode: bool = True) -> Self:
         """Switch all parts."""
-        _SWITCHING.append(self)
+        SWITCHING.append(self)
         try:
             return super().train(mode)
         finally:
-            _SWITCHING.pop()
+            SWITCHING.pop()
 
     @property
     def seed(self) -> int:
@@ -695,16 +642,6 @@ def _copied(parameter: Any, memo: dict[int, Any]) -> nn.Parameter:
         found.grad = parameter.grad.detach().clone()
     vars(found).update(copy.deepcopy(vars(parameter), memo))
     return found
-
-
-def _descend(module: nn.Module, path: str) -> nn.Module:
-    for part in path.split(".") if path else ():
-        if part not in module._modules:
-            module.add_module(part, Captured())
-        child = module._modules[part]
-        assert child is not None
-        module = child
-    return module
 
 
 def _take_parts(module: Any, state: dict[str, Any], prefix: str, *_: Any) -> None:

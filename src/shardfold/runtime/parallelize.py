@@ -29,6 +29,7 @@ from shardfold.runtime.lower import Lowered, lower, part_of
 from shardfold.runtime.module import Batch, Evaluation, Parallel, Run
 from shardfold.runtime.ops import Context
 from shardfold.runtime.parameters import Keeping, keeping, tensors_of
+from shardfold.runtime.parts import originals_of
 from shardfold.runtime.process_groups import Groups, shared
 from shardfold.runtime.ranks import (
     agreed,
@@ -332,7 +333,7 @@ def _filled(model: nn.Module, run: Run, settings: Settings) -> Parallel:
     dtype = torch.float64 if settings.float64 else torch_dtype(settings.dtype)
     kept = getattr(torch, precision.master) if precision.master and not settings.float64 else dtype
     tree = _tree(model, run, dtype, kept)
-    module = Parallel(run, tree, _volatile(model), _attributes(model))
+    module = Parallel(run, tree, _volatile(model), originals_of(model))
     module.train()
     return module
 
@@ -413,15 +414,6 @@ def _all_tensors(model: nn.Module) -> list[tuple[str, Tensor]]:
         *model.named_parameters(remove_duplicate=False),
         *model.named_buffers(remove_duplicate=False),
     ]
-
-
-def _attributes(model: nn.Module) -> dict[str, frozenset[str]]:
-    """The attributes in Python of every module that forward may read, by its path."""
-    own = {*vars(nn.Module()), *dir(nn.Module), "_run"}
-    return {
-        path: frozenset(vars(module)) - own
-        for path, module in model.named_modules(remove_duplicate=False)
-    }
 
 
 def _volatile(model: nn.Module) -> frozenset[str]:

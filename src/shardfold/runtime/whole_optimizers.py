@@ -13,8 +13,8 @@ after every step.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from functools import cache, wraps
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache, partial, wraps
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -33,6 +33,8 @@ from shardfold.runtime.parameters import Keeping
 ELEMENTWISE = frozenset(
     {"SGD", "Adam", "AdamW", "Adagrad", "RMSprop", "NAdam", "RAdam", "Adamax", "Adadelta", "ASGD"}
 )
+OF_A_STEP = ("step", "mu_product", "eta", "mu")  # numbers that torch's optimizers count by
+FUSED = frozenset({"Adam", "AdamW"})  # of those, whose fused kernel knows DTensors
 
 _KEEPINGS: Any = WeakTensorKeyDictionary()  # of the parameters of parallel modules
 _SWAPPED: WeakKeyDictionary[Any, dict[Tensor, Tensor]] = WeakKeyDictionary()  # whole: in parts
@@ -55,7 +57,9 @@ def _watch_steps() -> None:
 def sees_whole(optimizer: Any) -> bool:
     """Whether an optimizer's step is made on whole tensors."""
     kind = type(optimizer)
-    return not (kind.__module__.startswith("torch.") and kind.__name__ in ELEMENTWISE)
+    is_fused = any(group.get("fused") for group in optimizer.param_groups)
+    known = FUSED if is_fused else ELEMENTWISE
+    return not (kind.__module__.startswith("torch.") and kind.__name__ in known)
 
 
 def _members(optimizer: Any) -> Iterator[tuple[list[Tensor], int, Tensor]]:
@@ -68,6 +72,7 @@ def _members(optimizer: Any) -> Iterator[tuple[list[Tensor], int, Tensor]]:
 def _before(optimizer: Any, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
     """Put whole tensors in place of those in parts."""
     if not sees_whole(optimizer):
+        _take_state(optimizer)
         return None
     _put_back(optimizer)  # where an error ended the last step
     wholes = _WHOLE.setdefault(optimizer, {})
@@ -83,12 +88,33 @@ def _before(optimizer: Any, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
     _gather(swapped)
     _place(optimizer, parts)
     _move_state(optimizer, parts)
+    _complete_state(optimizer, swapped)
     its, *rest = args
     closure = rest[0] if rest else kwargs.get("closure")
     if closure is None:
         return None
     around = _around(optimizer, closure, swapped)
     return ((its, around, *rest[1:]), kwargs) if rest else (args, {**kwargs, "closure": around})
+
+
+def _take_state(optimizer: Any) -> None:
+    """The parts of a state that was saved of a plain module, and loaded by the user."""
+    parts = [p for _, _, p in _members(optimizer) if optimizer.state.get(p) and p in _KEEPINGS]
+    for part in parts if any(map(partial(_is_plain, optimizer), parts[:1])) else ():
+        keeping, state = _KEEPINGS[part], optimizer.state[part]
+        for key, value in state.items():
+            if _is_whole(part, key, value):
+                state[key] = keeping.wrapped(keeping.part(value), part.device_mesh)
+
+
+def _is_plain(optimizer: Any, part: Tensor) -> bool:
+    return any(_is_whole(part, *item) for item in optimizer.state[part].items())
+
+
+def _is_whole(part: Tensor, key: str, value: Any) -> bool:
+    """Whether a state has a number for each of a parameter's, and is not in parts as it is."""
+    is_plain = isinstance(value, Tensor) and not isinstance(value, DTensor)
+    return is_plain and key not in OF_A_STEP and value.shape == part.shape
 
 
 def _around(
@@ -150,3 +176,12 @@ def _move_state(optimizer: Any, names: dict[Tensor, Tensor]) -> None:
     for old, new in names.items():
         if old in optimizer.state:
             optimizer.state[new] = optimizer.state.pop(old)
+
+
+def _complete_state(optimizer: Any, wholes: Iterable[Tensor]) -> None:
+    """State in parts, which an optimizer has made like its parameters before any step."""
+    for whole in wholes:
+        state = optimizer.state.get(whole, {})
+        for key, value in state.items():
+            if isinstance(value, DTensor):
+                state[key] = value.full_tensor()

@@ -134,7 +134,17 @@ def _is_legal(rows: Configs, rule: SubdimRule, mesh: Mesh) -> NDArray[np.bool_]:
         for count in set(parts.tolist()) - {1}:
             if not _allows(rule, factor, count):
                 legal &= parts != count
+    for joint, members in rule.joint.items():
+        if rule.base(joint) in rule.rule.ranges:
+            inner = np.isin(rows, _inner(rule, members)).any(axis=1)
+            legal &= ~(inner & (rows == joint).any(axis=1))
     return legal
+
+
+def _inner(rule: SubdimRule, members: Sequence[int]) -> list[int]:
+    """The other pieces of what goes together: split as well, no part would be a range."""
+    bases = {rule.base(member) for member in members}
+    return [f for f in range(len(rule.factors)) if rule.base(f) in bases and f not in members]
 
 
 def _allows(rule: SubdimRule, factor: int, parts: int) -> bool:

@@ -382,6 +382,32 @@ class DataOfAWeight(Case):
         return h
 
 
+class ScaledDataOfAWeight(Case):
+    def between(self, h: Tensor) -> Tensor:
+        self.b.weight.data *= 0.9
+        return h
+
+
+class TableOfBuffers(Case):
+    """A buffer that is set past the module's own way."""
+
+    def prepare(self) -> None:
+        self.register_buffer("mean", torch.zeros(WIDTH))
+
+    def between(self, h: Tensor) -> Tensor:
+        self._buffers["mean"] = self.mean * 0.9 + 0.1 * h.detach().mean(0)
+        return h + self.mean
+
+
+class GrownBuffer(Case):
+    def prepare(self) -> None:
+        self.register_buffer("rows", torch.zeros(1, WIDTH))
+
+    def between(self, h: Tensor) -> Tensor:
+        self.rows = torch.cat([self.rows, h.detach()[:1]])
+        return h + self.rows.mean(0)
+
+
 class RenormedEmbedding(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -728,6 +754,50 @@ class GradientPenalty(Case):
         y = self.b(self.a(x).tanh()).square().mean()
         (gradient,) = torch.autograd.grad(y, x, create_graph=True)
         return y + gradient.square().mean()
+
+
+class SecondDerivative(Case):
+    """An equation of the second derivative; autograd keeps the results of its functions."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x.requires_grad_(True)
+        u = self.b(torch.sigmoid(self.a(x))).softmax(-1)
+        first = torch.autograd.grad(u[:, 0], x, torch.ones_like(u[:, 0]), create_graph=True)[0]
+        second = torch.autograd.grad(first[:, 1].sum(), x, create_graph=True)[0][:, 1]
+        return (second + u[:, 0]).square().mean() + first.square().mean()
+
+
+class GradientTakenAsNumbers(Case):
+    """A step along a gradient that is no part of the graph."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = x.detach()
+        h.requires_grad = True
+        (gradient,) = torch.autograd.grad(self.b(torch.tanh(self.a(h))).sum(), h)
+        return self.b(self.a(x - 0.3 * gradient)).square().mean()
+
+
+class StepOfTheWeights(Case):
+    """An inner step, and the loss after it, of blocks that repeat."""
+
+    def prepare(self) -> None:
+        self.blocks = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = x
+        for block in self.blocks:
+            h = torch.tanh(block(h))
+        weights = [self.a.weight, self.a.bias]
+        inner = F.linear(h, *weights).square().mean()
+        steps = torch.autograd.grad(inner, weights, create_graph=True)
+        moved = [w - 0.5 * s for w, s in zip(weights, steps, strict=True)]
+        return self.b(F.linear(h, *moved)).square().mean()
+
+
+class BackwardInForward(Case):
+    def between(self, h: Tensor) -> Tensor:
+        self.b(h.detach()).sum().backward()
+        return h
 
 
 # -- constants, randomness, data-dependent values

@@ -27,7 +27,7 @@ from shardfold.runtime.checkpoint.index import Group, Index, OptimizerEntry, Sto
 from shardfold.runtime.checkpoint.storage import Part, dtype_name, part_of
 from shardfold.runtime.module import Parallel
 from shardfold.runtime.parameters import Keeping
-from shardfold.runtime.whole_optimizers import sees_whole
+from shardfold.runtime.whole_optimizers import OF_A_STEP, sees_whole
 
 PREFIX = "random/"
 
@@ -206,7 +206,8 @@ def make_state(
             keeping = keepings.get(name)
             on_device = _on_device(optimizer, trained[name])
             in_parts = None if sees_whole(optimizer) else keeping
-            value = _empty(trained[name], stored, in_parts, on_device)
+            is_alike = stored.shape == tuple(trained[name].shape) and key not in OF_A_STEP
+            value = _empty(trained[name], stored, in_parts, on_device, is_alike)
             state.setdefault(trained[name], {})[key] = value
             found[full] = part_of(value, keeping if _is_alike(value, trained[name]) else None)
             _check_alike(where, full, found[full], stored)
@@ -285,11 +286,12 @@ def _members(entry: OptimizerEntry) -> set[str]:
     return {name for group in entry.groups for name in group.parameters}
 
 
-def _empty(parameter: Tensor, stored: Stored, keeping: Keeping | None, on_device: bool) -> Tensor:
-    """A state tensor to be filled: kept like its parameter where it has the same shape."""
+def _empty(
+    parameter: Tensor, stored: Stored, keeping: Keeping | None, on_device: bool, is_alike: bool
+) -> Tensor:
+    """A state tensor to be filled: kept like its parameter where it is one for each number."""
     dtype = getattr(torch, stored.dtype)
-    is_alike = keeping is not None or not isinstance(parameter, DTensor)
-    if is_alike and stored.shape == tuple(parameter.shape) and stored.shape:
+    if is_alike and (keeping is not None or not isinstance(parameter, DTensor)):
         return torch.zeros_like(parameter, dtype=dtype, requires_grad=False).detach()
     device = parameter.device if on_device or stored.shape else "cpu"
     return torch.zeros(stored.shape, dtype=dtype, device=device)

@@ -1,0 +1,177 @@
+"""The parts of a parallel module: what the model's own parts are, but for being called.
+
+A user groups parameters by the class of their module, goes over `model.layers`, reads
+`model.config`, resets a norm's statistics: so a part is of the class that it stands for, with that
+class's methods, and its attributes in Python can be read. What would change nothing, or run on
+this rank's pieces as if they were whole, is refused.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from shardfold.errors import RunError
+
+OWN = frozenset({*vars(nn.Module()), *dir(nn.Module), "_run"})
+
+
+@dataclass(frozen=True, slots=True)
+class Original:
+    """What a part stands for: its class, and its attributes in Python."""
+
+    kind: Any = nn.Module
+    attributes: Mapping[str, Any] | None = None
+
+    def __deepcopy__(self, memo: Any) -> Original:
+        """Attributes are shared with the model, as they are only read."""
+        return self
+
+    @property
+    def names(self) -> Mapping[str, Any]:
+        """The attributes, by name."""
+        return self.attributes or {}
+
+
+class Captured(nn.Module):
+    """In place of a module of the model: tensors can be set, what forward read in Python cannot."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Refuse what would change nothing."""
+        if name in self._stands_for().names:
+            raise RunError(
+                f"{name!r} of the model had its value read when forward was captured: setting it "
+                "on the parallel module would change nothing. Set it on the model, and plan and "
+                "parallelize again, or make it a buffer (register_buffer), which can be set."
+            )
+        if name in vars(self).get("_parameters", ()) and value is not self._parameters[name]:
+            raise RunError(
+                f"The parameter {name!r} of the parallel module cannot be replaced: write into it, "
+                "with copy_() or load_state_dict(), or replace it in the model, and plan and "
+                "parallelize again."
+            )
+        super().__setattr__(name, value)
+
+    def __getattr__(self, name: str) -> Any:
+        """What the model's own part has under this name, unless that holds tensors or modules."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            value = self._stands_for().names.get(name, HIDDEN)
+            if value is HIDDEN:
+                raise
+            return value
+
+    def _stands_for(self) -> Original:
+        found: Original = vars(self).get("_original", NOTHING)
+        return found
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        """With tensors of its own."""
+        found = memo[id(self)] = type(self).__new__(type(self))
+        found.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        return found
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Refuse a call of a part."""
+        raise RunError(
+            f"A part of the parallel module ({type(self).__name__}) cannot be called by itself: "
+            "this rank has pieces of its tensors. Call the whole, and ask for what a part gives "
+            'with `module.outputs("its.path")`.'
+        )
+
+    def extra_repr(self) -> str:
+        """As the model's own part shows itself, where that can be read here."""
+        try:
+            return str(super().extra_repr())
+        except (AttributeError, KeyError):
+            return ""
+
+    def train(self, mode: bool = True) -> Self:
+        """Switch, together with the whole."""
+        if not SWITCHING and mode != self.training:
+            raise RunError(
+                "A part of the parallel module cannot be set to training or eval mode by itself: "
+                "it was captured with the whole. Set it in the model, and plan and parallelize "
+                "again."
+            )
+        nn.Module.train(self, mode)
+        return self
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Self:
+        """As `to(...)` asks: refused where it changes something."""
+        for tensor in (*self.parameters(), *self.buffers()):
+            found = fn(tensor)
+            if (found.dtype, found.device) != (tensor.dtype, tensor.device):
+                raise RunError(
+                    f"The parallel module cannot be converted from {tensor.dtype} on "
+                    f"{tensor.device} to {found.dtype} on {found.device}: convert the model "
+                    "before it is parallelized, or plan with dtype=."
+                )
+        return self
+
+    def _refuse_hook(self, *args: Any, **kwargs: Any) -> Any:
+        raise RunError(
+            "A part of the parallel module is never called, and a hook on it neither: register it "
+            "on the model before it is planned, or on the parallel module itself."
+        )
+
+    register_forward_hook = register_forward_pre_hook = _refuse_hook
+    register_full_backward_hook = register_full_backward_pre_hook = _refuse_hook
+
+
+NOTHING = Original()
+HIDDEN = object()  # in place of attributes that hold tensors or modules
+SWITCHING: list[nn.Module] = []  # the parallel module whose parts are being switched
+
+
+@cache
+def _kind(kind: Any) -> type[Captured]:
+    """A class of parts that are of the class of the model's own."""
+    if kind is nn.Module or issubclass(kind, torch.jit.ScriptModule):
+        return Captured
+    return type(kind.__name__, (Captured, kind), {"__module__": kind.__module__})
+
+
+def grow(module: Captured, originals: Mapping[str, Original]) -> None:
+    """Give a module the parts of a model, in its order; a part that it has twice is one."""
+    made: dict[int, nn.Module] = {id(originals[""]): module}
+    for path, original in originals.items():
+        if not path:
+            continue
+        if id(original) not in made:
+            kind = _kind(original.kind)
+            made[id(original)] = part = kind.__new__(kind)
+            nn.Module.__init__(part)
+        above, _, name = path.rpartition(".")
+        module.get_submodule(above)._modules[name] = made[id(original)]
+
+
+def finish(module: nn.Module, originals: Mapping[str, Original]) -> None:
+    """Let all parts know what they stand for: from now on they refuse what would be lost."""
+    for path, part in module.named_modules():
+        vars(part)["_original"] = originals[path]
+
+
+def originals_of(model: nn.Module) -> dict[str, Original]:
+    """What the parts of a model are, by their paths."""
+    found = {id(module): Original(type(module), _attributes(module)) for module in model.modules()}
+    named = model.named_modules(remove_duplicate=False)
+    return {path: found[id(module)] for path, module in named}
+
+
+def _attributes(module: nn.Module) -> dict[str, Any]:
+    """The attributes in Python that forward may read; tensors and modules only by name."""
+    found = {name: value for name, value in vars(module).items() if name not in OWN}
+    for name, value in found.items():
+        held = pytree.tree_leaves(value) if isinstance(value, list | tuple | dict) else [value]
+        if any(isinstance(each, Tensor | nn.Module) for each in held):
+            found[name] = HIDDEN
+    return found
