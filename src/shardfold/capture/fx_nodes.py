@@ -246,7 +246,8 @@ def check_operator(node: fx.Node, kind: str) -> None:
                 f"{where} gives {value if isinstance(value, torch.SymInt) else tuple(sizes)}: a "
                 "size or a number that depends on the values of a tensor (a boolean index, "
                 "nonzero, unique, .item()?), and plans are for fixed shapes. Use torch.where or a "
-                "mask, or a fixed capacity; a mean, a sum or a loss of x[mask] is well."
+                "mask, or a fixed capacity; a mean, a sum or a loss of x[mask] is well, and "
+                "y[mask] = f(x[mask])."
             )
     if kind.startswith("aten.embedding") and named_arguments(node, node.args, {}).get("sparse"):
         raise ModelError(f"{where} gives sparse gradients: use sparse=False.")

@@ -3,8 +3,9 @@
 `x[mask]` has as many items as the mask has ones: no fixed shape. But most of what follows gives the
 same on the whole tensor, if the rest is left out in the end: `x[mask].square().mean()` is the sum
 of the selected squares by their number. So the whole goes along with what was selected, through
-operators that treat each item for itself, and a mean, a sum or a loss is taken of it. What reads
-the selection otherwise finds a size that depends on values, and is refused as such.
+operators that treat each item for itself, and a mean, a sum or a loss is taken of it, or it is put
+back where it came from (`y[mask] = f(x[mask])`). What reads the selection otherwise finds a size
+that depends on values, and is refused as such.
 
 In the whole, what is not selected is one half, a number that nearly all functions accept: it is
 left out by `torch.where`, forward and backward.
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from inspect import signature
 from typing import Any
 
@@ -49,6 +50,16 @@ LOSSES = {
     *(F.binary_cross_entropy_with_logits, F.soft_margin_loss, F.kl_div),
 }
 CLASSES = {F.cross_entropy, F.nll_loss}
+PRODUCTS = {torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.mm, Tensor.mm}
+NORMS = {torch.norm, Tensor.norm, torch.linalg.norm, torch.linalg.vector_norm}
+SPREADS = {torch.var, Tensor.var, torch.std, Tensor.std}
+DEVIATIONS = {torch.std, Tensor.std}
+IN_PLACE = {
+    getattr(Tensor, name): getattr(torch, made)
+    for made in ("add", "sub", "mul", "div")
+    for name in (f"{made}_", f"__i{'truediv' if made == 'div' else made}__")
+}
+PUTS = {Tensor.__setitem__}
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +115,8 @@ class Selections:
         if not own or any(each.mask is not own[0].mask for each in own):
             return False, None
         rule = next((rule for functions, rule in RULES if func in functions), None)
+        if func in PUTS:
+            return self.put(own[0], *args), None
         made = None if rule is None else rule(self, own[0], func, args, kwargs)
         return made is not None, made
 
@@ -154,9 +167,47 @@ class Selections:
         dim = kwargs.get("dim", args[1] if len(args) > 1 else None)
         if isinstance(dim, int) and dim < 0:
             return self.last(first, func, args, kwargs)
-        if set(kwargs) - {"dim"} or len(args) > 2 or dim not in (None, 0):
+        if set(kwargs) - {"dim", "keepdim"} or len(args) > 2 or dim not in (None, 0):
             return None
-        return _reduced(first, func in MEANS, dim)
+        found = _reduced(first, func in MEANS, dim)
+        return found[None] if kwargs.get("keepdim") and dim == 0 else found
+
+    def products(self, first: Selected, func: Any, args: Any, kwargs: Any) -> Tensor | None:
+        """Rows by a matrix."""
+        if first.inner != 1 or args[1].dim() != 2:
+            return None
+        return self.rows(first, torch.matmul, args, kwargs)
+
+    def norms(self, first: Selected, func: Any, args: Any, kwargs: Any) -> Tensor | None:
+        """The Euclidean norm of all."""
+        plain = {"p": ("fro", 2, None), "dim": (None,), "keepdim": (False,), "dtype": (None,)}
+        if len(args) > 1 or any(value not in plain.get(key, ()) for key, value in kwargs.items()):
+            return None
+        found: Tensor = func(_kept(first))
+        return found
+
+    def spreads(self, first: Selected, func: Any, args: Any, kwargs: Any) -> Tensor | None:
+        """The variance of all, or its root."""
+        if len(args) > 1 or set(kwargs) - {"unbiased", "correction"}:
+            return None
+        less = kwargs.get("correction", int(kwargs.get("unbiased", True)))
+        apart = (first.whole - _reduced(first, True, None)).square()
+        total = torch.where(first.shaped(), apart, apart.new_zeros(())).sum()
+        found = total / (_items(first) - less)
+        return found.sqrt() if func in DEVIATIONS else found
+
+    def in_place(self, first: Selected, func: Any, args: Any, kwargs: Any) -> Tensor | None:
+        """`x[mask] += 1`: what was selected goes along with another whole from now on."""
+        target: Tensor = args[0]
+        is_unseen = target.requires_grad and not torch.is_grad_enabled()  # by autograd
+        if self.of(target) is None or is_unseen:
+            return None
+        made = self.each(first, IN_PLACE[func], args, kwargs)
+        if made is None:
+            return None
+        found = self.found[id(made)]
+        self.found[id(target)] = replace(found, traced=target, whole=found.whole.to(target.dtype))
+        return target
 
     def losses(self, first: Selected, func: Any, args: Any, kwargs: Any) -> Tensor | None:
         """A loss of single items."""
@@ -187,15 +238,33 @@ class Selections:
             return found
         return self._again(first, found.unflatten(0, first.mask.shape))
 
+    def put(self, selected: Selected, into: Tensor, index: Any, value: Any) -> bool:
+        """Whether what was selected can be put where its mask says: in a tensor like the whole."""
+        is_back = index is selected.mask and self.of(value) is selected
+        if not is_back or into.shape != selected.whole.shape:
+            return False
+        wanted = selected.whole.to(into.dtype)
+        into.copy_(torch.where(selected.shaped(), wanted, into))
+        return True
+
+
+def _kept(selected: Selected) -> Tensor:
+    """The whole, without what was not selected."""
+    return torch.where(selected.shaped(), selected.whole, selected.whole.new_zeros(()))
+
+
+def _items(selected: Selected) -> Tensor:
+    """How many numbers were selected."""
+    rows: Tensor = selected.mask.sum()
+    return rows * math.prod(selected.whole.shape[selected.mask.dim() :])
+
 
 def _reduced(selected: Selected, is_mean: bool, dim: int | None) -> Tensor:
-    whole, mask = selected.whole, selected.mask
-    kept = torch.where(selected.shaped(), whole, whole.new_zeros(()))
+    kept, mask = _kept(selected), selected.mask
     total = kept.sum() if dim is None else kept.sum(tuple(range(mask.dim())))
     if not is_mean:
         return total
-    items = mask.sum() * (math.prod(whole.shape[mask.dim() :]) if dim is None else 1)
-    return total / items
+    return total / (_items(selected) if dim is None else mask.sum())
 
 
 Rule = Callable[[Selections, Selected, Any, Any, Any], Tensor | None]
@@ -206,4 +275,8 @@ RULES: tuple[tuple[Any, Rule], ...] = (
     (SUMS, Selections.sums),
     (LOSSES, Selections.losses),
     (CLASSES, Selections.classes),
+    (PRODUCTS, Selections.products),
+    (NORMS, Selections.norms),
+    (SPREADS, Selections.spreads),
+    (set(IN_PLACE), Selections.in_place),
 )

@@ -1687,11 +1687,69 @@ class MeansOfSelected(Case):
         return h + loss + h[h.detach() > 0].log().sum() + torch.masked_select(h, h > 9).sum()
 
 
+class ReducedAndPutBack(Case):
+    """Of what a mask selects: the spread, the norm; and what is put back where it came from."""
+
+    def between(self, h: Tensor) -> Tensor:
+        mask = h.detach()[:, 0] > -0.3
+        some = h[mask]
+        spread = some.std() + some.var(unbiased=False) + some.norm()
+        codes = (some @ self.b.weight.t()).softmax(-1).mean(0, keepdim=True)
+        found = h * 0.5
+        found[mask] = torch.tanh(self.a(h[mask]))
+        found[mask] += 0.25
+        found[mask] = found[mask] * 2 - 1
+        return found * spread + codes
+
+
+class ExpertsByMasks(Case):
+    def between(self, h: Tensor) -> Tensor:
+        chosen = h.argmax(-1) % 2
+        found = torch.zeros_like(h)
+        for number, expert in enumerate((self.a, self.b)):
+            mask = chosen == number
+            found[mask] = expert(h[mask])
+        return found * h.softmax(-1).amax(-1, keepdim=True)
+
+
+class SelectedChangesUnderAnotherName(Case):
+    """A change in place of what was selected is seen by all that have it."""
+
+    def between(self, h: Tensor) -> Tensor:
+        mask = h.detach()[:, 0] > -0.3
+        some = h[mask]
+        same = some
+        some *= 2
+        return h + same.mean() + some.sum()
+
+
+class PutElsewhere(Case):
+    """What one mask selects goes where another one says: their counts may differ."""
+
+    def between(self, h: Tensor) -> Tensor:
+        found = h * 1
+        found[h[:, 1] > 0.2] = h[h[:, 0] > 0.2]
+        return found
+
+
 class SelectedIsWritten(Case):
     def between(self, h: Tensor) -> Tensor:
         chosen = h[h[:, 0] > 0]
         chosen.mul_(2)
         return h + chosen.mean()
+
+
+class SelectedIsWrittenUnseen(Case):
+    def between(self, h: Tensor) -> Tensor:
+        chosen = h[h[:, 0] > 0]
+        with torch.no_grad():
+            chosen.mul_(2)
+        return h + chosen.mean()
+
+
+class SelectedIsSorted(Case):
+    def between(self, h: Tensor) -> Tensor:
+        return h + h[h[:, 0] > 0].sort(0).values[0]
 
 
 class OwnGenerator(Case):
