@@ -96,6 +96,11 @@ class Device:
             )
 
     @property
+    def is_gpu(self) -> bool:
+        """Whether kernels run beside the host: a device that states 0 `units` is the host."""
+        return self.units != 0
+
+    @property
     def dtypes(self) -> tuple[str, ...]:
         """The dtypes that the device has a rate for."""
         return tuple(dtype for dtype, _ in self.peak_flops)

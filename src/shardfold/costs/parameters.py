@@ -29,19 +29,24 @@ from shardfold.sharding.layouts import REPLICATED, SHARED, Layouts, local_items,
 
 @dataclass(frozen=True, slots=True)
 class Optimizer:
-    """What an update keeps and touches: state tensors per parameter, and tensors it passes over."""
+    """What an update keeps and touches: state tensors per parameter, and tensors it passes over.
+
+    PyTorch updates all parameters of a GPU at once. AdamW takes the square roots of all second
+    moments first: `copies` of a state, of every parameter, are there until the update is done.
+    """
 
     name: str
     states: int
     memory_passes: int
     flops: float
+    copies: int = 0
 
 
 OPTIMIZERS = {
     "sgd": Optimizer("sgd", 0, 3, 2.0),
     "momentum": Optimizer("momentum", 1, 5, 4.0),
-    "adam": Optimizer("adam", 2, 7, 12.0),
-    "adamw": Optimizer("adamw", 2, 7, 14.0),
+    "adam": Optimizer("adam", 2, 7, 12.0, copies=1),
+    "adamw": Optimizer("adamw", 2, 7, 14.0, copies=1),
 }
 
 

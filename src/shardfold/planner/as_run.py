@@ -33,6 +33,8 @@ Bytes = Mapping[str, float]  # by class
 
 def float32_optimizer(optimizer: Optimizer, stack: Stack, item_bytes: int) -> Optimizer:
     """The optimizer with what the stack keeps in float32, counted in items of the parameters."""
+    if stack.fused_optimizer:
+        optimizer = replace(optimizer, copies=0)
     wider = FLOAT32 // item_bytes
     if wider <= 1 or not (stack.master_weights or stack.float32_parts):
         return optimizer
@@ -230,7 +232,8 @@ def _sharding_state(schedule: Schedule, legs: _Legs, routed: Mapping[str, Bytes]
             )
             rest = resident[name] - own
             resident[name] = rest / stated.shards + own / experts.stated.shards
-    return msgspec.structs.replace(found, resident=resident)
+    kept = resident["optimizer"] / found.resident["optimizer"] if found.updating else 1.0
+    return msgspec.structs.replace(found, resident=resident, updating=found.updating * kept)
 
 
 def _sharded(op: Operator, legs: _Legs) -> Operator:

@@ -346,7 +346,10 @@ class Staged:
         _, at, count = best
         count[at] -= 1
         beside = [(kept[s], float(n)) for s, n in count.items()]
-        return _summed([(resident, 1.0), (passing[at], 1.0), *beside])
+        in_pass = _summed([(resident, 1.0), (passing[at], 1.0), *beside])
+        copies = {"optimizer": sum(self.stages[s].schedule.updating for s in own)}
+        in_update = _summed([(resident, 1.0), (copies, 1.0)])
+        return max(in_pass, in_update, key=lambda each: sum(each.values()))
 
     def _passing(self, number: int) -> Bytes:
         """What a usual pass takes at its peak, beyond what is always there."""

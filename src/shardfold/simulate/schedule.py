@@ -106,6 +106,7 @@ class Schedule(Value, frozen=True):
     ahead: Whole = 8  # operators whose parameters may be gathered before their turn
     behind: Whole = 16  # operators whose gradients may wait to be reduced
     passes: Number = 1
+    updating: float = 0.0  # bytes that are there from the update's first kernel to its last
 
     @property
     def flops(self) -> float:
@@ -195,7 +196,8 @@ def _of(schedule: Schedule, turns: tuple[Turn, ...]) -> Schedule:
         msgspec.structs.replace(s, operators=tuple(_operator(op, turns) for op in s.operators))
         for s in schedule.segments
     )
-    return msgspec.structs.replace(schedule, segments=segments, passes=1)
+    updating = schedule.updating if "last" in turns else 0.0
+    return msgspec.structs.replace(schedule, segments=segments, passes=1, updating=updating)
 
 
 def _operator(op: Operator, turns: tuple[Turn, ...]) -> Operator:

@@ -156,7 +156,11 @@ class _Simulator:
         while self.under_way:
             self._reduced()
         reduced = self.streams.clock
+        copies = {"optimizer": self.schedule.updating} if self.schedule.updating else {}
+        place = Place("optimizer", "", "", "update")
+        self.record.took(reduced, place, copies)
         self._pass(_update(self.schedule))
+        self.record.gave(self.streams.clock, place, copies)
         found, line = self._results()
         spans = (forward, backward - forward, reduced - backward, found.step_seconds - reduced)
         return Pass(found, count, *spans, kept), line

@@ -176,10 +176,8 @@ class Record:
 
     def ran(self, task: Task, place: Place, start: float, end: float) -> None:
         """Note a task that ran, the memory that it took and gave."""
-        if task.takes:
-            self._event(start, place, task.takes, 1.0)
-        if task.gives:
-            self._event(end, place, task.gives, -1.0)
+        self.took(start, place, task.takes)
+        self.gave(end, place, task.gives)
         streams = [self.levels[level] for level in task.levels] or [COMPUTE]
         for stream in streams:
             self.busy[stream] += task.seconds
@@ -225,6 +223,16 @@ class Record:
         self.totals[key][2] += seconds
         if span is not None:
             self.spans[span] = _exposed(self.spans[span], seconds)
+
+    def took(self, seconds: float, place: Place, sizes: dict[str, float]) -> None:
+        """Note memory that is taken."""
+        if sizes:
+            self._event(seconds, place, sizes, 1.0)
+
+    def gave(self, seconds: float, place: Place, sizes: dict[str, float]) -> None:
+        """Note memory that is given back."""
+        if sizes:
+            self._event(seconds, place, sizes, -1.0)
 
     def _event(self, seconds: float, place: Place, sizes: dict[str, float], sign: float) -> None:
         self.events.append(Event(seconds, place, sizes, sign))

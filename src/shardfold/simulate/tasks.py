@@ -441,6 +441,8 @@ class _Builder:
         self.scheduler, self.whole, self.part = scheduler, whole, part
         self.tasks: dict[tuple[int, ...], OperatorTasks] = {}
         self.resident: Bytes = {"parameters": 0.0, "optimizer": 0.0, "buffers": float(workspace)}
+        copies = whole.decoded.optimizer.copies if scheduler.cluster.device.is_gpu else 0
+        self.copies = copies / max(1, whole.decoded.optimizer.states)  # as a part of the state
 
     def run(self) -> Schedule:
         graph = self.scheduler.graph
@@ -491,6 +493,7 @@ class _Builder:
             resident={kind: size for kind, size in self.resident.items() if size},
             peak_flops=cluster.device.peak(self._dtype()),
             passes=self.whole.decoded.micro_batches,
+            updating=self.copies * self.resident["optimizer"],
         )
 
     def _of(self, decoded: DecodedChoice) -> OperatorTasks:

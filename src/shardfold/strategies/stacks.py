@@ -24,6 +24,7 @@ class Stack:
 
     name: str
     source: str = ""
+    fused_optimizer: bool = True  # or one parameter at a time: no copies of its state
     master_weights: bool = False  # the optimizer keeps weights and state in float32
     float32_parts: bool = False  # of FSDP: the stored parts themselves are the master weights
     float32_gradients: bool = False  # gradients are kept and summed in float32
@@ -49,7 +50,7 @@ WHOLE = 1e12  # bytes: more than a device has gradients
 # which that kernel does not use: 35% of the peak there (Shah et al. 2024, arXiv 2407.08608), which
 # is the same in a cycle. The first generation is half as fast.
 FLASH_ATTENTION = {1: (739.0, 624.0), 2: (1478.0, 1248.0)}
-OWN = Stack("shardfold")
+OWN = Stack("shardfold", fused_optimizer=False)
 FSDP1 = Stack(
     "fsdp1",
     "PyTorch FullyShardedDataParallel with MixedPrecision: parts and optimizer state stay in "

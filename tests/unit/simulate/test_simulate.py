@@ -2,6 +2,7 @@
 
 import cProfile
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -120,6 +121,22 @@ def test_gathers_ahead_hold_no_more_memory_than_allowed():
     gather = sent("all_gather", "ahead", 0.1, takes={"buffers": 1.0})
     step = schedule(layer((gather, work(1, gives={"buffers": 1.0})), count=20), ahead=3)
     assert simulate(step).peak_bytes == pytest.approx(4)  # the one in use, and three more
+
+
+def test_copies_of_the_optimizer_are_there_while_it_updates():
+    """Beside all gradients, of which each goes with its own update."""
+    update = (Task("update", 1, gives={"gradients": 2}),)
+    step = schedule(layer((), (back(1, takes={"gradients": 2}),), update, count=3), updating=5)
+    found = simulate(step)
+    assert found.peak_bytes == pytest.approx(3 * 2 + 5)
+    assert found.peak_at == "optimizer update"
+    assert simulate(msgspec.structs.replace(step, updating=0)).peak_bytes == pytest.approx(3 * 2)
+
+
+def test_only_the_pass_that_updates_has_copies():
+    step = schedule(layer((work(1, takes={"activations": 9}, gives={"activations": 9}),)))
+    accumulated = msgspec.structs.replace(step, updating=5, passes=3)
+    assert simulate(accumulated).peak_bytes == pytest.approx(9)
 
 
 def test_the_peak_is_the_peak_over_time():
