@@ -101,6 +101,7 @@ def test_the_range_of_a_prediction_is_that_of_measured_steps() -> None:
         MEASURED / "foreign-h200.json",
         MEASURED / "foreign-h200-second.json",
         MEASURED / "foreign-h200-third.json",
+        MEASURED / "foreign-h200-fourth.json",
         MEASURED / "published.json",
     )
     gloo = [

@@ -36,11 +36,11 @@ Kind = Literal["one device", "compiled", "several", "pipeline"]
 # By cost model, and by what runs. Of published pipelines, nanotron's are left out: half of them
 # took 3 to 80 times as long as predicted, and nobody knows why (docs/results/published.md).
 SPREADS: Mapping[tuple[str, Kind], Spread] = {
-    (DEFAULT, "one device"): Spread(1.0, 1.45, "96 models on one H200"),
-    (DEFAULT, "compiled"): Spread(1.03, 2.55, "35 compiled models on one H200"),
+    (DEFAULT, "one device"): Spread(1.0, 1.44, "112 models on one H200"),
+    (DEFAULT, "compiled"): Spread(1.02, 2.55, "51 compiled models on one H200"),
     (DEFAULT, "several"): Spread(0.89, 1.19, "269 published runs of other stacks"),
     (DEFAULT, "pipeline"): Spread(0.95, 1.12, "83 published pipelines of other stacks"),
-    (MEASURED, "one device"): Spread(0.92, 1.25, "96 models on one H200"),
+    (MEASURED, "one device"): Spread(0.92, 1.25, "112 models on one H200"),
     (MEASURED, "several"): Spread(0.95, 1.52, "64 plans on 2 and 4 processes"),
 }
 
