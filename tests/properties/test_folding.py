@@ -25,7 +25,11 @@ BATCH = (torch.empty(8, 4, WIDTH, device="meta"), torch.empty(8, 4, dtype=torch.
 def _search_alone() -> Iterator[None]:
     """What is compared is what the search finds on each mesh: nothing else is proposed."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(planner, "_select", search_meshes)
+        patch.setattr(
+            planner,
+            "_select",
+            lambda cases, request, watch, shares: search_meshes(cases, request, watch),
+        )
         yield
 
 
