@@ -46,6 +46,7 @@ Phase = Literal["forward", "backward", "last"]
 Mode = Literal["ahead", "behind", "wait"]
 MODES: tuple[Mode, ...] = ("ahead", "behind", "wait")
 Parts = dict[int, Values]  # by the number of what is asked: seconds of each choice
+ROUNDING = 1e-7  # of a step: equal blocks are counted to within less
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +221,7 @@ class Demands:
         self.model, self.optimizer = model, optimizer
         self.asked = Asked(levels, tables.micro_batches)
         self._small: dict[object, Parts] = {}
+        self._placed: dict[str, tuple[Ints | None, list[tuple[tuple[int, int], Ints]]]] = {}
         zones, places = zones_of(graph, tables.regions)
         self.bounds = Bounds(self.asked, max(zones, default=0) + 1, places)
         self.vertex_zones = [self._zone(v, zones) for v in tables.vertices]
@@ -308,8 +310,23 @@ class Demands:
         """Each of the bounds, for what is asked."""
         return np.tensordot(self.bounds.sums, asked, axes=2)
 
-    def _positions(self, copied: Ints | None, what: str) -> Iterator[tuple[tuple[int, int], Ints]]:
-        """Where each table of each zone stands in the whole model."""
+    def least_seconds(self, unrolled: UnrolledProblem, choice: Ints) -> float:
+        """A step that a choice for the whole model does not fall below.
+
+        Of each phase the longest sum; equal blocks are counted to within `ROUNDING`.
+        """
+        sums = self.bounded(self.of(unrolled, choice))
+        phases = sum(float(sums[list(group)].max()) for group in self.bounds.groups)
+        return max(phases, float(sums[-1])) * (1 - ROUNDING)
+
+    def _positions(self, copied: Ints | None, what: str) -> list[tuple[tuple[int, int], Ints]]:
+        """Where each table of each zone stands in the whole model, found once."""
+        known = self._placed.get(what)
+        if known is None or known[0] is not copied:
+            known = self._placed[what] = copied, list(self._place(copied, what))
+        return known[1]
+
+    def _place(self, copied: Ints | None, what: str) -> Iterator[tuple[tuple[int, int], Ints]]:
         problem = self.tables.problem
         both = {
             "vertex": (problem.costs, self.vertex_zones),

@@ -20,6 +20,7 @@ import numpy as np
 from shardfold.cluster import Cluster, Mesh
 from shardfold.costs import CostModel, Optimizer, Pricing, Tables, tabulate
 from shardfold.costs.activations import KEEP_ALL, POLICIES, Regions
+from shardfold.costs.demands import Demands
 from shardfold.costs.steps import Values
 from shardfold.costs.tables import EdgePrices
 from shardfold.costs.unroll import Ints, UnrolledProblem, unroll
@@ -28,7 +29,7 @@ from shardfold.graph import Graph
 from shardfold.operators import Rules, rules_of
 from shardfold.planner.options import Prefer, Recompute
 from shardfold.search import Problem, Solution, unproven
-from shardfold.search.subproblem import Subproblem
+from shardfold.search.subproblem import Subproblem, restrict
 from shardfold.sharding import Subdims, find_subdims
 from shardfold.simulate import Schedule, Simulation
 from shardfold.simulate import simulate as run_schedule
@@ -90,8 +91,9 @@ class Patience:
 class Findings:
     """What is found of a case and holds within any limit: found once."""
 
-    fastest: Solution | None = None
     smallest: Solution | None = None
+    discounted: dict[float, Subproblem] = field(default_factory=dict)  # by weight
+    demands: Demands | None = None
     simulations: dict[tuple[int, ...], Simulation] = field(default_factory=dict)  # by choice
 
 
@@ -105,6 +107,7 @@ class Case:
     tables: Tables
     unrolled: UnrolledProblem  # the problem with all periods of every run
     allowed: Subproblem  # the choices that pins leave: all, without any
+    decoded: DecodedChoice  # what all choices have in common
     known: list[Ints] = field(default_factory=list)  # good choices, as they are met
     findings: Findings = field(default_factory=Findings)
     patience: Patience = field(default_factory=Patience)
@@ -139,24 +142,31 @@ class Case:
         """Whether pins leave only some of the choices."""
         return bool(self.allowed.kept)
 
+    @property
+    def demands(self) -> Demands:
+        """What every choice asks of each stream."""
+        if self.findings.demands is None:
+            known = (self.graph, self.subdims, self.tables, self.cost_model)
+            levels = len(self.request.cluster.levels)
+            self.findings.demands = Demands(*known, self.request.optimizer, levels)
+        return self.findings.demands
+
+    def discounted(self, weight: float) -> Subproblem:
+        """The choices at that part of the cost of moving parameters, as pins leave them."""
+        found = self.findings.discounted
+        if weight not in found:
+            problem, kept = discount(self.tables, self.unrolled.problem, weight), self.allowed.kept
+            found[weight] = restrict(problem, kept) if kept else Subproblem(problem, {})
+        return found[weight]
+
     @cached_property
     def unhidden(self) -> Problem:
         """The problem without what overlap may hide: the communication of parameters."""
         return discount(self.tables, self.unrolled.problem, 0.0)
 
-    @cached_property
-    def _decoded(self) -> DecodedChoice:
-        """What all choices have in common."""
-        model, optimizer = self.cost_model, self.request.optimizer
-        return DecodedChoice(self.graph, self.subdims, self.tables, (), model, optimizer)
-
     def solve(self) -> Solution:
         """The least additive cost, whatever it holds."""
-        if self.findings.fastest is None:
-            self.findings.fastest = self.patience.spend(
-                lambda seconds: self.allowed.solve(seconds=seconds)
-            )
-        return self.findings.fastest
+        return self.patience.spend(lambda seconds: self.allowed.solve(seconds=seconds))
 
     def solve_smallest(self) -> Solution:
         """The fewest bytes, whatever they cost."""
@@ -189,9 +199,15 @@ class Case:
             )
         )
 
+    def forget(self) -> None:
+        """Let go of what only the search for a plan needs; what is asked for is made again."""
+        self.findings.demands = None
+        self.findings.discounted.clear()
+        self.decoded.surroundings.clear()
+
     def decode(self, choice: Sequence[int]) -> UnrolledChoice:
         """What a choice means for every operator of the model."""
-        decoded = self._decoded.choosing(tuple(choice[: len(self.tables.vertices)]))
+        decoded = self.decoded.choosing(tuple(choice[: len(self.tables.vertices)]))
         return UnrolledChoice(decoded, self.unrolled, np.array(choice))
 
 
@@ -215,9 +231,11 @@ def make_case(
     )
     unrolled = unroll(tables, scheduler.graph)
     every = Subproblem(unrolled.problem, {})
-    return Case(
-        request, scheduler, prices, tables, unrolled, every, patience=patience or Patience()
+    decoded = DecodedChoice(
+        scheduler.graph, scheduler.subdims, tables, (), prices.model, request.optimizer
     )
+    known = (scheduler, prices, tables, unrolled, every, decoded)
+    return Case(request, *known, patience=patience or Patience())
 
 
 class Cases:
@@ -328,9 +346,22 @@ class Candidate:
         return (self.solution.bytes or 0.0) + self.case.fixed_bytes
 
     @cached_property
-    def floor_seconds(self) -> float:
-        """No simulated step is shorter than this: all but the communication of parameters."""
+    def unhidden_seconds(self) -> float:
+        """All but the communication of parameters: no simulated step is shorter."""
         return self.case.unhidden.total(self.choice)
+
+    @cached_property
+    def floor_seconds(self) -> float:
+        """No simulated step is shorter than this, nor is any with more recomputed."""
+        if self.case.recomputed:
+            return self.unhidden_seconds
+        case = self.case
+        asked = case.demands.least_seconds(case.unrolled, np.array(self.choice))
+        return max(self.unhidden_seconds, asked)
+
+    def may_beat(self, seconds: float) -> bool:
+        """Whether the simulated step may be shorter; what is cheap to know is looked at first."""
+        return self.unhidden_seconds < seconds and self.floor_seconds < seconds
 
     def choosing(self, choice: Sequence[int] | Ints, source: Source, label: str) -> Candidate:
         """Another choice for the same case, with its additive cost."""

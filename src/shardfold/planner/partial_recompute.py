@@ -266,6 +266,8 @@ def _bases(groups: Sequence[Group], ranking: Ranking) -> list[tuple[Candidate, L
         key = (str(candidate.case.mesh), tuple(candidate.choice))
         if candidate.seconds >= best or candidate.peak_bytes <= limit or key in found:
             continue
+        if sum(total <= candidate.seconds for total, _, _ in found.values()) >= BASES:
+            break  # recomputing only adds to this one, and to all that follow
         ladder = Ladder(candidate)
         wanted = candidate.peak_bytes - limit
         if wanted <= ladder.most_bytes:

@@ -368,14 +368,14 @@ class _Search:
             except InfeasibleError:
                 break
             candidate = replace(fastest, solution=found)
-            if self._is_hopeless(setup, candidate.floor_seconds):
+            if self._is_hopeless(setup, candidate.unhidden_seconds):
                 break
             at = self._take(setup, candidate)
         if CLOSE * min(each.seconds for each in self.found[known:]) >= self.best_seconds:
             return
         baselines = list_baselines([fastest], self.request.limit)
-        for candidate in sorted(baselines, key=lambda c: c.floor_seconds):
-            if not self._is_hopeless(setup, candidate.floor_seconds):
+        for candidate in sorted(baselines, key=lambda c: c.unhidden_seconds):
+            if not self._is_hopeless(setup, candidate.unhidden_seconds):
                 self._take(setup, candidate)
 
     def _is_hopeless(self, setup: Setup, seconds: float) -> bool:

@@ -63,6 +63,8 @@ def select_for(
     """The fastest step that fits, for one graph; pins are held against the one without them."""
     cases = Cases(graph, request)
     selection = _select(cases, request, watch, shares)
+    for candidate in selection.simulated:
+        candidate.case.forget()
     if not request.pins:
         return selection
     unpinned = _select(cases, replace(request, pins=()), watch, shares)

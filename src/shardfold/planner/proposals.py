@@ -34,9 +34,8 @@ import numpy as np
 
 from shardfold.errors import InfeasibleError
 from shardfold.planner.case import Candidate, Source, discount, simulate
-from shardfold.planner.select import Ranking, least_seconds
+from shardfold.planner.select import NEARLY, Ranking, least_seconds
 from shardfold.search.local_search import added_costs, around, descend
-from shardfold.search.subproblem import Subproblem, restrict
 from shardfold.strategies import baselines
 from shardfold.strategies.baselines import STRATEGIES, Setting, every
 
@@ -65,10 +64,10 @@ def propose_baselines(groups: Sequence[Group], ranking: Ranking) -> Iterator[Can
         names = partial(_names_for, recomputes, ranking.best_seconds)
         limit = ranking.limit_bytes
         found = [c for group in groups for c in list_baselines(group, limit, names)]
-        for candidate in sorted(found, key=lambda c: c.floor_seconds):
+        for candidate in sorted(found, key=lambda c: c.unhidden_seconds):
             same = [c for c in ranking.candidates if c.label == candidate.label]
             rivals = same if candidate.label in KNOWN else ranking.candidates
-            if all(c.seconds > candidate.floor_seconds for c in ranking.fitting(rivals)):
+            if candidate.may_beat(ranking.best_of(rivals)):
                 yield candidate
 
 
@@ -107,7 +106,7 @@ def propose_searched(groups: Sequence[Group], ranking: Ranking) -> Iterator[Cand
     """The least additive cost of every case, as long as it may beat the best so far."""
     for group in groups:
         for candidate in _ordered(group):
-            if candidate.case.is_pinned or candidate.floor_seconds < ranking.best_seconds:
+            if candidate.case.is_pinned or candidate.may_beat(NEARLY * ranking.best_seconds):
                 yield candidate
 
 
@@ -120,9 +119,9 @@ def propose_overlapping(groups: Sequence[Group], ranking: Ranking) -> Iterator[C
     limit = ranking.limit_bytes
     for group in groups:
         few = [c for c in _ordered(group) if not c.case.is_pinned][:FEW]
-        least = min((c.floor_seconds for c in few), default=0.0)
+        least = min((c.unhidden_seconds for c in few), default=0.0)
         for candidate in few:
-            found, own, best = candidate.solution, candidate.floor_seconds, ranking.best_seconds
+            found, own, best = candidate.solution, candidate.unhidden_seconds, ranking.best_seconds
             is_hidden = own == least and own + WEIGHTS[-1] * (found.cost - own) < best
             binds = _binds(candidate, limit)
             if MOST_HIDDEN * found.lower_bound <= best or (binds and is_hidden):
@@ -135,6 +134,7 @@ def propose_relimited(groups: Sequence[Group], ranking: Ranking) -> Iterator[Can
     limit, at = ranking.limit_bytes, ranking.winner
     if min(ranking.candidates, key=lambda c: c.seconds).peak_bytes <= limit:
         return  # the limit does not bind
+    rooms: set[float] = set()
     for _ in range(ROUNDS):
         case, peak, total = at.case, at.peak_bytes, at.solution.bytes or 0.0
         if not total or NEAR * limit <= peak <= limit:
@@ -142,6 +142,9 @@ def propose_relimited(groups: Sequence[Group], ranking: Ranking) -> Iterator[Can
         fixed = case.fixed_bytes
         share = total / (peak - fixed) * (SHY if peak > limit else 1.0)
         room = fixed + (limit - fixed) * share
+        if room in rooms:
+            return  # as far as this goes
+        rooms.add(room)
         rounds = 0 if room >= (1 - LITTLE) * limit else None
         was_discounted = any(
             c.case.tables is case.tables and c.source is Source.OVERLAP for c in ranking.candidates
@@ -183,8 +186,7 @@ def solve_discounted(
     """The best choice within the limit if so much of the parameters' communication counts."""
     case, spend = candidate.case, candidate.case.patience.spend
     room = limit - case.fixed_bytes
-    problem = discount(case.tables, case.unrolled.problem, weight)
-    left = restrict(problem, case.allowed.kept) if case.is_pinned else Subproblem(problem, {})
+    left = case.discounted(weight)
     try:
         # Where the plain sum is far from the limit, so is this one as a rule, and need not look.
         fastest = None if _binds(candidate, limit) else spend(lambda s: left.solve(seconds=s))
@@ -236,7 +238,7 @@ def propose_refined(groups: Sequence[Group], ranking: Ranking) -> Iterator[Candi
 
 def _if_hopeful(candidates: Iterator[Candidate], ranking: Ranking) -> Iterator[Candidate]:
     """The candidates that may win."""
-    return (c for c in candidates if c.floor_seconds < ranking.winner.seconds)
+    return (c for c in candidates if c.may_beat(NEARLY * ranking.winner.seconds))
 
 
 def _descend(winner: Candidate) -> Iterator[Candidate]:
@@ -276,8 +278,9 @@ def _store_otherwise(winner: Candidate) -> Iterator[Candidate]:
         return
     others = (baselines.stored_in_parts(tables, own), baselines.stored_whole(tables, own))
     choices = dict.fromkeys(mix(own, other, share) for other in others for share in SHARES)
-    found = [simulate(_refine(winner, choice)) for choice in choices if choice != own]
-    yield from (c for c in found if c.seconds < (1 - GAIN) * winner.seconds)
+    found, most = (_refine(winner, c) for c in choices if c != own), (1 - GAIN) * winner.seconds
+    hopeful = (simulate(candidate) for candidate in found if candidate.may_beat(most))
+    yield from (candidate for candidate in hopeful if candidate.seconds < most)
 
 
 def mix(own: Sequence[int], other: Sequence[int], share: float) -> tuple[int, ...]:

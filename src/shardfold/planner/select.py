@@ -90,12 +90,16 @@ class Ranking:
     @property
     def best_seconds(self) -> float:
         """The shortest step that fits."""
-        return min((c.seconds for c in self.fitting(self.candidates)), default=math.inf)
+        return self.best_of(self.candidates)
 
     @property
     def least_bytes(self) -> float:
         """The smallest peak, whether it fits or not."""
         return min(c.peak_bytes for c in self.candidates)
+
+    def best_of(self, candidates: Iterable[Candidate]) -> float:
+        """The shortest step among some that fits."""
+        return min((c.seconds for c in self.fitting(candidates)), default=math.inf)
 
     def fitting(self, candidates: Iterable[Candidate]) -> list[Candidate]:
         """Those that fit."""

@@ -20,7 +20,7 @@ from math import inf
 import numpy as np
 
 from shardfold.costs.decision_graph import Vertex
-from shardfold.costs.demands import Demands
+from shardfold.costs.demands import ROUNDING, Demands
 from shardfold.costs.held import MOMENTS, Held, Trade
 from shardfold.costs.steps import Values
 from shardfold.costs.unroll import Ints
@@ -30,7 +30,6 @@ from shardfold.search.interning import Array
 from shardfold.search.subproblem import Subproblem, restrict
 from shardfold.search.weights import Strongest, WeightSet
 
-ROUNDING = 1e-7  # of a step: equal blocks are counted to within less
 LABEL = "search with overlap"
 ROUNDS = 8  # of solves on a mesh, at most
 SHARES = (1 / 4, 1 / 2, 3 / 4)  # of the parameters that are stored another way
@@ -58,10 +57,8 @@ class CaseBound:
     def of(cls, candidate: Candidate, limit_bytes: float = inf) -> CaseBound:
         """Nothing is proven yet; without a limit, nothing has a price."""
         case = candidate.case
-        request, levels = case.request, len(case.request.cluster.levels)
-        known = (case.graph, case.subdims, case.tables)
-        demands = Demands(*known, case.cost_model, request.optimizer, levels)
-        held = Held(*known, request.optimizer, case.fixed_bytes)
+        demands, optimizer = case.demands, case.request.optimizer
+        held = Held(case.graph, case.subdims, case.tables, optimizer, case.fixed_bytes)
         bounds, priced = demands.bounds, MOMENTS if limit_bytes < inf else 0
         host = len(bounds.sums) - 1
         most = tuple((host + 1 + k, DEAREST * candidate.solution.cost) for k in range(priced))
@@ -79,14 +76,8 @@ class CaseBound:
         return max(self.strongest.bound * (1 - ROUNDING), 0.0)
 
     def least(self, choice: Ints) -> float:
-        """A step that this one choice does not fall below: of each phase the longest sum."""
-        asked = self.demands.of(self.case.unrolled, choice)
-        return self._least(self.demands.bounded(asked))
-
-    def _least(self, sums: Values) -> float:
-        groups = self.demands.bounds.groups
-        phases = sum(float(sums[list(group)].max()) for group in groups)
-        return max(phases, float(sums[sum(map(len, groups))])) * (1 - ROUNDING)
+        """A step that this one choice does not fall below."""
+        return self.demands.least_seconds(self.case.unrolled, choice)
 
     def meet(self, choice: Ints) -> None:
         """Let a choice that somebody else found guide the weights, with much kept or run again."""

@@ -6,7 +6,7 @@ Only tables are sliced; equal slices of one table stay one array, so that what f
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import inf
 
 import numpy as np
@@ -26,6 +26,7 @@ class Subproblem:
 
     problem: Problem
     kept: Kept
+    unlimited: list[Solution] = field(default_factory=list, compare=False, repr=False)
 
     def solve(
         self,
@@ -39,10 +40,16 @@ class Subproblem:
     ) -> Solution:
         """The best choice that is left, numbered as in the whole problem.
 
+        What is found without a limit is kept, and is the answer for every limit that it meets.
+
         `fastest`, the solution without a limit, `cutoff`, a cost that another problem reaches,
         `known`, choices that may be good, few `rounds` and few `seconds` save time (see
         `search.solve`).
         """
+        room = inf if limit_bytes is None else limit_bytes
+        for found in self.unlimited:
+            if (found.bytes or 0.0) <= room:
+                return found
         if self.kept:  # those choices are numbered as in the whole problem
             fastest, known, rounds = None, None, None
         found = solve(
@@ -54,7 +61,10 @@ class Subproblem:
             rounds=rounds,
             seconds=seconds,
         )
-        return self._in_whole(found)
+        whole = self._in_whole(found)
+        if limit_bytes is None:
+            self.unlimited.append(whole)
+        return whole
 
     def solve_smallest(self, seconds: float = SECONDS) -> Solution:
         """The choice with the fewest bytes, numbered as in the whole problem."""

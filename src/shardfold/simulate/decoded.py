@@ -11,7 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,6 +46,7 @@ class DecodedChoice:
     parts: dict[object, tuple[list[Step], list[Step]]] = field(
         default_factory=dict, compare=False, repr=False
     )
+    surroundings: dict[object, Any] = field(default_factory=dict, compare=False, repr=False)
 
     def choosing(self, choice: tuple[int, ...]) -> DecodedChoice:
         """The same problem under another choice; steps that are alike are made once for both."""

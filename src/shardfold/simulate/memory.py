@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from shardfold.costs.activations import Region, extras, keeps_results, kept_operands
+from shardfold.costs.decision_graph import Edge
 from shardfold.costs.memory_format import aliases, fusion_of
 from shardfold.costs.operator_steps import points
 from shardfold.costs.steps import Collective, Compute, Step
@@ -166,6 +167,10 @@ class PhaseMemory:
     moved: Bytes = field(default_factory=dict)
     takes: Bytes = field(default_factory=dict)
     gives: Bytes = field(default_factory=dict)
+
+    def key(self) -> object:
+        """What it holds, as a value."""
+        return tuple(self.moved.items()), tuple(self.takes.items()), tuple(self.gives.items())
 
 
 @dataclass(slots=True)
@@ -315,19 +320,29 @@ class Footprint:
         self.forward = [PhaseMemory() for _ in range(count)]
         self.again = [PhaseMemory() for _ in range(count)]
         self.backward = [PhaseMemory() for _ in range(count)]
+        known = decoded.surroundings.setdefault(("gathered", facts, part), {})
         self.gathered: list[list[GatheredParameter | None]] = [
-            [self._gathered(i, k) for k in range(len(self.graph.ops[i].inputs))]
+            [self._gathered(i, k, known) for k in range(len(self.graph.ops[i].inputs))]
             for i in range(count)
         ]
         self._run()
 
-    def _gathered(self, op: int, position: int) -> GatheredParameter | None:
-        at_place, decoded = self.layouts, self.layouts.decoded
+    def _gathered(
+        self, op: int, position: int, known: dict[object, GatheredParameter]
+    ) -> GatheredParameter | None:
+        """One operand, made once for all choices that agree on it."""
         tensor = self.graph.ops[op].inputs[position]
-        edge = at_place.wiring.operand_edge[op][position]
+        edge = self.layouts.wiring.operand_edge[op][position]
         if edge is None or self.graph.tensors[tensor].role != "parameter":
             return None
-        at = decoded.tables.edges[edge]
+        choice, at = self.layouts.decoded.choice, self.layouts.decoded.tables.edges[edge]
+        key = op, position, choice[at.source], choice[at.target]
+        if key not in known:
+            known[key] = self._new_gathered(tensor, edge, at)
+        return known[key]
+
+    def _new_gathered(self, tensor: int, edge: int, at: Edge) -> GatheredParameter:
+        at_place, decoded = self.layouts, self.layouts.decoded
         row = row_of(at.needed, decoded.choice[at.target])
         used = at_place.facts.local_bytes(tensor, row, at_place.shape)
         stored = at_place.stored_bytes(at.source)

@@ -13,7 +13,7 @@ through, so that a step of 1,000 layers costs about what one of ten costs, with 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
@@ -351,14 +351,16 @@ def _gathers(block: _Block) -> bool:
 
 
 def _forward(schedule: Schedule) -> list[_Block]:
-    return [
-        _Block(s, tuple(_made(op.name, "forward", op.forward) for op in s.operators), False)
+    each = (
+        (s, (_made(op.name, "forward", op.forward) for op in s.operators))
         for s in schedule.segments
-    ]
+    )
+    return _blocks(each, backwards=False)
 
 
 def _backward(schedule: Schedule) -> list[_Block]:
-    return [_Block(s, tuple(_backward_turns(s)), True) for s in reversed(schedule.segments)]
+    each = ((s, _backward_turns(s)) for s in reversed(schedule.segments))
+    return _blocks(each, backwards=True)
 
 
 def _backward_turns(segment: Segment) -> Iterator[_Turn]:
@@ -369,10 +371,16 @@ def _backward_turns(segment: Segment) -> Iterator[_Turn]:
 
 
 def _update(schedule: Schedule) -> list[_Block]:
-    return [
-        _Block(s, tuple(_made(op.name, "update", op.update) for op in s.operators), False)
-        for s in schedule.segments
-    ]
+    each = (
+        (s, (_made(op.name, "update", op.update) for op in s.operators)) for s in schedule.segments
+    )
+    return _blocks(each, backwards=False)
+
+
+def _blocks(each: Iterable[tuple[Segment, Iterable[_Turn]]], *, backwards: bool) -> list[_Block]:
+    """The blocks in which anything is to be done, with the turns that have tasks."""
+    found = ((segment, tuple(turn for turn in turns if turn.tasks)) for segment, turns in each)
+    return [_Block(segment, turns, backwards) for segment, turns in found if turns]
 
 
 def _made(name: str, phase: str, tasks: tuple[Task, ...]) -> _Turn:

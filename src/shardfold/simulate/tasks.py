@@ -18,6 +18,7 @@ from itertools import groupby
 import numpy as np
 
 from shardfold.cluster import Cluster
+from shardfold.costs.decision_graph import Edge
 from shardfold.costs.model import is_beside, runs_beside
 from shardfold.costs.steps import Collective, Compute, Step, is_deferred
 from shardfold.costs.unroll import UnrolledProblem
@@ -38,6 +39,45 @@ from shardfold.simulate.parts import Part
 from shardfold.simulate.schedule import Mode
 
 
+class Surroundings:
+    """What tasks of a part depend on besides the choice, and the operators that were made of it.
+
+    An operator depends on the choices around it and on the memory that it takes and gives: choices
+    that agree there share it.
+    """
+
+    def __init__(self, decoded: DecodedChoice, part: Part) -> None:
+        self.tables, self.graph = decoded.tables, decoded.graph
+        self.made: dict[object, tuple[Operator, Bytes]] = {}
+        self.ends: dict[int, list[int]] = defaultdict(list)  # what runs before which backward
+        for region in self.tables.regions.regions:
+            self.ends[region.end] += region.visited
+        self.first: dict[int, int] = {}  # parameter: the operator that answers for it
+        for index in part.ops:
+            for tensor in self.graph.ops[index].inputs:
+                self.first.setdefault(tensor, index)
+        self.leaving: dict[int, list[int]] = defaultdict(list)  # edges from each vertex
+        if self.tables.micro_batches > 1:
+            for number, edge in enumerate(self.tables.edges):
+                self.leaving[edge.source].append(number)
+        self.near = [self._near(op) for op in range(len(self.graph.ops))]
+
+    def _near(self, op: int) -> tuple[int, ...]:
+        """The vertices whose choices an operator's steps depend on, and those that run again."""
+        wiring, edges = self.tables.wiring, self.tables.edges
+        found: set[int] = set()
+        for each in (op, *self.ends.get(op, ())):
+            own = [*wiring.operand_edge[each]]
+            own += [wiring.shared_edge.get(tensor) for tensor in self.graph.ops[each].results]
+            own += [k for e in own if e is not None for k in self.leaving.get(edges[e].source, ())]
+            found |= {each, *(v for e in own if e is not None for v in _ends(edges[e]))}
+        return tuple(sorted(found))
+
+
+def _ends(edge: Edge) -> tuple[int, int]:
+    return edge.source, edge.target
+
+
 class OperatorTasks:
     """The tasks of every operator of a part under one choice, made as they are asked for."""
 
@@ -52,18 +92,24 @@ class OperatorTasks:
         self.graph, self.mesh = decoded.graph, decoded.tables.mesh
         self.wiring = decoded.tables.wiring
         self.footprint = Footprint(decoded, facts, part)
-        self.regions = decoded.tables.regions
-        self.ends: dict[int, list[int]] = defaultdict(list)  # what runs before which backward
-        for region in self.regions.regions:
-            self.ends[region.end] += region.visited
-        self.first: dict[int, int] = {}  # parameter: the operator that answers for it
-        for index in part.ops:
-            for tensor in self.graph.ops[index].inputs:
-                self.first.setdefault(tensor, index)
-        self.leaving: dict[int, list[int]] = defaultdict(list)  # edges from each vertex
-        if decoded.micro_batches > 1:
-            for number, edge in enumerate(decoded.tables.edges):
-                self.leaving[edge.source].append(number)
+        known = decoded.surroundings
+        if (facts, part) not in known:
+            known[facts, part] = Surroundings(decoded, part)
+        self.around: Surroundings = known[facts, part]
+
+    def made(self, op: int) -> tuple[Operator, Bytes]:
+        """All tasks of one operator, and the bytes that it answers for all the time."""
+        key = self._key(op)
+        if key not in self.around.made:
+            self.around.made[key] = self.operator(op), self.resident(op)
+        return self.around.made[key]
+
+    def _key(self, op: int) -> object:
+        """What tells an operator's tasks under one choice from those under another."""
+        choice, at = self.decoded.choice, self.footprint
+        again = [at.again[each].key() for each in self.around.ends.get(op, ())]
+        memory = at.forward[op].key(), at.backward[op].key(), *again
+        return op, tuple([choice[v] for v in self.around.near[op]]), memory
 
     def resident(self, op: int) -> Bytes:
         """Parameters, optimizer state and sums of gradients that an operator answers for."""
@@ -88,7 +134,7 @@ class OperatorTasks:
         waiting = [
             is_deferred([s.kind for s in self.decoded.moves(k)[1] if isinstance(s, Collective)])
             and not edges[k].reduces_sum
-            for k in self.leaving[vertex]
+            for k in self.around.leaving[vertex]
         ]
         return size * (sum(waiting) + (not all(waiting)))
 
@@ -101,7 +147,7 @@ class OperatorTasks:
             if (
                 is_parameter
                 and edge is not None
-                and self.first[tensor] == op
+                and self.around.first[tensor] == op
                 and tensor not in seen
             ):
                 seen.add(tensor)
@@ -109,7 +155,7 @@ class OperatorTasks:
 
     def operator(self, op: int) -> Operator:
         """All tasks of one operator."""
-        again = tuple(filter(None, map(self._again, self.ends.get(op, ()))))
+        again = tuple(filter(None, map(self._again, self.around.ends.get(op, ()))))
         devices = math.prod(self.mesh.shape)
         return Operator(
             self.graph.ops[op].name,
@@ -514,10 +560,11 @@ class _Builder:
     def _segment(
         self, who: OperatorTasks, ops: Sequence[int], count: int, names: tuple[str, ...]
     ) -> Segment:
-        for op in ops:
-            for kind, size in who.resident(op).items():
+        made = [who.made(op) for op in ops]
+        for _, resident in made:
+            for kind, size in resident.items():
                 self.resident[kind] = self.resident.get(kind, 0.0) + count * size
-        operators = tuple(o for o in map(who.operator, ops) if _matters(o))
+        operators = tuple(operator for operator, _ in made if _matters(operator))
         first = names[0] if count == 1 else f"{names[0]} to {names[-1].rpartition('.')[2]}"
         return Segment(first, operators, count, names if count > 1 else ())
 
