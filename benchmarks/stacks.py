@@ -121,6 +121,8 @@ FOOT = """
   that others used, too, with tracing and without the import of torch.
 - What does not fit in memory is marked. One that uses what is not priced (selective
   recomputation by operator, float8) is taken as the nearest that is.
+- All rows are of before gathers were priced as rings, and of before accelerate was no longer told
+  tensor parallel (see below).
 - Not in the table yet: Llama-3 405B, Mixtral, 32 nodes, and examples of the stacks without one.
 
 Sources of what is beside it:
