@@ -7,6 +7,7 @@
         for meshes:           bound every step, simulate what that meets      step_bound.py
         for proposers:        recompute some operators, refine the winner    partial_recompute.py,
             simulate each                                                     proposals.py
+                              (left out where the best meets its bound already)
         select:               what fits comes first, then the faster, then    select.py
                               of those that are nearly as fast the simpler
 
@@ -30,7 +31,15 @@ from shardfold.planner.mesh_search import search_meshes
 from shardfold.planner.micro_batches import Captures, choose_micro_batches
 from shardfold.planner.options import MicroBatches, Recompute
 from shardfold.planner.partial_recompute import propose_recomputed
-from shardfold.planner.proposals import PROPOSERS, Group, Proposer, list_smallest, propose_refined
+from shardfold.planner.proposals import (
+    FIRST,
+    FURTHER,
+    PROPOSERS,
+    Group,
+    Proposer,
+    list_smallest,
+    propose_refined,
+)
 from shardfold.planner.select import Ranking, Selection, hint_for
 from shardfold.planner.step_bound import Proof
 from shardfold.progress import Stage, Watch
@@ -77,13 +86,15 @@ def _select(
     """Searched, proposed, simulated, selected."""
     if not request.pricing.overlaps:
         return search_meshes(cases, request, watch)
-    searched, groups, ranking = _search_and_simulate(cases, request, watch)
-    smallest, proof = ranking.least_bytes, Proof()
-    _simulate_proposals((proof.propose,), groups, ranking)
-    if not request.pins:
-        if request.recompute == "auto":
-            _simulate_proposals((propose_recomputed,), groups, ranking)
-        _simulate_proposals((propose_refined,), groups, ranking)
+    searched, groups, ranking, proof = _search_and_simulate(cases, request, watch)
+    smallest = ranking.least_bytes
+    if not proof.is_met_by(ranking):
+        proof = Proof()  # with all that was simulated since to guide it
+        _simulate_proposals((proof.propose,), groups, ranking)
+        if not request.pins:
+            if request.recompute == "auto":
+                _simulate_proposals((propose_recomputed,), groups, ranking)
+            _simulate_proposals((propose_refined,), groups, ranking)
     if not ranking.has_fitting and request.limit_bytes is not None:
         found = _find_smallest(cases, request, watch, shares)
         if found.peak_bytes > request.limit:
@@ -93,7 +104,7 @@ def _select(
         ranking.candidates.append(found)
     return replace(
         searched,
-        winner=ranking.preferred(request.prefer),
+        winner=ranking.preferred,
         simulated=tuple(ranking.candidates),
         smallest_bytes=None if ranking.has_fitting else smallest,
         step_bound=proof.seconds,
@@ -102,20 +113,28 @@ def _select(
 
 def _search_and_simulate(
     cases: Cases, request: ResolvedRequest, watch: MeshWatch
-) -> tuple[Selection, list[Group], Ranking]:
-    """What the search finds, and the ranking of all that is proposed from it.
+) -> tuple[Selection, list[Group], Ranking, Proof]:
+    """What the search finds, the ranking of all that is proposed from it, and a first proof.
 
-    Where nothing fits with all activations kept, blocks are recomputed, too.
+    What meets its bound already, as where the host decides, is not improved on. Where nothing
+    fits with all activations kept, blocks are recomputed, too.
     """
-    searched = _search(cases, request, watch)
+    searched, proof = _search(cases, request, watch), Proof()
     groups: list[Group] = [_drop_repeated(searched.searched)]
-    ranking = _simulate_proposals(PROPOSERS, groups, Ranking(request.limit))
+    ranking = _simulate_proposals(FIRST, groups, Ranking(request.limit, prefer=request.prefer))
+    if proof.may_be_met_by(ranking):
+        _simulate_proposals((proof.propose,), groups, ranking)
+        if proof.is_met_by(ranking):
+            return searched, groups, ranking, proof
+    _simulate_proposals(FURTHER, groups, ranking)
     may_recompute = request.recompute == "auto" and not request.pins
     if not ranking.has_fitting and may_recompute and not any(c.case.recomputed for c in groups[0]):
         again = replace(request, limit_bytes=None, recompute="always")
         groups.append(search_meshes(cases, again, watch).searched)
-        ranking = _simulate_proposals(PROPOSERS, groups, Ranking(request.limit))
-    return searched, groups, ranking
+        ranking = _simulate_proposals(
+            PROPOSERS, groups, Ranking(request.limit, prefer=request.prefer)
+        )
+    return searched, groups, ranking, proof
 
 
 def _simulate_proposals(
@@ -168,6 +187,6 @@ def _find_smallest(
         fixed = best.case.fixed_bytes
         lower = min(fixed + share * (best.peak_bytes - fixed), best.peak_bytes - 1)
         asked = replace(request, limit_bytes=lower)
-        _, _, ranking = _search_and_simulate(cases, asked, watch)
+        _, _, ranking, _ = _search_and_simulate(cases, asked, watch)
         best = min((best, *ranking.candidates), key=lambda c: c.peak_bytes)
     return best

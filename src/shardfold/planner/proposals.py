@@ -171,13 +171,9 @@ def list_smallest(groups: Sequence[Group]) -> Iterator[Candidate]:
         yield candidate.choosing(found.choice, Source.SMALLEST, "least memory")
 
 
-PROPOSERS: tuple[Proposer, ...] = (
-    propose_baselines,
-    propose_searched,
-    propose_overlapping,
-    propose_relimited,
-    propose_smallest,
-)
+FIRST: tuple[Proposer, ...] = (propose_baselines, propose_searched)
+FURTHER: tuple[Proposer, ...] = (propose_overlapping, propose_relimited, propose_smallest)
+PROPOSERS = (*FIRST, *FURTHER)
 
 
 def solve_discounted(

@@ -16,6 +16,7 @@ from shardfold.strategies.pins import Pin
 HINT = "Try more devices, a smaller batch, or a dtype with fewer bytes."
 ROUNDING = 1e-9
 NEARLY = 1.005  # times the best step: so near, other virtues decide
+MET: Mapping[Prefer, float] = {"speed": 1e-4, "simple": 1e-3, "memory": 1e-3}  # of a step
 GIB = 2.0**30
 
 
@@ -58,6 +59,7 @@ class Ranking:
 
     limit_bytes: float
     candidates: list[Candidate] = field(default_factory=list)
+    prefer: Prefer = "speed"
 
     def order(self, candidate: Candidate) -> tuple[bool, float, float]:
         """What is better comes first: what fits, the shorter step, the least additive cost.
@@ -72,15 +74,20 @@ class Ranking:
         """The fastest that fits; where none does, the fastest. Of equals the first."""
         return min(self.candidates, key=self.order)
 
-    def preferred(self, prefer: Prefer) -> Candidate:
+    @property
+    def preferred(self) -> Candidate:
         """Of those that are nearly as fast as the winner, the one with the virtue that is asked."""
-        if prefer == "speed" or not self.has_fitting:
+        if self.prefer == "speed" or not self.has_fitting:
             return self.winner
         most = NEARLY * self.winner.seconds
         near = [c for c in self.fitting(self.candidates) if c.seconds <= most]
-        if prefer == "memory":
+        if self.prefer == "memory":
             return min(near, key=lambda c: (c.peak_bytes, c.seconds))
         return min(near, key=lambda c: (c.kinds_of_splits, c.peak_bytes, c.seconds))
+
+    def is_met(self, bound: float) -> bool:
+        """Whether a bound on all steps is so near to the best that looking further is idle."""
+        return self.has_fitting and bound >= (1 - MET[self.prefer]) * self.best_seconds
 
     @property
     def has_fitting(self) -> bool:

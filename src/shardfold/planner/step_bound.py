@@ -234,6 +234,15 @@ class Proof:
 
     seconds: float | None = None
 
+    def is_met_by(self, ranking: Ranking) -> bool:
+        """Whether the best is proven to be as short as any step, nearly."""
+        return self.seconds is not None and ranking.is_met(self.seconds)
+
+    @staticmethod
+    def may_be_met_by(ranking: Ranking) -> bool:
+        """Whether the best asks so little beside its step that a proof may come that near."""
+        return ranking.is_met(ranking.winner.floor_seconds)
+
     def propose(
         self, groups: Sequence[Sequence[Candidate]], ranking: Ranking
     ) -> Iterator[Candidate]:
@@ -247,7 +256,7 @@ class Proof:
                 if known.case.graph is graph and known.case.mesh == candidate.case.mesh:
                     bound.meet(np.array(known.choice))
             yield from bound.propose(ranking, inf if self.seconds is None else self.seconds)
-            if bound.seconds < ranking.best_seconds:
+            if not ranking.is_met(bound.seconds):
                 yield from bound.mix(ranking)
             least = bound.seconds if self.seconds is None else self.seconds
             self.seconds = min(least, bound.seconds)
