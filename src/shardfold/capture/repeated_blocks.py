@@ -300,7 +300,7 @@ def _shell_class(cls: type[nn.Module]) -> type[nn.Module]:
 
 HEAD, TAIL = 3, 2  # periods of a run that are kept at its beginning and at its end
 KEPT = HEAD + TAIL
-LONGEST_PERIOD = 4
+LONGEST_PERIOD = 8
 FEWEST_PERIODS = 7
 
 

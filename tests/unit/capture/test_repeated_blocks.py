@@ -37,13 +37,14 @@ def test_a_short_stack_is_left_alone() -> None:
     assert short(stack(6)).repeats == ()
 
 
-def test_alternating_layers_make_a_period_of_two() -> None:
-    model = stack(20)
-    for block in list(model.blocks)[::2]:
+@pytest.mark.parametrize("period", [2, 6])  # one layer in six has full attention in Gemma-3
+def test_layers_of_another_kind_in_between_make_a_longer_period(period: int) -> None:
+    model = stack(10 * period)
+    for block in list(model.blocks)[::period]:
         block.gated = True
     (repeat,) = short(model).repeats
     assert repeat.count == 8
-    assert all(len(paths) == 2 for paths in repeat.paths)
+    assert all(len(paths) == period for paths in repeat.paths)
 
 
 def test_an_odd_layer_in_the_middle_ends_the_run() -> None:
