@@ -85,17 +85,25 @@ class LocalLayouts:
         self.decoded, self.facts, self.wiring = decoded, facts, decoded.tables.wiring
         self.graph, self.regions = decoded.graph, decoded.tables.regions
         self.shape: Row = tuple(decoded.tables.mesh.shape)
+        self.rows: dict[object, Row]  # by operator, its choice, and which of its tensors
+        self.extra: dict[object, float]
+        self.rows, self.extra = decoded.surroundings.setdefault(("local", facts), ({}, {}))
 
     def operand_row(self, op: int, position: int) -> Row:
         """How an operator needs an operand to lie."""
-        return self._row(self.wiring.sides.operand(op, position), op)
+        choice = self.decoded.choice[op]
+        key = op, choice, position
+        if key not in self.rows:
+            self.rows[key] = row_of(self.wiring.sides.operand(op, position), choice)
+        return self.rows[key]
 
     def result_row(self, op: int, position: int) -> Row:
         """How an operator leaves a result."""
-        return self._row(self.wiring.sides.result(op, position), op)
-
-    def _row(self, layouts: Layouts, vertex: int) -> Row:
-        return row_of(layouts, self.decoded.choice[vertex])
+        choice = self.decoded.choice[op]
+        key = op, choice, ~position
+        if key not in self.rows:
+            self.rows[key] = row_of(self.wiring.sides.result(op, position), choice)
+        return self.rows[key]
 
     def moves(self, edge: int | None, row: Row) -> bool:
         """Whether an operand has to be copied on its way: by steps, or sliced out of the whole."""
@@ -126,8 +134,11 @@ class LocalLayouts:
 
     def extra_bytes(self, op: int, life: str) -> float:
         """Bytes of all that an operator makes beside its results, and that lives so long."""
-        found = (e for e in self.facts.extras[op] if e.life == life)
-        return sum(self._extra_bytes(op, extra) for extra in found if self._is_there(op, extra))
+        key = op, self.decoded.choice[op], life
+        if key not in self.extra:
+            found = [e for e in self.facts.extras[op] if e.life == life and self._is_there(op, e)]
+            self.extra[key] = sum(self._extra_bytes(op, extra) for extra in found)
+        return self.extra[key]
 
     def _is_there(self, op: int, extra: Extra) -> bool:
         return not extra.factor or self._splits(op, extra.factor) == extra.is_split
@@ -182,6 +193,10 @@ class GatheredParameter:
     gradient: float = 0.0  # as it comes, where it has to be reduced or cast
     sent: float = 0.0  # as it is reduced
     reduced: float = 0.0  # the part that stays
+
+    def key(self) -> object:
+        """What it holds, as a value."""
+        return self.used, self.regathered, self.gradient, self.sent, self.reduced
 
 
 def add(into: Bytes, kind: str, size: float) -> None:

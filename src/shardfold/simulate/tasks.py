@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 
 import numpy as np
+from msgspec import structs
 
 from shardfold.cluster import Cluster
 from shardfold.costs.decision_graph import Edge
@@ -43,7 +44,7 @@ class Surroundings:
     """What tasks of a part depend on besides the choice, and the operators that were made of it.
 
     An operator depends on the choices around it and on the memory that it takes and gives: choices
-    that agree there share it.
+    that agree there share it, and so do operators that are alike, but for their names.
     """
 
     def __init__(self, decoded: DecodedChoice, part: Part) -> None:
@@ -60,18 +61,47 @@ class Surroundings:
         if self.tables.micro_batches > 1:
             for number, edge in enumerate(self.tables.edges):
                 self.leaving[edge.source].append(number)
-        self.near = [self._near(op) for op in range(len(self.graph.ops))]
+        self.named: dict[object, Operator] = {}
+        count = len(self.graph.ops)
+        self.edges = [list(self._edges(op)) for op in range(count)]
+        self.near = [self._near(op) for op in range(count)]
+        numbers: dict[object, int] = {}
+        kinds = (self._kind(op, decoded.subdims) for op in range(count))
+        self.kind = [numbers.setdefault(kind, len(numbers)) for kind in kinds]
 
-    def _near(self, op: int) -> tuple[int, ...]:
-        """The vertices whose choices an operator's steps depend on, and those that run again."""
+    def _edges(self, op: int) -> Iterator[int | None]:
+        """The edges that an operator's steps depend on, always in this order."""
         wiring, edges = self.tables.wiring, self.tables.edges
-        found: set[int] = set()
         for each in (op, *self.ends.get(op, ())):
             own = [*wiring.operand_edge[each]]
             own += [wiring.shared_edge.get(tensor) for tensor in self.graph.ops[each].results]
-            own += [k for e in own if e is not None for k in self.leaving.get(edges[e].source, ())]
-            found |= {each, *(v for e in own if e is not None for v in _ends(edges[e]))}
-        return tuple(sorted(found))
+            yield from own
+            for e in own:
+                yield from () if e is None else self.leaving.get(edges[e].source, ())
+
+    def _near(self, op: int) -> tuple[int, ...]:
+        """The vertices whose choices these edges depend on, and those of what runs again."""
+        found = [v for e in self.edges[op] if e is not None for v in _ends(self.tables.edges[e])]
+        return (op, *self.ends.get(op, ()), *found)
+
+    def _kind(self, op: int, subdims: Subdims) -> object:
+        """What operators with the same tasks under the same choices have in common."""
+        graph, problem = self.graph, self.tables.problem
+        if self.ends.get(op):  # what runs again has names of its own
+            return op
+        inputs = graph.ops[op].inputs
+        operands = tuple(
+            (at.role, at.type, at.requires_grad, graph.kept_type(t), self.first.get(t) == op)
+            for t, at in zip(inputs, map(graph.tensors.__getitem__, inputs), strict=True)
+        )
+        again = tuple(map(inputs.index, inputs))  # which operands are one tensor
+        edges = [None if e is None else (e, self.tables.edges[e]) for e in self.edges[op]]
+        tables = tuple(
+            e and (id(problem.edge_costs[e[0]]), id(problem.costs[e[1].source]), e[1].reduces_sum)
+            for e in edges
+        )
+        rule = id(subdims.rules[op].rule)
+        return id(problem.costs[op]), rule, operands, again, tables, graph.has_gradient(op)
 
 
 def _ends(edge: Edge) -> tuple[int, int]:
@@ -102,14 +132,23 @@ class OperatorTasks:
         key = self._key(op)
         if key not in self.around.made:
             self.around.made[key] = self.operator(op), self.resident(op)
-        return self.around.made[key]
+        made, resident = self.around.made[key]
+        name = self.graph.ops[op].name
+        if made.name != name:
+            if (key, op) not in self.around.named:
+                self.around.named[key, op] = structs.replace(made, name=name)
+            made = self.around.named[key, op]
+        return made, resident
 
     def _key(self, op: int) -> object:
         """What tells an operator's tasks under one choice from those under another."""
         choice, at = self.decoded.choice, self.footprint
         again = [at.again[each].key() for each in self.around.ends.get(op, ())]
         memory = at.forward[op].key(), at.backward[op].key(), *again
-        return op, tuple([choice[v] for v in self.around.near[op]]), memory
+        gathered = [None if g is None else g.key() for g in at.gathered[op]]
+        chosen = [choice[v] for v in self.around.near[op]]
+        known = self.around.kind[op], self._is_fused(op)
+        return known, tuple(chosen), memory, tuple(gathered)
 
     def resident(self, op: int) -> Bytes:
         """Parameters, optimizer state and sums of gradients that an operator answers for."""
