@@ -277,7 +277,11 @@ class _Simulator:
     # Blocks that are counted
 
     def _state(self, block: _Block, number: int, repeat: int, cursor: _Cursor) -> _State:
-        """A host that is ahead by more than a block asks for nothing too late within it."""
+        """A host that is ahead by more than a block asks for nothing too late within it.
+
+        What is under way is told by its segment, too: the same of a segment before gives memory
+        back that no block of this one took.
+        """
         streams, now = self.streams, self.streams.clock
         streams.serve(now)
         self._served()
@@ -288,7 +292,7 @@ class _Simulator:
             where,
             tuple(len(each) for each in self.issued),
             tuple(len(each) for each in self.under_way),
-            tuple((p.key, p.has_run) for p in waiting),
+            tuple((p.place.segment, p.key, p.has_run) for p in waiting),
         )
         times = [max(0.0, at - now) for at in streams.free]
         times.append(max(-block.host_seconds, streams.asked - now))

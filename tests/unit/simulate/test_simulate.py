@@ -178,6 +178,7 @@ tasks = st.one_of(
         seconds,
         st.sampled_from([NVLINK, IB]),
         takes=st.just({"buffers": 1.0}),
+        gives=st.sampled_from([{}, {"buffers": 3.0}]),
     ),
 )
 some = st.lists(tasks, min_size=1, max_size=4).map(tuple)
@@ -208,8 +209,10 @@ def test_the_host_uses_up_its_lead_before_the_device_waits():
     assert simulate(step).step_seconds == pytest.approx(20 * 1 + 500 * 3 + 1)
 
 
-@given(st.lists(st.tuples(operators, st.integers(1, 60)), min_size=1, max_size=3))
-def test_blocks_counted_are_blocks_walked_through(segments):
+@given(st.lists(st.tuples(operators, st.integers(1, 60)), min_size=1, max_size=3), st.booleans())
+def test_blocks_counted_are_blocks_walked_through(segments, stand_alone):
+    if stand_alone:  # the first and the last block of a run are segments of their own
+        segments = [each for ops, count in segments for each in ((ops, 1), (ops, count), (ops, 1))]
     step = schedule(
         *(Segment(str(k), ops, count) for k, (ops, count) in enumerate(segments)), ahead=2, behind=3
     )
@@ -218,6 +221,18 @@ def test_blocks_counted_are_blocks_walked_through(segments):
     assert counted.exposed_seconds == pytest.approx(walked.exposed_seconds, rel=1e-6, abs=1e-9)
     assert counted.peak_bytes == pytest.approx(walked.peak_bytes, rel=1e-6)
     assert counted.utilisation == pytest.approx(walked.utilisation, rel=1e-6)
+
+
+def test_memory_of_the_layers_before_is_not_counted_with_every_block():
+    # The first layer is as the others are, and its reductions are under way as they begin.
+    gradient, buffer = {"buffers": 7.0}, {"buffers": 1.0}
+    forward = (work(1, takes=buffer, gives=buffer),)
+    backward = (back(1, takes=gradient), sent("reduce_scatter", "behind", 3, gives=gradient))
+    ops = (Operator("op", forward, backward),) * 4
+    step = schedule(Segment("many", ops, 60), Segment("last", ops, 1), ahead=2, behind=3)
+    counted, (walked, _) = simulate(step), timeline(step)
+    assert walked.peak_bytes == pytest.approx(4 * 7)  # three are under way, one is being made
+    assert counted.peak_bytes == pytest.approx(walked.peak_bytes)
 
 
 @given(st.lists(st.tuples(operators, st.integers(1, 9)), min_size=1, max_size=3))
