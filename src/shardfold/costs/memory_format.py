@@ -256,7 +256,7 @@ def _lay(graph: Graph, op: Op, operator: Operator, orders: dict[int, Order]) -> 
             moved = operator.permutes(Call.of(graph, op))
             found = None if first is None else _permuted(first, moved)
         elif operator.memory == "view":
-            found = first if shape == shapes[0] else plain if _is_plain(first) else None
+            found = _of_view(first, shapes[0], shape)
         elif operator.memory in ("copy", "copy if needed") or operator.reads_in_order:
             copies = not _is_plain(first)
         elif operator.memory == "broadcast":
@@ -268,11 +268,14 @@ def _lay(graph: Graph, op: Op, operator: Operator, orders: dict[int, Order]) -> 
             strided = any(not _is_plain(orders.get(t)) for t in op.inputs)
         elif operator.memory in ("attention", "dropout"):
             found = first
+            strided = operator.memory == "attention" and not all(
+                _ends_with_last(orders.get(t)) for t in op.inputs
+            )
         elif operator.is_convolution:  # channels stay last
             found = first if first == CHANNELS_LAST else plain
         elif operator.kernels is not pointwise and operator.memory == "new":
             found = plain
-        elif op.kind.startswith("aten.") and shapes and len(shapes[0]) == len(shape):
+        elif op.kind.startswith("aten.") and len(shape) in map(len, shapes):
             found, strided = _elementwise(op, shapes, orders, len(shape))
         orders[tensor] = found
     return copies, strided
@@ -295,6 +298,26 @@ def _of_first(order: Order, rank: int) -> Order:
     if order is None or len(order) == rank:
         return order
     return tuple(dim - 1 for dim in order[1:]) if order[0] == 0 else None
+
+
+def _of_view(order: Order, before: Sequence[int], after: Sequence[int]) -> Order:
+    """How a view with other dims lies: in order if its operand does, or as that but for ones."""
+    if before == after:
+        return order
+    plain = tuple(range(len(after)))
+    if order is None or _is_plain(order):
+        return plain if _is_plain(order) else None
+    wide, left = [[dim for dim, n in enumerate(shape) if n > 1] for shape in (before, after)]
+    if [before[dim] for dim in wide] != [after[dim] for dim in left]:
+        return None
+    kept = tuple(left[wide.index(dim)] for dim in order if dim in wide)
+    ones = tuple(dim for dim in plain if dim not in left)
+    return plain if list(kept) == left else (*ones, *kept)
+
+
+def _ends_with_last(order: Order) -> bool:
+    """Whether the last dim is the fastest in memory; what has gaps has them elsewhere."""
+    return order is None or order[-1:] == (len(order) - 1,)
 
 
 def _is_plain(order: Order) -> bool:

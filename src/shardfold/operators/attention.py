@@ -24,6 +24,8 @@ from shardfold.operators.kernels import Access, Kernel, LocalWork, Values, memor
 from shardfold.operators.notation import TOKEN, Call, Exchange, Phase, Rule
 from shardfold.operators.operator import Extra, Operator
 
+WIDEST = 256  # features of a head in FlashAttention
+
 
 def _attention(call: Call) -> Rule:
     """scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal, ...)."""
@@ -119,21 +121,29 @@ def _ranges(call: Call) -> frozenset[str]:
     return frozenset({"q", "c"} if call.attribute("is_causal", False) else {"c"})
 
 
-def _is_materialised(shapes: Sequence[Sequence[int]], attributes: Mapping[str, Any]) -> bool:
-    """Whether scores are written to memory: no fused kernel broadcasts the heads of keys.
+def _is_materialised(
+    shapes: Sequence[Sequence[int]], attributes: Mapping[str, Any], is_strided: bool = False
+) -> bool:
+    """Whether scores are written to memory, as no fused kernel of PyTorch's takes the call.
 
-    Where a call says that queries share them (`enable_gqa`), there is one.
+    None reads an operand whose last dim is not the fastest in memory, as a learned bias that had
+    its heads last. Only one shares the heads of keys among queries: it is asked to
+    (`enable_gqa`), knows no mask, and its values are as wide as keys, and not too wide.
     """
-    query, key = shapes[:2]
-    return len(query) > 2 and query[-3] != key[-3] and not attributes.get("enable_gqa", False)
+    query, key, value = shapes[:3]
+    if is_strided or len(query) == 2 or query[-3] == key[-3]:
+        return is_strided
+    shares = len(shapes) == 3 and key[-1] == value[-1] <= WIDEST
+    return not (shares and attributes.get("enable_gqa", False))
 
 
 def _kernels(work: LocalWork, phase: str) -> list[Kernel]:
     queries, keys, depth = work.factor("q"), work.factor("k"), work.factor("d")
     heads = work.operand_items(0) / (queries * depth)
-    shapes = [kind.shape for kind in work.inputs]
-    if _is_materialised(shapes, work.access.attributes):
-        return _materialised(phase, heads, queries, keys, depth)
+    shapes, pieces = [kind.shape for kind in work.inputs], work.parts("c")
+    if _is_materialised(shapes, work.access.attributes, work.access.is_strided):
+        found = _materialised(phase, heads, queries, keys, depth)
+        return [replace(kernel, times=pieces) for kernel in found]
     is_causal = bool(work.access.attributes.get("is_causal", False))
     kind = "causal" if is_causal else "full"
     if 3 in work.trained:  # a mask without a gradient is as good as none
@@ -145,7 +155,7 @@ def _kernels(work: LocalWork, phase: str) -> list[Kernel]:
         sizes = (heads, length, depth)
         return Kernel(f"attention.{kind}.{way(phase)}", work.dtype, sizes, times)
 
-    pieces, alone = work.parts("c"), work.parts_alone("q")
+    alone = work.parts_alone("q")
     whole = kernel(kind, np.sqrt(queries * keys))
     if not is_causal:
         is_masked, merges = len(work.inputs) > 3, _merges(work, pieces - 1.0, 0.0 * pieces)
@@ -210,10 +220,25 @@ def _in_slices(
 
 
 def _extras(call: Call, access: Access) -> tuple[Extra, ...]:
-    """The logarithm of each row's sum; or all of the softmax, where it is in memory."""
-    if _is_materialised([kind.shape for kind in call.inputs], access.attributes):
-        return (Extra(-1, 4.0 * call.shape("key")[-2] / call.results[0].shape[-1]),)
+    """The logarithm of each row's sum; or the scores, where they are in memory."""
+    shapes = [kind.shape for kind in call.inputs]
+    if _is_materialised(shapes, access.attributes, access.is_strided):
+        return tuple(_scores(call))
     return (Extra(-1, 4.0, 1), *(_round(call) if _goes_round(call) else ()))
+
+
+def _scores(call: Call) -> Iterator[Extra]:
+    """The weights in float32; which of them were dropped, and what is left; operands in float32.
+
+    Forward, the scores beside them; backward, the gradients of weights and scores.
+    """
+    each = call.shape("key")[-2] / call.results[0].shape[-1]
+    is_dropped = bool(call.attribute("dropout_p", 0.0))
+    yield Extra(-1, (4.0 + (1.0 + 4.0 if is_dropped else 0.0)) * each)
+    yield Extra(-1, 4.0 * each, life="forward")
+    yield Extra(-1, 8.0 * each, life="backward")
+    for of in range(3):
+        yield Extra(of, 4.0 - min(4.0, call.inputs[of].item_bytes))  # beside what is kept anyway
 
 
 def _round(call: Call) -> Iterator[Extra]:

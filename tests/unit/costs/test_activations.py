@@ -286,14 +286,41 @@ class Pools(nn.Module):
         return nn.functional.cross_entropy(self.last(y), labels)
 
 
+class Biased(nn.Module):
+    """Attention with a learned bias, as it lies or with its heads last: no fused kernel reads that.
+
+    Nor does any on a CPU give a bias its gradient, so what is kept is the same there.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.q, self.k, self.v, self.outer = (nn.Linear(32, 32) for _ in range(4))
+        self.bias = nn.Parameter(torch.zeros(8, 8, 4))
+
+    def heads(self, x):
+        return x.view(2, 8, 4, 8).transpose(1, 2)
+
+    def forward(self, x):
+        bias = self.bias.permute(2, 0, 1).unsqueeze(0)
+        q, k, v = self.heads(self.q(x)), self.heads(self.k(x)), self.heads(self.v(x))
+        y = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+        return self.outer(y.transpose(1, 2).reshape(2, 8, 32)).float().sum()
+
+
+def test_scores_are_kept_in_float32_where_no_fused_kernel_reads_the_mask():
+    module, args = Biased().bfloat16(), (torch.randn(2, 8, 32).bfloat16(),)
+    assert kept_by_our_count(module, args, {}) == kept_by_autograd(module, args, {})
+
+
 @pytest.mark.parametrize(
     ("module", "args"),
     [
+        (Biased(), (torch.randn(2, 8, 32),)),
         (Pointwise(), (torch.randn(4, 6),)),
         (Views(), (torch.randn(2, 8, 32),)),
         (Pools(), (torch.randn(2, 3, 18, 18), torch.tensor([1, 2]))),
     ],
-    ids=["pointwise", "views", "pools"],
+    ids=["biased", "pointwise", "views", "pools"],
 )
 def test_small_modules_keep_what_we_count(module, args):
     assert kept_by_our_count(module, args, {}) == kept_by_autograd(module, args, {})

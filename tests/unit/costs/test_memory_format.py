@@ -1,3 +1,4 @@
+import pytest
 import torch
 from torch import nn
 
@@ -50,6 +51,24 @@ def test_a_broadcast_operand_is_read_by_strides() -> None:
     shapes = {0: (4, 8), 1: (4, 8), 2: (8,), 3: (4, 8), 4: (4, 8)}
     made = graph(plain, broad, shapes=shapes)
     assert [access.is_strided for access in accesses(made)] == [False, True]
+
+
+@pytest.mark.parametrize("is_last", [False, True])
+def test_no_fused_attention_reads_a_mask_whose_last_dim_is_not_the_fastest(is_last: bool) -> None:
+    class Biased(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.bias = nn.Parameter(torch.empty(4, 8, 8) if is_last else torch.empty(8, 8, 4))
+
+        def forward(self, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+            bias = self.bias if is_last else self.bias.permute(2, 0, 1)
+            is_seen = torch.ones(8, 8, dtype=torch.bool).tril()
+            mask = torch.where(is_seen, bias.unsqueeze(0), -1e9)
+            return nn.functional.scaled_dot_product_attention(q, k, k, attn_mask=mask).sum()
+
+    made = capture(Biased(), (torch.empty(2, 4, 8, 16), torch.empty(2, 4, 8, 16)))
+    found = [a for a in accesses(made) if a.kind.endswith("scaled_dot_product_attention")]
+    assert [access.is_strided for access in found] == [not is_last]
 
 
 def test_readers_share_the_additions_of_their_gradients() -> None:
