@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -48,10 +48,15 @@ from shardfold.planner.estimated import Estimated
 from shardfold.planner.micro_batches import Captures, check_number
 from shardfold.planner.options import Options, Request
 from shardfold.planner.pipeline_bound import PipelineBound
-from shardfold.planner.pipelines import SearchedPipelines, micro_batches_for, search_pipelines
+from shardfold.planner.pipelines import (
+    PipelinePlan,
+    SearchedPipelines,
+    micro_batches_for,
+    search_pipelines,
+)
 from shardfold.planner.planner import select_plan
 from shardfold.planner.scaling import ScaleRow, Scaling
-from shardfold.planner.select import HINT, Selection
+from shardfold.planner.select import Selection
 from shardfold.plans import Plan, check
 from shardfold.plans.batch import example_for
 from shardfold.plans.build import describe
@@ -65,6 +70,8 @@ from shardfold.strategies.stated import Stated, parse_strategy
 
 if TYPE_CHECKING:
     from torch import nn
+
+WORTH = 0.95  # of the best step without stages: what takes longer is not worth having them
 
 
 @dataclass(frozen=True, slots=True)
@@ -565,16 +572,17 @@ class Planner:
         self, asked: _Asked, captures: Captures
     ) -> tuple[Selection, SearchedPipelines, float]:
         """What is selected without stages, and the pipeline that beats it; seconds of search."""
-        search = asked.search
+        search, refusal = asked.search, None
         try:
             selection, searched = self._select(asked, captures)
-        except InfeasibleError:
-            if asked.request.pipeline in ("off", 1):
+        except InfeasibleError as error:
+            if not _may_have_stages(asked):
                 raise
+            refusal = error
             free = replace(asked, search=replace(search, limit_bytes=None))
             selection, searched = self._select(free, captures)
             selection = replace(selection, limit_bytes=search.limit)
-        pipelines, looked = self._pipelined(asked, selection)
+        pipelines, looked = self._pipelined(asked, selection, refusal)
         return selection, pipelines, searched + looked
 
     def _equal_layers(self, asked: _Asked) -> EqualLayers:
@@ -582,12 +590,19 @@ class Planner:
         if not asked.search.pricing.overlaps:
             return InputError("Stages are simulated, which these costs do not know.")
         captures = self._staged_captures(asked)
-        return equal_layers(
-            captures.graph,
-            lambda stages: micro_batches_for(stages, asked.request.micro_batches, captures.samples),
-            asked.search,
-            self._progress("pipelines of equal layers"),
-        )
+
+        def search() -> EqualLayers:
+            return equal_layers(
+                captures.likely_graph,
+                partial(_micro_batches, asked, captures),
+                asked.search,
+                self._progress("pipelines of equal layers"),
+            )
+
+        found = search()
+        while isinstance(found, Mapping) and not _are_confirmed(captures, found.values()):
+            found = search()
+        return found
 
     def _staged_captures(self, asked: _Asked) -> Captures:
         """Graphs that can be cut between all layers."""
@@ -596,33 +611,44 @@ class Planner:
             return self._captured(asked, short=False)
         return captures
 
-    def _pipelined(self, asked: _Asked, selection: Selection) -> tuple[SearchedPipelines, float]:
-        """The best pipeline, where one is wished for or faster; seconds of search."""
-        wish = asked.request.pipeline
-        if wish in ("off", 1):
+    def _pipelined(
+        self, asked: _Asked, selection: Selection, refusal: InfeasibleError | None
+    ) -> tuple[SearchedPipelines, float]:
+        """The best pipeline, where one is wished for or worth it; seconds of search.
+
+        `refusal` says why there is no plan without stages, where there is none.
+        """
+        request, rival = asked.request, math.inf
+        if not _may_have_stages(asked):
             return SearchedPipelines(None, None), 0.0
         if not asked.search.pricing.overlaps:
             raise InputError("Stages are simulated, which these costs do not know: pipeline=off.")
+        if selection.fits:
+            rival = selection.winner.seconds * (1.0 if request.prefer == "speed" else WORTH)
         captures = self._staged_captures(asked)
         started, before = time.perf_counter(), captures.seconds
-        found = search_pipelines(
-            captures.graph,
-            lambda stages: micro_batches_for(stages, asked.request.micro_batches, captures.samples),
-            asked.search,
-            PipelineBound.of([c.case for c in selection.searched]),
-            wish if isinstance(wish, int) else None,
-            selection.winner.seconds if selection.fits else math.inf,
-            self.watch,
-        )
+        bound = PipelineBound.of([c.case for c in selection.searched])
+        wish = request.pipeline if isinstance(request.pipeline, int) else None
+
+        def search() -> SearchedPipelines:
+            micro_batches = partial(_micro_batches, asked, captures)
+            graphs = captures.likely_graph
+            return search_pipelines(
+                graphs, micro_batches, asked.search, bound, wish, rival, self.watch
+            )
+
+        found = search()
+        while not _are_confirmed(captures, [found.plan] if found.plan else []):
+            found = search()
         best = found.plan
-        if best is not None and not best.fits and wish == "auto":
+        if best is not None and not best.fits and request.memory_limit is not None:
+            needed, limit = best.peak_bytes, asked.search.limit
+            if request.wants_stages or (refusal is not None and needed < refusal.needed_bytes):
+                refusal = InfeasibleError(needed_bytes=needed, limit_bytes=limit, hint=best.hint)
+        if refusal is not None and (best is None or not best.fits):
+            raise refusal
+        if best is not None and not best.fits and not request.wants_stages:
             best = None
-        fits = selection.fits if best is None else best.fits
-        if not fits and asked.request.memory_limit is not None:
-            needed, limit, hint = selection.needed_bytes, asked.search.limit, HINT
-            if best is not None and best.peak_bytes < needed:
-                needed, hint = best.peak_bytes, best.hint
-            raise InfeasibleError(needed_bytes=needed, limit_bytes=limit, hint=hint)
         return replace(found, plan=best), time.perf_counter() - started - (
             captures.seconds - before
         )
@@ -663,6 +689,21 @@ def _ranged(found: Estimated, asked: _Asked, stages: int) -> Estimated:
     if spread is None:
         return found
     return replace(found, step_range_seconds=spread.of(found.step_seconds))
+
+
+def _micro_batches(asked: _Asked, captures: Captures, stages: int) -> list[int]:
+    return micro_batches_for(stages, asked.request.micro_batches, captures.samples)
+
+
+def _are_confirmed(captures: Captures, plans: Iterable[PipelinePlan]) -> bool:
+    """Whether the micro-batches of these plans are what the model makes of them."""
+    return all(captures.confirm(plan.micro_batches) for plan in plans)
+
+
+def _may_have_stages(asked: _Asked) -> bool:
+    """Whether stages are looked for: asked for, or free to win where they can be simulated."""
+    request = asked.request
+    return request.may_have_stages and (request.wants_stages or asked.search.pricing.overlaps)
 
 
 def _check_compiled(graph: Graph) -> None:

@@ -111,7 +111,7 @@ def pipeline_stages(context: Any, option: Any, text: str | None) -> int | str | 
     if text is None or text in ("auto", "off"):
         return text
     if not text.isdecimal() or int(text) < 1:
-        raise click.BadParameter(f"{text!r} is no number of stages; write off, auto or 4.")
+        raise click.BadParameter(f"{text!r} is no number of stages; write auto, off or 4.")
     return int(text)
 
 
@@ -185,9 +185,10 @@ _PLANNING = (
     ),
     click.option(
         "--pipeline",
-        metavar="off|auto|N",
+        metavar="auto|off|N",
         callback=pipeline_stages,
-        help="Pipeline stages: none (off, the default), where they win (auto), or N.",
+        help="Pipeline stages: where they take 5% off the step or nothing fits without (auto, the "
+        "default), none (off), or N.",
     ),
     click.option(
         "--prefer",

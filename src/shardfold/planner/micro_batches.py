@@ -6,7 +6,9 @@ that does and the next; `search` wherever something faster does not fit, and tak
 Numbers are powers of two that divide the batch. Where none fits, the one that needs least is
 searched once more, for the smallest plan there is.
 
-`Captures` has the model captured for each number of micro-batches, when it is first needed.
+`Captures` has the model captured for each number of micro-batches, when it is first needed. Where
+many numbers are compared, two captures do: every size that differs between the graph of the whole
+batch and that of a part grows evenly with the samples, so all other graphs can be read off these.
 """
 
 from __future__ import annotations
@@ -14,7 +16,8 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, is_dataclass, replace
+from fractions import Fraction
 from functools import cached_property
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -141,10 +144,29 @@ class Captures:
         self.is_compiled = is_compiled
         self.seconds = 0.0  # that capturing has taken
         self.known: dict[int, Program] = {}
+        self.read: dict[int, Graph] = {}  # off the graphs of two captures
 
     def graph(self, count: int) -> Graph:
         """The graph of one of so many micro-batches."""
         return self._program(count).graph
+
+    def likely_graph(self, count: int) -> Graph:
+        """As `graph`, read off two others where that is possible: `confirm` says if it is right."""
+        if count not in self.read and count not in self.known:
+            part = next((k for k in self.known if k > 1), None)
+            read = None if part is None else read_off(self.graph(1), self.graph(part), part, count)
+            if read is not None:
+                self.read[count] = read
+        return self.read[count] if count in self.read else self.graph(count)
+
+    def confirm(self, count: int) -> bool:
+        """Whether the model's own graph is the one that was read off; if not, none is again."""
+        if count not in self.read or self.read[count].digest() == self.graph(count).digest():
+            return True
+        for each in self.read:
+            self.graph(each)
+        self.read.clear()
+        return False
 
     def _program(self, passes: int) -> Program:
         if passes not in self.known:
@@ -172,3 +194,43 @@ class Captures:
         whole = self._program(1)
         places, tensors = self.places(whole, self.args, self.kwargs), whole.graph.tensors
         return {tensors[t].name: (places[t], dim) for t, dim in self.samples.dims}
+
+
+class _UnevenError(Exception):
+    """Something differs between two graphs, and is no size that grows evenly."""
+
+
+def read_off(whole: Graph, part: Graph, parts: int, count: int) -> Graph | None:
+    """The graph of one of `count` micro-batches, read off those of the batch and one of `parts`.
+
+    None where anything but whole numbers differs between the two, or comes out as no whole number.
+    """
+    way = Fraction((count - 1) * parts, count * (parts - 1))  # from the batch to that part
+    try:
+        found: Graph = _between(replace(whole, notes=part.notes), part, way)
+    except _UnevenError:
+        return None
+    return found
+
+
+def _between(a: Any, b: Any, way: Fraction) -> Any:
+    """What lies so far on the way from `a` to `b`, with all that is the same as it is."""
+    if a is b:
+        return a
+    if type(a) is not type(b):
+        raise _UnevenError
+    if type(a) is int and a != b:
+        found = a + (b - a) * way
+        if found.denominator > 1 or (min(a, b) > 0 and found < 1):
+            raise _UnevenError
+        return int(found)
+    if isinstance(a, tuple | list) and len(a) == len(b):
+        return type(a)(_between(x, y, way) for x, y in zip(a, b, strict=True))
+    if isinstance(a, dict) and a.keys() == b.keys():
+        return {key: _between(a[key], b[key], way) for key in a}
+    if is_dataclass(a) and not isinstance(a, type):
+        names = [each.name for each in fields(a) if each.init]
+        return replace(a, **{n: _between(getattr(a, n), getattr(b, n), way) for n in names})
+    if not isinstance(a, int | float | str | bytes | frozenset) or a != b:
+        raise _UnevenError
+    return a

@@ -55,8 +55,9 @@ class Options(TypedDict, total=False):
     - `micro_batches` (`auto`): gradient accumulation over that many equal parts of the batch: more
       than one only if nothing fits otherwise; `search`, the fastest number if the limit binds; or
       a number.
-    - `pipeline` (`off`): pipeline stages: `auto`, where that is faster than any plan without;
-      or a number of them.
+    - `pipeline` (`auto`): pipeline stages where they take 5% off the step of the best plan without
+      (with `prefer` `speed`: anything), or where nothing fits without; `off`; or a number of them.
+      Stages go with neither pins, a mesh nor `compile`: with these, `auto` looks for none.
     - `prefer` (`simple`): which of the plans whose steps are within half a percent of the best:
       the one with the fewest kinds of splits, then the least memory; `speed`, the fastest; or
       `memory`, the one that needs least.
@@ -109,7 +110,7 @@ class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     micro_batches: (
         Annotated[int, msgspec.Meta(ge=1, le=MOST_MICRO_BATCHES)] | Literal["auto", "search"]
     ) = "auto"
-    pipeline: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] | Literal["auto", "off"] = "off"
+    pipeline: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] | Literal["auto", "off"] = "auto"
     prefer: Prefer = "simple"
     pins: tuple[str, ...] = ()
     imbalance: Annotated[float, msgspec.Meta(ge=1)] = 1.0
@@ -126,6 +127,17 @@ class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         name = self.numbers
         plain = name.partition("-")[0] if precision_named(name).master and name else name
         return msgspec.structs.replace(self, precision=plain, dtype=None)
+
+    @property
+    def wants_stages(self) -> bool:
+        """Whether a number of pipeline stages is asked for."""
+        return self.pipeline not in ("auto", "off", 1)
+
+    @property
+    def may_have_stages(self) -> bool:
+        """Whether pipeline stages are looked for."""
+        is_free = not self.compile and not self.pins and self.mesh is None
+        return self.wants_stages or (self.pipeline == "auto" and is_free)
 
     def changed(self, options: Options) -> Request:
         """The request with some options given anew, each checked."""
@@ -156,7 +168,7 @@ class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         The cost model may be one of the user's own, which is asked for when prices are.
         """
         precision_named(self.numbers)
-        if self.compile and self.pipeline not in ("off", 1):
+        if self.compile and self.wants_stages:
             raise InputError(
                 "Stages of a pipeline are not compiled yet: compile or pipeline, not both."
             )
@@ -174,7 +186,7 @@ class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 raise InputError(f"Unknown {name} {word!r}. {nearest(str(word), words)}")
         check_micro_batches(self.micro_batches)
         check_stages(self.pipeline)
-        if self.pipeline not in ("off", 1) and (self.pins or self.mesh is not None):
+        if self.wants_stages and (self.pins or self.mesh is not None):
             raise InputError(
                 "Stages go with neither pins nor a mesh yet: leave those out, or pipeline=off."
             )

@@ -14,9 +14,14 @@ waits for. Let b be the stages' work: m x b_d + sum of b_j for j < d is within t
 d, and all b make up W. Where that is tight everywhere, b_d = T / m x (1 - 1/m)^d, so that
 T >= W / (1 - (1 - 1/m)^stages).
 
+With as many micro-batches as stages, or more, no piece of an operator is larger than what a split
+over all devices leaves of the whole batch. Small pieces are no more efficient than large ones, so
+then W has every operator in its fastest split on the whole cluster, on every device.
+
 Messages, reductions, updates, what is run again and memory count for nothing, so a pipeline that
 this leaves a chance may still lose. It is a bound as long as no operator in a part of the batch
-takes less, for each of the devices, than in the best of its splits over the whole cluster.
+takes less, for each of the devices, than in the best of its splits over the whole cluster, nor a
+smaller piece less than its share of that of the fastest.
 """
 
 from __future__ import annotations
@@ -71,37 +76,39 @@ class Work:
 class PipelineBound:
     """What a step asks of all devices together, and of a host for every micro-batch."""
 
-    device: Work
+    device: Work  # with every operator in its most efficient split
+    pieces: Work  # in its fastest, which leaves a device no more than pipelines do
     host: Work
     layers: float
     devices: int
+    micro_batches: int  # of the plan without stages, whose pieces these are
 
     @classmethod
     def of(cls, cases: Sequence[Case]) -> PipelineBound:
         """From one graph on meshes of the whole cluster."""
         graph, layers = cases[0].graph, Layers.of(cases[0].graph)
-        device, host = (np.full(len(graph.ops), inf) for _ in range(2))
+        least = np.full((3, len(graph.ops)), inf)
         for case in cases:
-            for ops, (spread, asked) in _each_table(case):
-                device[ops], host[ops] = (
-                    np.minimum(device[ops], spread),
-                    np.minimum(host[ops], asked),
-                )
-        works = [Work.of(layers, each) for each in (device, host)]
+            for ops, found in _each_table(case):
+                least[:, ops] = np.minimum(least[:, ops], np.array(found)[:, None])
+        works = [Work.of(layers, each) for each in least]
         count: float = len(layers)
         if leaves_out_layers(graph):  # what is counted as a layer is several
             works, count = [Work(each.model, 0.0) for each in works], inf
-        whole = works[0].times(cases[0].tables.micro_batches)
-        return cls(whole, works[1], count, cases[0].request.cluster.size)
+        parts = cases[0].tables.micro_batches
+        device, pieces = (each.times(parts) for each in works[:2])
+        return cls(device, pieces, works[2], count, cases[0].request.cluster.size, parts)
 
     def least_step(self, stages: int, micro_batches: int) -> float:
         """No pipeline of so many stages and micro-batches has a shorter step."""
         share = stages / (self.devices * micro_batches)
-        works = (self.device.times(share), self.host)
+        is_small = micro_batches >= stages * self.micro_batches
+        device = self.pieces if is_small else self.device
+        works = (device.times(share), self.host)
         return max(w.least_step(stages, micro_batches, self.layers) for w in works) * (1 - ROUNDING)
 
 
-def _each_table(case: Case) -> Iterator[tuple[list[int], tuple[float, float]]]:
+def _each_table(case: Case) -> Iterator[tuple[list[int], tuple[float, float, float]]]:
     """Operators that share a table, and the least that any of them takes (see `_least`)."""
     sharing: dict[int, list[int]] = {}
     for op, table in enumerate(case.tables.problem.costs[: len(case.graph.ops)]):
@@ -114,11 +121,15 @@ def _each_table(case: Case) -> Iterator[tuple[list[int], tuple[float, float]]]:
             if tensors.access not in seen:
                 seen.append(tensors.access)
                 found.append(_least(case, op, tensors))
-        yield ops, (min(each[0] for each in found), min(each[1] for each in found))
+        efficient, fastest, asked = (min(each) for each in zip(*found, strict=True))
+        yield ops, (efficient, fastest, asked)
 
 
-def _least(case: Case, op: int, tensors: Tensors) -> tuple[float, float]:
-    """Seconds of all devices together for an operator's best split, and of the host for any."""
+def _least(case: Case, op: int, tensors: Tensors) -> tuple[float, float, float]:
+    """Seconds of all devices together for an operator's most efficient and its fastest split.
+
+    The third result is what the host needs for any.
+    """
     vertex = case.tables.vertices[op]
     assert vertex.space is not None
     configs = vertex.space.configs
@@ -128,4 +139,5 @@ def _least(case: Case, op: int, tensors: Tensors) -> tuple[float, float]:
             work, asked = split_seconds(case.cost_model, step)
             device, host = device + work, host + asked
     parts = np.where(configs >= 0, np.array(case.mesh.shape, dtype=float), 1.0).prod(axis=1)
-    return float((device * parts).min()), float(host.min())
+    fastest = float(device.min()) * case.request.cluster.size
+    return float((device * parts).min()), fastest, float(host.min())

@@ -96,8 +96,9 @@ def _step(plan: Plan) -> Iterator[str]:
 def _proven(plan: Plan) -> Iterator[str]:
     """How much faster any other plan can be, rounded up."""
     bound, step = plan.estimate.step_lower_bound_seconds, plan.estimate.step_seconds
-    if step and plan.estimate.pipeline_lower_bound_seconds is not None:
-        yield _proven_of_pipelines(plan.estimate.pipeline_lower_bound_seconds, step)
+    staged = plan.estimate.pipeline_lower_bound_seconds
+    if step and staged is not None:
+        yield _proven_of_pipelines(staged, step)
     if bound is None or not step:
         return
     gap = _gap(bound, step)
@@ -106,7 +107,7 @@ def _proven(plan: Plan) -> Iterator[str]:
         *([f"of {plan.micro_batches} micro-batches"] if plan.micro_batches > 1 else []),
         *(["on this mesh"] if request.mesh is not None else []),
         *(["with these pins"] if plan.pinned is not None else []),
-        *(["without stages"] if request.pipeline not in ("off", 1) else []),
+        *(["without stages"] if staged is not None else []),
     ]
     words = " ".join(["No plan", *which])
     yield (
@@ -116,10 +117,12 @@ def _proven(plan: Plan) -> Iterator[str]:
 
 
 def _proven_of_pipelines(bound: float, step: float) -> str:
-    which = "No pipeline of the numbers of stages and micro-batches that are searched"
     if bound >= step:
-        return f"{which} is faster: none has a step below {seconds(bound)}."
-    return f"{which} can be more than {_gap(bound, step):.1%} faster: a step of {seconds(bound)}."
+        return f"No pipeline of stages is faster: none has a step below {seconds(bound)}."
+    return (
+        f"No pipeline of stages can be more than {_gap(bound, step):.1%} faster: none has a step "
+        f"below {seconds(bound)}."
+    )
 
 
 def _gap(bound: float, step: float) -> float:
