@@ -10,10 +10,13 @@ from torch import nn
 
 import shardfold as sf
 from shardfold.errors import InfeasibleError, InputError, ModelError
+from shardfold.graph import Graph
 from shardfold.planner.batch_slices import Samples
-from shardfold.planner.micro_batches import choose_micro_batches
-from shardfold.planner.options import check_micro_batches
+from shardfold.planner.micro_batches import Captures, choose_micro_batches, read_off
+from shardfold.planner.options import Request, check_micro_batches
 from shardfold.planner.select import Selection
+
+from .test_staged import planner
 
 LIMIT = 100.0
 BATCH = Samples(16, ((0, 0),))
@@ -218,3 +221,42 @@ def test_a_model_that_does_something_else_with_a_part_is_not_cut():
         sf.plan(Sized(), x, cluster="2xa100", micro_batches=2)
     with pytest.raises(InfeasibleError):
         sf.plan(Sized(), x, cluster="2xa100", memory_limit=1000.0)
+
+
+class Weighted(nn.Module):
+    """A mean over samples, of which a constant is made for each number of them."""
+
+    def __init__(self, power: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(2))
+        self.power = power
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = torch.relu(layer(x))
+        times = len(x) ** self.power
+        return (x.repeat(1, times)[:, :8] if self.power else x).square().mean()
+
+
+def captures_of(found: sf.Planner) -> Captures:
+    """As they are used by the search for stages."""
+    return found._captured(found._asked(Request(), None, found.options), short=True)
+
+
+def test_graphs_are_read_off_two_captures() -> None:
+    captures = captures_of(planner(layers=6))
+    whole, part = captures.graph(1), captures.graph(4)
+    for count in (2, 8, 16):
+        assert read_off(whole, part, 4, count) == captures.graph(count)
+    assert read_off(whole, part, 4, 64) is None  # half a sample
+
+
+def test_a_graph_that_was_read_off_wrongly_is_found_out() -> None:
+    x = torch.zeros(8, 8)
+    for power, is_right in ((0, True), (1, True), (2, False)):
+        captures = captures_of(sf.Planner(Weighted(power), (x,), cluster="4xa100"))
+        captures.graph(2)
+        likely: Graph = captures.likely_graph(4)
+        assert captures.confirm(4) == is_right
+        assert (likely == captures.graph(4)) == is_right
+        assert captures.likely_graph(4) == captures.graph(4)

@@ -75,14 +75,14 @@ def stack() -> Planner:
 
 @pytest.fixture(scope="module")
 def piped(stack: Planner, slow: str) -> Plan:
-    return stack.plan(cluster=slow, pipeline="auto", micro_batches=8)
+    return stack.plan(cluster=slow, micro_batches=8)
 
 
 def test_where_links_are_slow_stages_win_and_no_stated_pipeline_is_faster(
     stack: Planner, slow: str, piped: Plan
 ) -> None:
     assert piped.pipeline is not None
-    plain = stack.plan(cluster=slow, micro_batches=8)
+    plain = stack.plan(cluster=slow, pipeline="off", micro_batches=8)
     assert plain.pipeline is None
     assert piped.estimate.step_seconds < plain.estimate.step_seconds
     for degrees in ("pp=2 dp=2", "pp=2 fsdp=2", "pp=4"):
@@ -113,13 +113,14 @@ def test_a_plan_states_how_far_other_pipelines_can_be(stack: Planner, piped: Pla
     assert bound is not None
     assert 0 < bound <= piped.estimate.step_seconds
     assert "can be more than" in " ".join(str(piped).split())
-    free = stack.plan(cluster="2x2xa100", pipeline="auto", micro_batches=4)
+    free = stack.plan(cluster="2x2xa100", prefer="speed", micro_batches=4)
     least = free.estimate.pipeline_lower_bound_seconds
     assert least is not None
     for stages in (2, 4):
         asked = stack.plan(cluster="2x2xa100", pipeline=stages, micro_batches=4)
         assert least <= asked.estimate.step_seconds
-    assert stack.plan(cluster="2x2xa100").estimate.pipeline_lower_bound_seconds is None
+    off = stack.plan(cluster="2x2xa100", pipeline="off")
+    assert off.estimate.pipeline_lower_bound_seconds is None
 
 
 def test_the_stages_over_time_end_with_the_step(piped: Plan, tmp_path: Path) -> None:
@@ -169,14 +170,38 @@ def test_stages_are_asked_for_by_number_even_if_they_lose(stack: Planner) -> Non
     found = stack.plan(cluster="2x2xa100", pipeline=2, micro_batches=4)
     assert found.pipeline is not None
     assert found.pipeline.parts == 2
-    free = stack.plan(cluster="2x2xa100", pipeline="auto", micro_batches=4)
-    off = stack.plan(cluster="2x2xa100", micro_batches=4)
+    free = stack.plan(cluster="2x2xa100", prefer="speed", micro_batches=4)
+    off = stack.plan(cluster="2x2xa100", pipeline="off", prefer="speed", micro_batches=4)
     steps = (found.estimate.step_seconds, off.estimate.step_seconds)
     assert free.estimate.step_seconds <= min(steps)
 
 
+def test_stages_are_taken_where_they_are_worth_it(
+    stack: Planner, slow: str, piped: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    off = stack.plan(cluster=slow, pipeline="off", micro_batches=8)
+    share = piped.estimate.step_seconds / off.estimate.step_seconds
+    for worth, prefer, wins in (
+        (1.01 * share, "simple", True),
+        (0.99 * share, "simple", False),
+        (0.99 * share, "speed", True),
+    ):
+        monkeypatch.setattr("shardfold.api.WORTH", worth)
+        found = stack.plan(cluster=slow, prefer=prefer, micro_batches=8)
+        assert (found.pipeline is not None) == wins
+
+
+@pytest.mark.parametrize("options", [{"mesh": "2x2"}, {"pins": {"head": "out/2"}}])
+def test_what_stages_do_not_go_with_is_planned_without(
+    stack: Planner, slow: str, options: dict[str, object]
+) -> None:
+    found = stack.plan(cluster=slow, micro_batches=8, **options)  # type: ignore[arg-type]
+    assert found.pipeline is None
+    assert found.estimate.pipeline_lower_bound_seconds is None
+
+
 def test_a_limit_that_only_stages_meet_is_met(stack: Planner) -> None:
-    plain = stack.plan(cluster="4xa100", micro_batches=4, recompute="never")
+    plain = stack.plan(cluster="4xa100", pipeline="off", micro_batches=4, recompute="never")
     with_stages = stack.plan(cluster="4xa100", pipeline=4, micro_batches=4, recompute="never")
     assert with_stages.fits
     limit = with_stages.estimate.peak_bytes
@@ -191,7 +216,7 @@ def test_a_limit_that_only_stages_meet_is_met(stack: Planner) -> None:
 
 def test_a_model_without_layers_has_no_stages() -> None:
     plain = Planner(Mean(), (torch.zeros(4, 8),))
-    assert plain.plan(cluster="2x2xa100", pipeline="auto").pipeline is None
+    assert plain.plan(cluster="2x2xa100").pipeline is None
     with pytest.raises(InputError, match="no list of layers to cut"):
         plain.plan(cluster="2x2xa100", pipeline=2)
 
