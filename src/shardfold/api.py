@@ -33,7 +33,7 @@ from shardfold.operators.experts import imbalanced
 from shardfold.pipeline.cut import Layers, leaves_out_layers
 from shardfold.planner.batch_search import Tried, best, largest
 from shardfold.planner.batch_slices import items_in, mapped, scaled
-from shardfold.planner.case import ResolvedRequest
+from shardfold.planner.case import Candidate, ResolvedRequest
 from shardfold.planner.compare_methods import (
     METHODS,
     Comparison,
@@ -72,6 +72,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 WORTH = 0.95  # of the best step without stages: what takes longer is not worth having them
+HOSTED = 0.9  # of a step: a host that asks for as much of it decides how long it is
 
 
 @dataclass(frozen=True, slots=True)
@@ -623,11 +624,11 @@ class Planner:
             return SearchedPipelines(None, None), 0.0
         if not asked.search.pricing.overlaps:
             raise InputError("Stages are simulated, which these costs do not know: pipeline=off.")
-        if selection.fits:
-            rival = selection.winner.seconds * (1.0 if request.prefer == "speed" else WORTH)
         captures = self._staged_captures(asked)
         started, before = time.perf_counter(), captures.seconds
         bound = PipelineBound.of([c.case for c in selection.searched])
+        if selection.fits:
+            rival = _step_to_beat(request, selection.winner)
         wish = request.pipeline if isinstance(request.pipeline, int) else None
 
         def search() -> SearchedPipelines:
@@ -693,6 +694,16 @@ def _ranged(found: Estimated, asked: _Asked, stages: int) -> Estimated:
 
 def _micro_batches(asked: _Asked, captures: Captures, stages: int) -> list[int]:
     return micro_batches_for(stages, asked.request.micro_batches, captures.samples)
+
+
+def _step_to_beat(request: Request, plain: Candidate) -> float:
+    """What the step of a pipeline has to be below to be taken, beside the best without stages.
+
+    Where the host decides, stages would only share out what it asks for: compiling spares that.
+    """
+    if request.prefer == "speed":
+        return plain.seconds
+    return 0.0 if plain.host_seconds > HOSTED * plain.seconds else WORTH * plain.seconds
 
 
 def _are_confirmed(captures: Captures, plans: Iterable[PipelinePlan]) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import faulthandler
 import gc
 import multiprocessing
+import os
 import pickle
 import random
 import tempfile
@@ -80,7 +81,7 @@ class Ranks:
     def _run(self, job: Callable[..., Any], processes: int, args: tuple[Any, ...]) -> list[Any]:
         self._start(processes)
         with tempfile.TemporaryDirectory(prefix="shardfold-") as folder:
-            sent = pickle.dumps((job, processes, Path(folder) / "store", args))
+            sent = pickle.dumps((job, processes, Path(folder) / "store", Path.cwd(), args))
             for line in self.lines[:processes]:
                 line.send_bytes(sent)
             return self._collected(self.lines[:processes])
@@ -166,8 +167,14 @@ def _serve(rank: int, line: Connection, last_words: Path, captures_folder: Path)
 
 
 def _told(
-    rank: int, job: Callable[..., Any], processes: int, store: Path, args: tuple[Any, ...]
+    rank: int,
+    job: Callable[..., Any],
+    processes: int,
+    store: Path,
+    here: Path,
+    args: tuple[Any, ...],
 ) -> Told:
+    os.chdir(here)
     random.seed(0)
     np.random.seed(0)
     torch.manual_seed(0)

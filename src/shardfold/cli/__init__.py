@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
 from importlib import import_module
 from typing import Any
 
@@ -107,3 +109,4 @@ shardfold plan train.py:make --cluster 8xa100 --save plan.json
 @click.version_option(__version__, prog_name="shardfold")
 def main() -> None:
     """The command line."""
+    atexit.register(gc.freeze)  # what is left at the end is not scanned for cycles

@@ -359,6 +359,13 @@ class Candidate:
         asked = case.demands.least_seconds(case.unrolled, np.array(self.choice))
         return max(self.unhidden_seconds, asked)
 
+    @property
+    def host_seconds(self) -> float:
+        """What the host takes to ask for all work of a step."""
+        demands = self.case.demands
+        asked = demands.of(self.case.unrolled, np.array(self.choice))
+        return float(demands.bounded(asked)[-1])
+
     def may_beat(self, seconds: float) -> bool:
         """Whether the simulated step may be shorter; what is cheap to know is looked at first."""
         return self.unhidden_seconds < seconds and self.floor_seconds < seconds

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
@@ -223,19 +224,18 @@ def test_a_model_that_does_something_else_with_a_part_is_not_cut():
         sf.plan(Sized(), x, cluster="2xa100", memory_limit=1000.0)
 
 
-class Weighted(nn.Module):
-    """A mean over samples, of which a constant is made for each number of them."""
+class Copied(nn.Module):
+    """A mean over samples, whose copies there are more of the more samples there are."""
 
-    def __init__(self, power: int) -> None:
+    def __init__(self, copies: Callable[[int], int]) -> None:
         super().__init__()
         self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(2))
-        self.power = power
+        self.copies = copies
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for layer in self.layers:
             x = torch.relu(layer(x))
-        times = len(x) ** self.power
-        return (x.repeat(1, times)[:, :8] if self.power else x).square().mean()
+        return x.repeat(1, self.copies(len(x)))[:, :8].square().mean()
 
 
 def captures_of(found: sf.Planner) -> Captures:
@@ -253,8 +253,13 @@ def test_graphs_are_read_off_two_captures() -> None:
 
 def test_a_graph_that_was_read_off_wrongly_is_found_out() -> None:
     x = torch.zeros(8, 8)
-    for power, is_right in ((0, True), (1, True), (2, False)):
-        captures = captures_of(sf.Planner(Weighted(power), (x,), cluster="4xa100"))
+    ways: tuple[tuple[Callable[[int], int], bool], ...] = (
+        (lambda samples: 3, True),
+        (lambda samples: samples, True),
+        (lambda samples: max(4, samples), False),
+    )
+    for copies, is_right in ways:
+        captures = captures_of(sf.Planner(Copied(copies), (x,), cluster="4xa100"))
         captures.graph(2)
         likely: Graph = captures.likely_graph(4)
         assert captures.confirm(4) == is_right
