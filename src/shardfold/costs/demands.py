@@ -181,28 +181,50 @@ def zones_of(graph: Graph, regions: Regions) -> tuple[list[int], tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
+class _Asks:
+    """What is asked, a row for each number: by choices of a decision, or by pairs of layouts."""
+
+    numbers: Ints
+    seconds: Values
+
+    @classmethod
+    def of(cls, parts: Parts, shape: tuple[int, ...]) -> _Asks:
+        """All numbers in one array."""
+        found = np.array([np.broadcast_to(part, shape) for part in parts.values()])
+        return cls(np.array(list(parts), np.int64), found.reshape(len(parts), *shape))
+
+    def row(self, number: int) -> Values | None:
+        """Seconds of one number; none where nothing is asked."""
+        at = np.flatnonzero(self.numbers == number)
+        return self.seconds[at[0]] if len(at) else None
+
+    def weighted(self, weights: Values) -> Values | None:
+        """Seconds at so much for each number; none where nothing counts."""
+        own = weights[self.numbers]
+        return np.tensordot(own, self.seconds, axes=1) if own.any() else None
+
+
+@dataclass(frozen=True, slots=True)
 class _Pairs:
     """One reshard of an edge: what it asks for each pair of distinct layouts, and who has which."""
 
-    parts: Parts
+    asks: _Asks
     rows: Ints
     columns: Ints
     only: Values | None
 
     def weighted(self, weights: Values) -> Values | float:
         """Seconds for every choice at both ends, at so much for each number."""
-        small = _weighted(self.parts, weights)
+        small = self.asks.weighted(weights)
         if small is None:
             return 0.0
         found: Values = small[self.rows][:, self.columns]
         return found if self.only is None else found * self.only[:, None]
 
-    def at(self, x: Ints, y: Ints) -> Iterator[tuple[int, Values]]:
-        """What some pairs of choices ask."""
-        rows, columns = self.rows[x], self.columns[y]
-        for k, part in self.parts.items():
-            found = part[rows, columns]
-            yield k, found if self.only is None else found * self.only[x]
+    def total(self, x: Ints, y: Ints) -> Values:
+        """What some pairs of choices ask together, number by number."""
+        found: Values = self.asks.seconds[:, self.rows[x], self.columns[y]]
+        return found.sum(axis=1) if self.only is None else found @ self.only[x]
 
 
 class Demands:
@@ -220,7 +242,7 @@ class Demands:
         self.graph, self.subdims, self.tables = graph, subdims, tables
         self.model, self.optimizer = model, optimizer
         self.asked = Asked(levels, tables.micro_batches)
-        self._small: dict[object, Parts] = {}
+        self._small: dict[object, _Asks] = {}
         self._placed: dict[str, tuple[Ints | None, list[tuple[tuple[int, int], Ints]]]] = {}
         zones, places = zones_of(graph, tables.regions)
         self.bounds = Bounds(self.asked, max(zones, default=0) + 1, places)
@@ -229,7 +251,10 @@ class Demands:
         sharing: dict[int, list[Vertex]] = {}
         for vertex, table in zip(tables.vertices, tables.problem.costs, strict=True):
             sharing.setdefault(id(table), []).append(vertex)
-        self.vertices = {key: self._vertex(members) for key, members in sharing.items()}
+        sizes = {id(table): table.shape for table in tables.problem.costs}
+        self.vertices = {
+            key: _Asks.of(self._vertex(members), sizes[key]) for key, members in sharing.items()
+        }
         self.edges: dict[int, list[_Pairs]] = {}
         for edge, table in zip(tables.edges, tables.problem.edge_costs, strict=True):
             if id(table) not in self.edges:
@@ -263,7 +288,7 @@ class Demands:
         own: dict[tuple[int, int], Values] = {}
         for v, (table, zone) in enumerate(zip(problem.costs, self.vertex_zones, strict=True)):
             if (id(table), zone) not in own:
-                found = _weighted(self.vertices[id(table)], by_zone[zone])
+                found = self.vertices[id(table)].weighted(by_zone[zone])
                 found = np.zeros(len(table)) if found is None else found
                 own[id(table), zone] = found + more[v] if v in more else found
         joint: dict[tuple[int, int], Values] = {}
@@ -285,19 +310,18 @@ class Demands:
         total = np.zeros((self.bounds.zones, self.asked.count))
         ends = unrolled.problem.ends
         for (table, zone), at in self._positions(unrolled.vertices, "vertex"):
-            for k, part in self.vertices[table].items():
-                total[zone, k] += part[choice[at]].sum()
+            asks = self.vertices[table]
+            total[zone, asks.numbers] += asks.seconds[:, choice[at]].sum(axis=1)
         for (table, zone), at in self._positions(unrolled.edges, "edge"):
             x, y = choice[ends[at, 0]], choice[ends[at, 1]]
             for pairs in self.edges[table]:
-                for k, found in pairs.at(x, y):
-                    total[zone, k] += found.sum()
+                total[zone, pairs.asks.numbers] += pairs.total(x, y)
         return total
 
     def again(self, op: int) -> Values:
         """What it adds to each bound, at least, to run an operator once more in backward."""
         asked = np.zeros((self.bounds.zones, self.asked.count))
-        forward = self.vertices[id(self.tables.problem.costs[op])].get(self.asked.work("forward"))
+        forward = self.vertices[id(self.tables.problem.costs[op])].row(self.asked.work("forward"))
         if forward is not None:
             zone, passes = self.vertex_zones[op], self.asked.micro_batches
             least = float(forward.min()) / passes
@@ -378,10 +402,7 @@ class Demands:
         mode: Mode = "wait" if edge.storage is None else "ahead"
         mode = "behind" if edge.storage is not None and leg.what != "value" else mode
         if leg.what == "sum":  # whatever the reader needs
-            parts = self._asked(edge.steps(leg, shape), mode)
-            parts = {k: part[:, None] for k, part in parts.items()}
-            everyone = np.zeros(len(edge.needed), np.int64)
-            return _Pairs(parts, np.arange(len(edge.left)), everyone, None)
+            return self._same_for_all(edge, self._asked(edge.steps(leg, shape), mode), None)
         rows, of_row = distinct(leg.source)
         columns, of_column = distinct(leg.target)
         kind = (edge.subdims, edge.sent_bytes(leg), leg.phase, leg.may_defer, mode)
@@ -390,35 +411,43 @@ class Demands:
             size = edge.sent_bytes(leg)
             steps = reshard_all(rows, columns, shape, edge.subdims, size, leg.phase)
             found = self._asked(defer(steps) if leg.may_defer else steps, mode)
-            whole = (len(rows), len(columns))
-            self._small[key] = {k: part.reshape(whole) for k, part in found.items()}
-        parts, only = self._small[key], None if leg.only is None else leg.only.astype(float)
+            each = _Asks.of(found, (len(rows) * len(columns),))
+            seconds = each.seconds.reshape(-1, len(rows), len(columns))
+            self._small[key] = _Asks(each.numbers, seconds)
+        asks, only = self._small[key], None if leg.only is None else leg.only.astype(float)
         if leg.what == "gradient":
-            parts = {k: part.T for k, part in parts.items()}
+            asks = _Asks(asks.numbers, asks.seconds.transpose(0, 2, 1))
             of_row, of_column = of_column, of_row
-        return _Pairs(parts, of_row, of_column, only)
+        return _Pairs(asks, of_row, of_column, only)
 
     def _cast(self, edge: Edge, leg: Leg) -> Iterator[_Pairs]:
         """The cast of a parameter before its use; those of gradients are not counted."""
         before, _ = edge.casts(leg, self.tables.mesh.shape)
         if leg.what == "value" and before is not None:
-            parts = self._asked(Steps(len(edge.left), (before,)))
-            parts = {k: part[:, None] for k, part in parts.items()}
-            everyone = np.zeros(len(edge.needed), np.int64)
             only = None if leg.only is None else leg.only.astype(float)
-            yield _Pairs(parts, np.arange(len(edge.left)), everyone, only)
+            yield self._same_for_all(edge, self._asked(Steps(len(edge.left), (before,))), only)
+
+    def _same_for_all(self, edge: Edge, parts: Parts, only: Values | None) -> _Pairs:
+        """What each choice at the near end asks, whatever the reader needs."""
+        near, everyone = np.arange(len(edge.left)), np.zeros(len(edge.needed), np.int64)
+        asks = _Asks.of(parts, (len(near),))
+        return _Pairs(_Asks(asks.numbers, asks.seconds[:, :, None]), near, everyone, only)
 
     # Steps
 
     def _asked(self, steps: Steps, mode: Mode = "wait") -> Parts:
         """What some steps ask in each of their cases, where collectives are of a mode."""
         found: Parts = {}
+        sent: dict[tuple[int, ...], Values] = {}  # by the numbers that it counts for
         for step in steps.steps:
             if isinstance(step, Compute):
                 self._work(found, step)
             elif step.kind != "slice":
                 beside = is_beside(self.model, step)
-                self._sent(found, steps.cases, step, mode if beside else "wait", beside)
+                self._sent(sent, steps.cases, step, mode if beside else "wait", beside)
+        for numbers, seconds in sent.items():
+            for number in numbers:
+                _add(found, number, seconds)
         return {k: seconds for k, seconds in found.items() if seconds.any()}
 
     def _work(self, found: Parts, step: Compute) -> None:
@@ -430,17 +459,24 @@ class Demands:
                 _add(found, self.asked.work(phase), device * often)
         _add(found, self.asked.host, host * times(step, self.asked.micro_batches))
 
-    def _sent(self, found: Parts, cases: int, step: Collective, mode: Mode, beside: bool) -> None:
+    def _sent(
+        self,
+        sent: dict[tuple[int, ...], Values],
+        cases: int,
+        step: Collective,
+        mode: Mode,
+        beside: bool,
+    ) -> None:
         """What runs beside its operator's work is no work, but done before the operator is."""
         stops = mode == "wait" and not (beside and step.pieces > 1)
         seconds = self.model.collective_seconds(step) * step.repeats
-        levels = {self.tables.mesh.axes[a].level for a in step.axes}
+        levels = sorted({self.tables.mesh.axes[a].level for a in step.axes})
         for phase, often in self.asked.often(step):
-            numbers = [self.asked.level(phase, mode, level) for level in levels]
-            for number in [self.asked.work(phase), *numbers] if stops else numbers:
-                if number not in found:
-                    found[number] = np.zeros(cases)
-                found[number][step.rows] += seconds * often
+            work = [self.asked.work(phase)] if stops else []
+            numbers = (*work, *(self.asked.level(phase, mode, level) for level in levels))
+            if numbers not in sent:
+                sent[numbers] = np.zeros(cases)
+            sent[numbers][step.rows] += seconds * often
 
 
 def _add(found: Parts, number: int, seconds: Values) -> None:
@@ -451,15 +487,6 @@ def _sum(first: Mapping[int, Values], second: Mapping[int, Values]) -> Parts:
     found = dict(first)
     for number, seconds in second.items():
         _add(found, number, seconds)
-    return found
-
-
-def _weighted(parts: Parts, weights: Values) -> Values | None:
-    """A weighted sum of parts; none where nothing counts."""
-    found: Values | None = None
-    for k, part in parts.items():
-        if weights[k]:
-            found = weights[k] * part if found is None else found + weights[k] * part
     return found
 
 

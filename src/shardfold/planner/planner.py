@@ -89,7 +89,6 @@ def _select(
     searched, groups, ranking, proof = _search_and_simulate(cases, request, watch)
     smallest = ranking.least_bytes
     if not proof.is_met_by(ranking):
-        proof = Proof()  # with all that was simulated since to guide it
         _simulate_proposals((proof.propose,), groups, ranking)
         if not request.pins:
             if request.recompute == "auto":

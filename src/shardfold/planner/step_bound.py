@@ -52,10 +52,16 @@ class CaseBound:
     held: Held
     strongest: Strongest
     choices: list[Ints] = field(default_factory=list)
+    known: set[bytes] = field(default_factory=set)  # choices that guide the weights
 
     @classmethod
-    def of(cls, candidate: Candidate, limit_bytes: float = inf) -> CaseBound:
-        """Nothing is proven yet; without a limit, nothing has a price."""
+    def of(
+        cls, candidate: Candidate, limit_bytes: float = inf, like: CaseBound | None = None
+    ) -> CaseBound:
+        """Nothing is proven yet; without a limit, nothing has a price.
+
+        The best weights of one that is like it, on another mesh, are those to begin with.
+        """
         case = candidate.case
         demands, optimizer = case.demands, case.request.optimizer
         held = Held(case.graph, case.subdims, case.tables, optimizer, case.fixed_bytes)
@@ -63,7 +69,8 @@ class CaseBound:
         host = len(bounds.sums) - 1
         most = tuple((host + 1 + k, DEAREST * candidate.solution.cost) for k in range(priced))
         allowed = WeightSet(bounds.groups, host, most)
-        return cls(candidate, limit_bytes, demands, held, Strongest(allowed))
+        begin = None if like is None else like.weights_within(allowed)
+        return cls(candidate, limit_bytes, demands, held, Strongest(allowed, weights=begin))
 
     @property
     def case(self) -> Case:
@@ -75,12 +82,25 @@ class CaseBound:
         """No plan of the case has a shorter step."""
         return max(self.strongest.bound * (1 - ROUNDING), 0.0)
 
+    def weights_within(self, allowed: WeightSet) -> Array | None:
+        """The best weights so far, if they are of that set with its prices."""
+        mine, weights = self.strongest.allowed, self.strongest.weights
+        if weights is None or (mine.groups, mine.count) != (allowed.groups, allowed.count):
+            return None
+        found = weights.copy()
+        for number, most in allowed.most:
+            found[number] = min(found[number], most)
+        return found
+
     def least(self, choice: Ints) -> float:
         """A step that this one choice does not fall below."""
         return self.demands.least_seconds(self.case.unrolled, choice)
 
     def meet(self, choice: Ints) -> None:
         """Let a choice that somebody else found guide the weights, with much kept or run again."""
+        if choice.tobytes() in self.known:
+            return
+        self.known.add(choice.tobytes())
         asked = self.demands.of(self.case.unrolled, choice)
         for trades in self._known_trades:
             self.strongest.met.append(self._point(choice, asked, trades))
@@ -230,9 +250,13 @@ Group = Sequence[Candidate]  # what one search over all meshes found
 
 @dataclass(eq=False)
 class Proof:
-    """The bound over all meshes: recomputing only adds work, so what keeps all bounds the rest."""
+    """The bound over all meshes: recomputing only adds work, so what keeps all bounds the rest.
+
+    What was proven is kept: the next time, all that was simulated since guides it further.
+    """
 
     seconds: float | None = None
+    bounds: dict[str, CaseBound] = field(default_factory=dict)  # by the mesh
 
     def is_met_by(self, ranking: Ranking) -> bool:
         """Whether the best is proven to be as short as any step, nearly."""
@@ -249,17 +273,26 @@ class Proof:
         """Raise the bound of every mesh, the most hopeful first, and propose what is met."""
         found = [c for group in groups for c in group]
         # A plan that does not fit is selected only where none was found that does.
-        limit = ranking.limit_bytes if ranking.has_fitting else inf
+        limit, least = ranking.limit_bytes if ranking.has_fitting else inf, inf
         for candidate in sorted(_one_a_mesh(found), key=lambda c: _best_on(c.case, ranking)):
-            bound, graph = CaseBound.of(candidate, limit), candidate.case.graph
+            bound, graph = self._bound_on(candidate, limit), candidate.case.graph
             for known in (*found, *ranking.candidates):
                 if known.case.graph is graph and known.case.mesh == candidate.case.mesh:
                     bound.meet(np.array(known.choice))
-            yield from bound.propose(ranking, inf if self.seconds is None else self.seconds)
+            yield from bound.propose(ranking, least)
             if not ranking.is_met(bound.seconds):
                 yield from bound.mix(ranking)
-            least = bound.seconds if self.seconds is None else self.seconds
-            self.seconds = min(least, bound.seconds)
+            least = min(least, bound.seconds)
+        self.seconds = least
+
+    def _bound_on(self, candidate: Candidate, limit: float) -> CaseBound:
+        """Of a candidate's case: the bound proven within the limit so far, or a new one."""
+        mesh = str(candidate.case.mesh)
+        known = self.bounds.get(mesh)
+        if known is None or known.limit_bytes != limit:
+            best = max(self.bounds.values(), key=lambda each: each.seconds, default=None)
+            self.bounds[mesh] = CaseBound.of(candidate, limit, like=known or best)
+        return self.bounds[mesh]
 
 
 def _one_a_mesh(found: Sequence[Candidate]) -> list[Candidate]:

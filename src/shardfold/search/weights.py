@@ -9,6 +9,8 @@ on all of it, piecewise linear: bound(w) <= w . c(x) for each of them. Where tha
 the next w to solve at (Kelley's cutting planes), moved halfway to the best one so far, because
 the first of these are far off. The two bounds meet.
 
+The weights that were best for a problem much like this one are solved at first.
+
 The convex set: in each group weights sum to at most one, less the weight of the last sum, which
 stands beside all groups. Prices of what is limited have only a largest value each.
 """
@@ -57,7 +59,7 @@ class Strongest:
 
     allowed: WeightSet
     met: list[Array] = field(default_factory=list)
-    weights: Array | None = None  # of the best bound
+    weights: Array | None = None  # of the best bound, or to begin with
     bound: float = -np.inf
 
     def next_weights(self) -> tuple[Array, float]:
@@ -89,7 +91,8 @@ class Strongest:
             if self.bound >= min(enough, most - ENOUGH * abs(most)):
                 return
             if self.weights is not None:
-                weights = (weights + self.weights) / 2
+                is_first = self.bound == -np.inf
+                weights = self.weights if is_first else (weights + self.weights) / 2
             point, bound = solve(weights)
             self.met.append(point)
             if bound > self.bound:
