@@ -118,10 +118,10 @@ def _proven(plan: Plan) -> Iterator[str]:
 
 def _proven_of_pipelines(bound: float, step: float) -> str:
     if bound >= step:
-        return f"No pipeline of stages is faster: none has a step below {seconds(bound)}."
+        return f"No pipeline in the search is faster: none has a step below {seconds(bound)}."
     return (
-        f"No pipeline of stages can be more than {_gap(bound, step):.1%} faster: none has a step "
-        f"below {seconds(bound)}."
+        f"No pipeline in the search can be more than {_gap(bound, step):.1%} faster: none has a "
+        f"step below {seconds(bound)}."
     )
 
 
