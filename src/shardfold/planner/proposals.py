@@ -130,11 +130,27 @@ def propose_overlapping(groups: Sequence[Group], ranking: Ranking) -> Iterator[C
 
 
 def propose_relimited(groups: Sequence[Group], ranking: Ranking) -> Iterator[Candidate]:
-    """The winner's case within another limit, where the sum of bytes was not the peak."""
+    """Cases within another limit, where the sum of bytes was not the peak.
+
+    That of the winner; and, at a discount, those whose searches were faster and did not fit.
+    """
     limit, at = ranking.limit_bytes, ranking.winner
     if min(ranking.candidates, key=lambda c: c.seconds).peak_bytes <= limit:
         return  # the limit does not bind
-    rooms: set[float] = set()
+    yield from _relimit(at, ranking, _solve_within)
+    faster = [c for c in ranking.candidates if c.source is Source.OVERLAP]
+    faster = [c for c in faster if c.seconds < ranking.best_seconds and c.peak_bytes > limit]
+    by_case = {id(c.case.tables): c for c in sorted([at, *faster], key=lambda c: -c.seconds)}
+    for candidate in sorted(by_case.values(), key=lambda c: c.seconds)[:FEW]:
+        yield from _relimit(candidate, ranking, _solve_discounted)
+
+
+Solve = Callable[[Candidate, float, int | None], Iterator[Candidate]]
+
+
+def _relimit(start: Candidate, ranking: Ranking, solve: Solve) -> Iterator[Candidate]:
+    """Solve a case within limits that are as much lower or higher as its peak was off."""
+    at, limit, rooms = start, ranking.limit_bytes, set[float]()
     for _ in range(ROUNDS):
         case, peak, total = at.case, at.peak_bytes, at.solution.bytes or 0.0
         if not total or NEAR * limit <= peak <= limit:
@@ -145,17 +161,11 @@ def propose_relimited(groups: Sequence[Group], ranking: Ranking) -> Iterator[Can
         if room in rooms:
             return  # as far as this goes
         rooms.add(room)
-        rounds = 0 if room >= (1 - LITTLE) * limit else None
-        was_discounted = any(
-            c.case.tables is case.tables and c.source is Source.OVERLAP for c in ranking.candidates
-        )
         count = len(ranking.candidates)
-        yield from _solve_within(at, room, rounds)
-        few = rounds if was_discounted else None
-        yield from solve_discounted(at, WEIGHTS[-1], room, few)
+        yield from solve(at, room, 0 if room >= (1 - LITTLE) * limit else None)
         if count == len(ranking.candidates):
             return
-        at = min(ranking.candidates[count:], key=ranking.order)
+        at = ranking.candidates[-1]
 
 
 def propose_smallest(groups: Sequence[Group], ranking: Ranking) -> Iterator[Candidate]:
@@ -192,6 +202,13 @@ def solve_discounted(
     except InfeasibleError:
         return
     yield candidate.choosing(found.choice, Source.OVERLAP, f"search, {1 - weight:.0%} overlap")
+
+
+def _solve_discounted(
+    candidate: Candidate, limit: float, rounds: int | None
+) -> Iterator[Candidate]:
+    """The same where most of the parameters' communication is hidden."""
+    yield from solve_discounted(candidate, WEIGHTS[-1], limit, rounds)
 
 
 def _solve_within(candidate: Candidate, limit: float, rounds: int | None) -> Iterator[Candidate]:

@@ -114,7 +114,7 @@ class CaseBound:
             if len(self.choices) == count:
                 return
             choice = self.choices[-1]
-            if self.least(choice) < ranking.best_seconds:
+            if self.least(choice) < ranking.best_seconds and self._may_fit(choice):
                 yield self._candidate(choice)
 
     def mix(self, ranking: Ranking) -> Iterator[Candidate]:
@@ -129,7 +129,7 @@ class CaseBound:
         distinct = {choice.tobytes(): choice for choice in found}
         ordered = sorted((self.least(choice), key) for key, choice in distinct.items())
         for least, key in ordered[:FEW]:
-            if least < ranking.best_seconds:
+            if least < ranking.best_seconds and self._may_fit(distinct[key]):
                 yield self._candidate(distinct[key])
 
     @property
@@ -191,6 +191,11 @@ class CaseBound:
         total = self.held.fixed + self._stored_bytes(choice)
         total[0] += 0.0 if self.case.recomputed else self.held.kept_bytes()
         return total
+
+    def _may_fit(self, choice: Ints) -> bool:
+        """Whether a choice fits, if enough is run again."""
+        stored = self.held.fixed + self._stored_bytes(choice)
+        return bool((stored <= self.limit_bytes).all())
 
     def _stored_bytes(self, choice: Ints) -> Values:
         """Bytes of all parameters at each moment."""
