@@ -46,7 +46,7 @@ EVERYONE = tuple(STRATEGIES)
 KNOWN = ("data-parallel", "fsdp")  # every plan is held against these
 WEIGHTS = (0.5, 0.1)  # of the communication of parameters, beside 1
 FEW = 2  # candidates for which the search is repeated at a discount
-MOST_HIDDEN = 0.8  # of an additive cost: overlap often leaves as much of it
+MOST_HIDDEN = 0.8  # of an additive cost: overlap often leaves as much of it, if not less
 BINDING = 0.95  # of the limit: a search whose bytes come closer is bound by it
 ROUNDS = 3  # of searches within another limit
 LITTLE = 0.05  # of the limit: so little below it, the choices that were met on the way will do
@@ -116,7 +116,8 @@ def propose_overlapping(groups: Sequence[Group], ranking: Ranking) -> Iterator[C
     Where the limit binds, more may be hidden than a share of the cost: what the limit leaves
     sends more parameters.
     """
-    limit = ranking.limit_bytes
+    limit, at = ranking.limit_bytes, ranking.winner
+    left = min(MOST_HIDDEN, at.seconds / at.solution.cost)  # what it left of the best, too
     for group in groups:
         few = [c for c in _ordered(group) if not c.case.is_pinned][:FEW]
         least = min((c.unhidden_seconds for c in few), default=0.0)
@@ -124,7 +125,7 @@ def propose_overlapping(groups: Sequence[Group], ranking: Ranking) -> Iterator[C
             found, own, best = candidate.solution, candidate.unhidden_seconds, ranking.best_seconds
             is_hidden = own == least and own + WEIGHTS[-1] * (found.cost - own) < best
             binds = _binds(candidate, limit)
-            if MOST_HIDDEN * found.lower_bound <= best or (binds and is_hidden):
+            if left * found.lower_bound <= best or (binds and is_hidden):
                 for weight in WEIGHTS[-1:] if binds else WEIGHTS:
                     yield from solve_discounted(candidate, weight, limit)
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import combinations
 from typing import Any
 
@@ -30,7 +30,14 @@ from shardfold.sharding import Space, Subdims
 from shardfold.sharding.configs import NONE
 from shardfold.sharding.layouts import Layouts
 from shardfold.sharding.names import batch_classes
-from shardfold.strategies.split_preferences import Roles, Way, Ways, choose_ways, parts_over
+from shardfold.strategies.split_preferences import (
+    CONTEXTS,
+    Roles,
+    Way,
+    Ways,
+    choose_ways,
+    parts_over,
+)
 
 Choice = tuple[int, ...]
 Allowed = Callable[[Vertex], NDArray[np.bool_] | None]
@@ -209,7 +216,7 @@ class Setting:
     tables: Tables
     limit_bytes: float = math.inf
     unrolled: UnrolledProblem | None = None  # where the graph holds only a few periods of a run
-    known: dict[tuple[Axes, bool], Choice | None] = field(default_factory=dict)  # by degree
+    known: dict[tuple[object, Axes], Choice | None] = field(default_factory=dict)  # by degree
 
     @cached_property
     def roles(self) -> Roles:
@@ -231,6 +238,18 @@ class Setting:
         """The axes on the innermost level of links."""
         axes = self.tables.mesh.axes
         return tuple(a for a in self.axes if axes[a].level == axes[-1].level)
+
+    def degrees(
+        self, what: object, within: Axes, choose: Callable[[Axes], Choice | None]
+    ) -> Iterator[Choice]:
+        """What is chosen over all of some axes, all but the first, ... if it can be; found once."""
+        for start in range(len(within)):
+            key = (what, within[start:])
+            if key not in self.known:
+                self.known[key] = choose(within[start:])
+            found = self.known[key]
+            if found is not None:
+                yield found
 
     def rank(self, choice: Choice) -> tuple[bool, float]:
         """What is better comes first: what fits in memory, then the shorter step."""
@@ -326,33 +345,76 @@ def mesh_tensorflow(setting: Setting) -> Choice | Unfit:
 
 
 def expert_parallel(setting: Setting) -> Choice | Unfit:
-    """Megatron-LM's expert parallelism: rows go to their experts within a node, all else by batch.
+    """Megatron-LM's expert parallelism: rows go to their experts, all else is split by batch.
 
-    Of the degrees that a node allows, the fastest that fits in memory.
+    Of the degrees that the experts allow, over any inner part of the mesh, the fastest that fits.
     """
     return _by_expert(setting, list(_expert_degrees(setting)))
 
 
 def fsdp_ep(setting: Setting) -> Choice | Unfit:
     """As `expert_parallel`, and parameters split over the other devices too."""
-    sharded = [stored_in_parts(setting.tables, choice) for choice in _expert_degrees(setting)]
-    return _by_expert(setting, sharded)
+    return _by_expert(setting, list(_sharded_experts(setting)))
 
 
 def _by_expert(setting: Setting, choices: Sequence[Choice]) -> Choice | Unfit:
-    return min(choices, key=setting.rank) if choices else Unfit("the model has no experts")
+    reason = "the model has no experts that divide over devices"
+    return min(choices, key=setting.rank) if choices else Unfit(reason)
 
 
 def _expert_degrees(setting: Setting) -> Iterator[Choice]:
-    """Rows and experts together over the last one, two, ... of a node's axes."""
-    roles = setting.roles
+    """Rows and experts together over any inner part of the mesh."""
+    if setting.roles.experts:
+        yield from setting.degrees("experts", setting.axes, partial(_of_experts, setting))
+
+
+def _of_experts(setting: Setting, inner: Axes) -> Choice | None:
+    roles, outer = setting.roles, tuple(a for a in setting.axes if a not in inner)
+    by_expert = (Way(inner, (roles.dispatch, roles.experts)), Way(outer, (roles.batch,)))
     by_batch = (Way(setting.axes, (roles.batch,)),)
-    for start in range(len(setting.inner)) if roles.experts else ():
-        inner = setting.inner[start:]
-        outer = tuple(a for a in setting.axes if a not in inner)
-        by_expert = (Way(inner, (roles.dispatch, roles.experts)), Way(outer, (roles.batch,)))
-        ways = dict.fromkeys(roles.routed, by_expert)
-        yield _chosen(setting, ways, by_batch)
+    choice = _chosen(setting, dict.fromkeys(roles.routed, by_expert), by_batch)
+    return choice if all_split(setting, choice, inner, roles.routed) else None
+
+
+def _sharded_experts(setting: Setting) -> Iterator[Choice]:
+    """Every degree of experts, with parameters split over the other devices."""
+    for choice in _expert_degrees(setting):
+        yield stored_in_parts(setting.tables, choice)
+
+
+def context_parallel(setting: Setting, attention: str) -> Choice | Unfit:
+    """The sequence over the inner part of the mesh, the batch over the rest, as people run it.
+
+    Parameters are split over all devices, as torchtitan does it. Of the degrees that lengths and
+    heads allow, the fastest that fits in memory.
+    """
+    found = list(_context_degrees(setting, attention))
+    what = "heads" if attention == "ulysses" else "positions"
+    reason = f"it has no attention whose {what} divide over the devices of a sequence"
+    return min(found, key=setting.rank) if found else Unfit(reason)
+
+
+def _context_degrees(setting: Setting, attention: str) -> Iterator[Choice]:
+    """The sequence over any inner part of the mesh, or of the nodes, which then split tensors."""
+    roles = setting.roles
+    if not (roles.seq and roles.attention and roles.attended(attention)):
+        return
+    for tensor in dict.fromkeys(((), setting.inner)):
+        within = tuple(a for a in setting.axes if a not in tensor)
+        choose = partial(_of_context, setting, attention, tensor)
+        yield from setting.degrees((attention, tensor), within, choose)
+
+
+def _of_context(setting: Setting, attention: str, tensor: Axes, context: Axes) -> Choice | None:
+    """Attention splits one thing over the axes where all else has its sequence, if it can."""
+    roles = setting.roles
+    batch = Way(tuple(a for a in setting.axes if a not in (*context, *tensor)), (roles.batch,))
+    attended = (batch, Way(context, (roles.attended(attention),)), Way(tensor, (roles.heads,)))
+    rest = Way(context, (roles.seq,)), Way(tensor, (roles.tensor_parallel, roles.seq))
+    choice = _chosen(setting, dict.fromkeys(roles.attention, attended), (batch, *rest))
+    is_legal = all_split(setting, choice, context, roles.attention)
+    is_legal = is_legal and is_split(setting, choice, tensor)
+    return stored_in_parts(setting.tables, choice) if is_legal else None
 
 
 def _chosen(setting: Setting, ways: Mapping[int, Ways], otherwise: Ways) -> Choice:
@@ -375,14 +437,8 @@ def _best(setting: Setting, choices: Sequence[Choice]) -> Choice | Unfit:
 
 def _degrees(setting: Setting, within: Axes, *, sequence: bool) -> Iterator[Choice]:
     """Every degree that heads and features allow."""
-    for start in range(len(within)) if setting.roles.heads else ():
-        key = (within[start:], sequence)
-        if key not in setting.known:
-            choice, tensor = _of_degree(setting, within[start:], sequence)
-            setting.known[key] = choice if is_split(setting, choice, tensor) else None
-        found = setting.known[key]
-        if found is not None:
-            yield found
+    if setting.roles.heads:
+        yield from setting.degrees(sequence, within, partial(_of_degree, setting, sequence))
 
 
 def _sharded(setting: Setting) -> Iterator[Choice]:
@@ -391,12 +447,12 @@ def _sharded(setting: Setting) -> Iterator[Choice]:
         yield stored_in_parts(setting.tables, choice)
 
 
-def _of_degree(setting: Setting, tensor: Axes, sequence: bool) -> tuple[Choice, Axes]:
+def _of_degree(setting: Setting, sequence: bool, tensor: Axes) -> Choice | None:
     roles = setting.roles
     data = tuple(a for a in setting.axes if a not in tensor)
     tried = (roles.tensor_parallel, roles.seq) if sequence else (roles.tensor_parallel,)
-    ways = (Way(data, (roles.batch,)), Way(tensor, tried))
-    return choose_ways(setting.tables, setting.subdims, lambda op: ways), tensor
+    choice = _chosen(setting, {}, (Way(data, (roles.batch,)), Way(tensor, tried)))
+    return choice if is_split(setting, choice, tensor) else None
 
 
 def is_split(setting: Setting, choice: Choice, tensor: Axes, roles: Roles | None = None) -> bool:
@@ -429,6 +485,7 @@ STRATEGIES: Mapping[str, Strategy] = {
     "mesh-tensorflow": mesh_tensorflow,
     "expert-parallel": expert_parallel,
     "fsdp+ep": fsdp_ep,
+    **{f"cp-{way}": partial(context_parallel, attention=way) for way in CONTEXTS},
 }
 
 
@@ -446,19 +503,21 @@ def every(name: str, setting: Setting) -> list[Choice]:
     first = STRATEGIES[name](setting)
     if isinstance(first, Unfit):
         return []
-    if name == "fsdp+tp+sp":
-        return list(_sharded(setting))
-    if name not in TENSOR_PARALLEL:
-        return [first]
-    within = setting.axes if name == "mesh-tensorflow" else setting.inner
-    found = list(_degrees(setting, within, sequence=name == "megatron+sp"))
     if name == "mesh-tensorflow":  # within a node it is Megatron-LM's
         known = set(_degrees(setting, setting.inner, sequence=False))
-        found = [choice for choice in found if choice not in known]
-    return found
+        found = _degrees(setting, setting.axes, sequence=False)
+        return [choice for choice in found if choice not in known]
+    return list(DEGREES[name](setting)) if name in DEGREES else [first]
 
 
-TENSOR_PARALLEL = ("megatron", "megatron+sp", "mesh-tensorflow")
+DEGREES: Mapping[str, Callable[[Setting], Iterator[Choice]]] = {
+    "megatron": lambda setting: _degrees(setting, setting.inner, sequence=False),
+    "megatron+sp": lambda setting: _degrees(setting, setting.inner, sequence=True),
+    "fsdp+tp+sp": _sharded,
+    "expert-parallel": _expert_degrees,
+    "fsdp+ep": _sharded_experts,
+    **{f"cp-{way}": partial(_context_degrees, attention=way) for way in CONTEXTS},
+}
 
 
 def check_renamed(name: str) -> None:

@@ -29,6 +29,7 @@ from shardfold.sharding.layouts import Layouts
 from shardfold.sharding.names import Rows, batch_classes, words_of
 
 Classes = frozenset[int]  # identities of sub-dims
+CONTEXTS = ("ulysses", "gather", "ring")  # heads by all-to-all, keys gathered, keys going round
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +62,10 @@ class Roles:
     def tensor_parallel(self) -> Classes:
         """What Megatron-LM splits over the devices of a node."""
         return self.heads | self.inner | self.vocabulary
+
+    def attended(self, way: str) -> Classes:
+        """What attention splits where the sequence is split, in one of the `CONTEXTS`."""
+        return {"ulysses": self.heads, "gather": self.seq, "ring": self.ring}[way]
 
     @classmethod
     def of(cls, graph: Graph, subdims: Subdims) -> Roles:

@@ -40,6 +40,7 @@ from shardfold.errors import ClusterError, InputError, nearest
 from shardfold.pipeline import SCHEDULES, Pipeline
 from shardfold.strategies.baselines import Axes, Choice, Setting, all_split, complete, is_split
 from shardfold.strategies.split_preferences import (
+    CONTEXTS,
     Classes,
     Roles,
     Way,
@@ -55,7 +56,7 @@ CHOICES = {
     "recompute": ("none", "selective", "products", "full"),
     "schedule": tuple(SCHEDULES),
     "reshard": ("always", "never"),
-    "attention": ("ulysses", "gather", "ring"),
+    "attention": CONTEXTS,
 }
 WORDS = (*NUMBERS, "sp", *CHOICES)
 ZERO = {0: "nothing", 1: "optimizer state", 2: "gradients and optimizer state", 3: "parameters"}
@@ -333,7 +334,7 @@ def _by_context(roles: Roles, stated: Stated, placed: Placed) -> dict[int, Ways]
     """How attention is split where the sequence is, along the same devices."""
     if stated.context == 1:
         return {}
-    attended = {"ulysses": roles.heads, "gather": roles.seq, "ring": roles.ring}[stated.attention]
+    attended = roles.attended(stated.attention)
     if not roles.seq or not roles.attention or not attended:
         raise InputError(f"cp={stated.context}: the model has no attention over a sequence.")
     by_head = Way(placed.tensor, (roles.heads,))

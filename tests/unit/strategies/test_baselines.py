@@ -25,6 +25,7 @@ from shardfold.strategies.baselines import (
     Setting,
     Unfit,
     batch_factors,
+    every,
     fully_sharded,
     replicated,
     strategy_named,
@@ -314,6 +315,46 @@ def test_experts_are_split_within_a_node() -> None:
     assert attention == {(("batch", 8),): LAYERS}
 
 
+@pytest.mark.parametrize(("name", "degrees"), [("expert-parallel", {2, 4}), ("fsdp+ep", {2, 4})])
+def test_experts_are_split_over_every_part_of_the_mesh_that_they_allow(
+    name: str, degrees: set[int]
+) -> None:
+    desk = desk_of("mixtral-8x7b-tiny", "4x2xh100", "2x2x2")
+    found = every(name, Setting(desk.graph, desk.subdims, desk.tables))
+    parts = [Made(desk, choice).splits("shardfold.routed_experts") for choice in found]
+    assert {dict(split)["dispatch"] for each in parts for split in each} == degrees
+
+
+@pytest.mark.parametrize(
+    ("way", "split", "sent"),
+    [
+        ("ulysses", (("batch", 2), ("heads", 2)), {("all_to_all", 3 * LAYERS)}),
+        ("gather", (("batch", 2), ("seq", 2)), {("all_gather", 2 * LAYERS)}),
+        ("ring", (("batch", 2), ("ring", 2)), {("all_to_all", 3 * LAYERS), ("ring", LAYERS)}),
+    ],
+)
+def test_a_sequence_is_split_within_a_node_and_the_batch_between(
+    way: str, split: tuple[tuple[str, int], ...], sent: set[tuple[str, int]]
+) -> None:
+    """What is sent of activations in forward, along the devices of a sequence."""
+    desk = desk_of("llama3-8b-tiny", "2x2xh100", "2x2")
+    setting = Setting(desk.graph, desk.subdims, desk.tables)
+    made_of = [Made(desk, choice) for choice in every(f"cp-{way}", setting)]
+    found = next(f for f in made_of if split in f.splits("aten.scaled_dot_product_attention"))
+    assert found.splits("aten.scaled_dot_product_attention") == {split: LAYERS}
+    assert set(found.splits("aten.linear")) == {(("batch", 2), ("seq", 2))}
+    entries = [e for e in operator_entries(found.decoded) if e.kind.endswith("attention")]
+    moved = Counter(
+        c.kind
+        for e in entries
+        for c in e.collectives
+        for _ in range(c.count)
+        if c.phase == "forward"
+    )
+    assert set(moved.items()) == sent
+    assert all("replicated" not in e.layout for e in parameter_entries(found.decoded))
+
+
 def test_zero_2_gathers_once_and_zero_3_twice() -> None:
     weights = 7  # backward needs these again, and no bias; conv1's is too small to be sharded
     for strategy, again in (("zero-2", 0), ("fsdp", weights)):
@@ -338,6 +379,7 @@ def test_hybrid_sharding_gathers_within_a_node_only() -> None:
         ("megatron", "resnet50-tiny", "no attention"),
         ("megatron+sp", "alexnet-tiny", "no sequence of tokens"),
         ("expert-parallel", "gpt2-tiny", "no experts"),
+        ("cp-ring", "resnet50-tiny", "no attention"),
     ],
 )
 def test_a_strategy_that_does_not_apply_says_why(strategy: str, name: str, why: str) -> None:
