@@ -23,6 +23,7 @@ from typing import Any
 import click
 
 from environment import environment
+from shardfold.progress import Stage
 
 FOLDER = Path(__file__).resolve().parent
 RESULTS = FOLDER / "results" / "at-scale.json"
@@ -134,53 +135,47 @@ CASES = (
 
 
 def measure(case: Case, cluster: str) -> dict[str, Any]:
-    """Plan one case on one cluster, and price the baselines."""
+    """Plan one case on one cluster, and price the baselines on the same tables."""
     from shardfold.api import Planner
     from shardfold.cluster import parse
+    from shardfold.plans import Plan
 
     devices, load = parse(cluster).size, os.getloadavg()[0]
-    begin = time.process_time()
-    planner = Planner(*case.build(devices), cluster=cluster, dtype="bf16", prefer="speed")
-    plan = planner.plan()
-    seconds = time.process_time() - begin
-    # The plan with its stages is made above; here only the baselines are priced.
-    compared = planner.compare(methods=("selected", *case.baselines), pipeline="off")
-    found = {
-        each.method: {
-            "step_seconds": each.step_seconds,
-            "mfu": each.mfu,
-            "peak_bytes": each.peak_bytes,
-            "exposed_seconds": each.exposed_seconds,
-            "mesh": each.mesh,
-            "fits": each.fits,
-            "note": each.note,
-        }
-        for each in compared.results
-    }
-    stages = plan.pipeline
+    begin, planned = time.process_time(), list[float]()
+
+    def watch(stage: Stage) -> None:
+        if stage.name == "comparing":  # what comes before it is the planning
+            planned.append(time.process_time() - begin)
+
+    built = case.build(devices)
+    planner = Planner(*built, cluster=cluster, dtype="bf16", prefer="speed", watch=watch)
+    with tempfile.TemporaryDirectory(prefix="shardfold-") as folder:
+        found = planner.compare(methods=("selected", *case.baselines), save_plans=folder)
+        plan = Plan.load(Path(folder) / "selected.json")
+    figures = {each.method: _figures(each) for each in found.results}
     return {
         "model": case.model,
         "seq": case.seq,
         "batch": case.batch(devices),
         "cluster": cluster,
-        "step_seconds": plan.estimate.step_seconds,
+        **figures.pop("selected"),
         "bound_seconds": plan.estimate.step_lower_bound_seconds,
-        "fits": plan.fits,
-        "mfu": plan.simulation.mfu,
-        "peak_bytes": plan.estimate.peak_bytes,
-        "limit_bytes": plan.estimate.limit_bytes,
-        "exposed_seconds": plan.simulation.exposed_seconds,
-        "mesh": "x".join(str(axis.size) for axis in plan.mesh),
-        "stages": 1 if stages is None else stages.parts,
+        "limit_bytes": found.limit_bytes,
+        "stages": 1 if plan.pipeline is None else plan.pipeline.parts,
         "micro_batches": plan.micro_batches,
         "recomputes": bool(plan.recompute),
         "experts": _splits(plan, "shardfold.routed_experts"),
         "attention": _splits(plan, "aten.scaled_dot_product_attention"),
-        "without_stages": found.pop("selected"),
-        "baselines": found,
-        "cpu_seconds": seconds,
+        "baselines": figures,
+        "cpu_seconds": planned[0],
         "load": load,
     }
+
+
+def _figures(result: Any) -> dict[str, Any]:
+    """What stands in the table of one method."""
+    names = ("step_seconds", "mfu", "peak_bytes", "exposed_seconds", "mesh", "fits", "note")
+    return {name: getattr(result, name) for name in names}
 
 
 def _splits(plan: Any, kind: str) -> list[str]:
@@ -213,6 +208,64 @@ def _key(row: Row) -> tuple[str, int, int]:
     return (row["model"], row["seq"], CLUSTERS.index(row["cluster"]))
 
 
+def page(whole: Mapping[str, Any]) -> str:
+    """All cases: the plan, what it does, and what people run."""
+    rows, at = whole["rows"], whole["environment"]
+    slower = [f"{row['model']} on {row['cluster']}" for row in rows if faster(row)]
+    fits = sum(row["fits"] for row in rows)
+    paragraphs = [
+        "# Mixtures of experts and long sequences at scale",
+        f"Written by `python benchmarks/at_scale.py` on {at['date']}; Python {at['python']}. Real "
+        "dimensions, bf16, AdamW, the default cost model and memory limit, `--prefer speed`; "
+        "simulated, not measured. Mixtures have sequences of 4,096 tokens, two a device; long "
+        "sequences come to 16,384 tokens a device.",
+        f"{len(rows)} cases; the plan fits in {fits}. "
+        + (f"A baseline that fits is faster in: {', '.join(slower)}." if slower else "")
+        + ("" if slower else "No baseline that fits is faster than the plan."),
+        "\n".join(_plans(rows)),
+        "*Exposed* is the communication that no work hides, as a share of the step; *gap* how much "
+        "shorter any plan without stages can be, at most. *Planned in* is processor time of "
+        "capture and search on one core, beside other work on two cores: the load is that of the "
+        "minute before.",
+        "## Baselines",
+        "Steps of expert and context parallelism as people run them, in the degree and on the mesh "
+        "that suit each best, with blocks recomputed where nothing fits otherwise.",
+        "\n".join(_baselines(rows)),
+    ]
+    return "\n\n".join(paragraphs) + "\n"
+
+
+def _plans(rows: Sequence[Row]) -> list[str]:
+    head = "| model | tokens | cluster | step | gap | MFU | peak | exposed | splits | planned in |"
+    found = [head, "|---|---:|---|---:|---:|---:|---:|---:|---|---:|"]
+    for row in rows:
+        gap = 1 - row["bound_seconds"] / row["step_seconds"]
+        stages = f"{row['stages']} stages of " if row["stages"] > 1 else ""
+        splits = [*(f"experts {s}" for s in row["experts"][:1])]
+        splits += [f"attention {s}" for s in row["attention"][:1]]
+        found.append(
+            f"| {row['model']} | {row['batch']:,} x {row['seq']:,} | {row['cluster']} "
+            f"| {_step(row)} | {gap:.1%} | {row['mfu']:.1%} | {row['peak_bytes'] / 2**30:.1f} GiB "
+            f"| {row['exposed_seconds'] / row['step_seconds']:.1%} "
+            f"| {stages}{row['mesh']}: {'; '.join(splits)}{', recomputes' * row['recomputes']} "
+            f"| {row['cpu_seconds']:.1f} s at load {row['load']:.0f} |"
+        )
+    return found
+
+
+def _baselines(rows: Sequence[Row]) -> list[str]:
+    names = (*EXPERTS, *CONTEXT)
+    found = [f"| model | tokens | cluster | plan | {' | '.join(names)} |"]
+    found.append("|---|---:|---|---:" + "|---:" * len(names) + "|")
+    for row in rows:
+        cells = [_step(row["baselines"][n]) if n in row["baselines"] else "" for n in names]
+        found.append(
+            f"| {row['model']} | {row['batch']:,} x {row['seq']:,} | {row['cluster']} "
+            f"| {_step(row)} | {' | '.join(cells)} |"
+        )
+    return found
+
+
 @click.command(help=__doc__)
 @click.argument("names", nargs=-1)
 @click.option("--cluster", "clusters", multiple=True, default=CLUSTERS, show_default=True)
@@ -231,6 +284,11 @@ def main(names: Sequence[str], clusters: Sequence[str], out: Path, only_page: bo
             row = measure(case, cluster)
             store(out, row)
             click.echo(_line(row))
+    rows = json.loads(out.read_text())["rows"]
+    if out == RESULTS:
+        PAGE.write_text(page(json.loads(out.read_text())))
+    if any(map(faster, rows)):
+        raise SystemExit(1)
 
 
 def _line(row: Row) -> str:
@@ -247,6 +305,8 @@ def _line(row: Row) -> str:
 
 
 def _step(found: Row) -> str:
+    if found["step_seconds"] is None:
+        return "does not apply"
     return f"{found['step_seconds']:.3f} s{'' if found['fits'] else ' (does not fit)'}"
 
 

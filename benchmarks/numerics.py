@@ -8,6 +8,7 @@ are held against those that the plan lists. One start of the processes serves al
 
     python benchmarks/numerics.py --out benchmarks/results/numerics.json
     python benchmarks/numerics.py rnnlm-tiny --processes 2 --plans 5
+    python benchmarks/numerics.py --mixtures --out benchmarks/results/numerics-mixtures.json
     python benchmarks/numerics.py --page        # write the page from what was measured before
 """
 
@@ -29,6 +30,7 @@ from typing import Any
 
 import click
 
+from architecture_list import ARCHITECTURES, GROUPED, IDS, Architecture
 from environment import environment
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -50,6 +52,16 @@ MODELS = (
     "vit-large-tiny",
     "mixtral-8x7b-tiny",
 )
+# Classes of transformers as they are, from the list of architectures; in every second random plan
+# rows go to their experts on other devices.
+MIXTURES = ("mixtral", "qwen3_moe", "deepseek_v3", "gpt_oss", "olmoe", "llama4_text")
+ROUTED = "shardfold.routed_experts"
+LLAMA4 = Architecture(
+    "llama4_text",
+    "Llama4ForCausalLM",
+    "experts",
+    {**GROUPED, **IDS, "intermediate_size_mlp": 64, "num_local_experts": 4},
+)
 MESHES = {2: ("2",), 4: ("2x2", "4"), 8: ("2x2x2",)}
 STEPS, LR = 20, 1e-3
 # With batch norm over few samples, training at that rate magnifies rounding: InceptionV3 on one
@@ -59,6 +71,7 @@ STEPS, LR = 20, 1e-3
 LOWER_LR = {"inceptionv3-tiny": 1e-4, "resnet50-tiny": 1e-4, "densenet121-tiny": 1e-4}
 BATCHES = {"inceptionv3-tiny": 16}
 WAIT = timedelta(minutes=30)  # of ranks for each other
+TINY_BATCH = 4
 STEP_TOLERANCE, TRAINING_TOLERANCE = 1e-9, 1e-7
 
 
@@ -90,11 +103,31 @@ class Row:
 Case = tuple[str, str, bytes, bool]  # mesh, label, plan, whether to train
 
 
-def built(model: str) -> tuple[Any, Any, Any]:
+def built(model: str, dtype: str | None = None) -> tuple[Any, Any, Any]:
     """The model, with weights and a batch, alike on every rank."""
     from shardfold import zoo
 
-    return zoo.build(model, device="cpu", batch=BATCHES.get(model))
+    known = next((each for each in (*ARCHITECTURES, LLAMA4) if each.name == model), None)
+    if known is not None:
+        module, args, kwargs = as_it_is(known)
+        return module if dtype is None else module.double(), args, kwargs
+    return zoo.build(model, device="cpu", batch=BATCHES.get(model), dtype=dtype)
+
+
+def as_it_is(known: Architecture) -> tuple[Any, Any, Any]:
+    """A class of transformers as it is, with the loop over experts that it falls back to."""
+    import torch
+    import transformers
+
+    from shardfold.zoo.huggingface import LossOf
+
+    fields = {**known.real, **known.tiny}
+    config = transformers.AutoConfig.for_model(known.name, **fields)
+    config.use_cache, config._experts_implementation = False, "eager"
+    torch.manual_seed(0)
+    kind = getattr(transformers, known.class_name)
+    tokens = torch.randint(fields["vocab_size"], (TINY_BATCH, known.tiny_seq or 1))
+    return LossOf(kind(config).train()), (), {"input_ids": tokens, "labels": tokens}
 
 
 def cases(model: str, processes: int, plans: int, training: int) -> list[Case]:
@@ -108,9 +141,12 @@ def cases(model: str, processes: int, plans: int, training: int) -> list[Case]:
     for k, mesh in enumerate(meshes):
         chooser = Chooser(*built(model), f"{processes}xcpu", mesh)
         found.append((mesh, "best", dumps(chooser.best()).encode(), True))
+        sent = chooser.splitting(plans, ROUTED, lambda _: "d")
         for seed in range(k, plans, len(meshes)):
-            given = dumps(chooser.random(seed)).encode()
-            found.append((mesh, f"random {seed}", given, seed < training))
+            drawn = sent.get(f"random {seed}") if seed // len(meshes) % 2 else None
+            label = f"random {seed}" + (", dispatch" if drawn else "")
+            given = dumps(drawn or chooser.random(seed)).encode()
+            found.append((mesh, label, given, seed < training))
     return found
 
 
@@ -256,12 +292,11 @@ def module_difference(rank: int, model: str) -> float:
     from torch import nn
 
     import shardfold as sf
-    from shardfold import zoo
     from shardfold.runtime.check import SMALL, difference
     from shardfold.zoo import language
 
     language.DROPOUT = 0.0
-    module, args, kwargs = zoo.build(model, device="cpu", dtype="fp64")
+    module, args, kwargs = built(model, "fp64")
     for part in module.modules():
         for name, value in list(vars(part).items()):
             if isinstance(part, nn.Dropout) and name == "p":
@@ -404,6 +439,7 @@ machine busy with other work (load {load}): {processor}, {cores} cores, Python {
 @click.option("--plans", type=int, default=20, show_default=True, help="Random plans of each.")
 @click.option("--training", type=int, default=2, show_default=True, help="Of those, to train.")
 @click.option("--out", type=click.Path(dir_okay=False), help="Write the rows as JSON.")
+@click.option("--mixtures", is_flag=True, help="Mixtures of experts instead, as they are.")
 @click.option("--page", "write", is_flag=True, help="Write the page from the stored rows.")
 def main(
     models: tuple[str, ...],
@@ -411,6 +447,7 @@ def main(
     plans: int,
     training: int,
     out: str | None,
+    mixtures: bool,
     write: bool,
 ) -> None:
     """Try every model, then print a line for each."""
@@ -428,7 +465,7 @@ def main(
     warnings.simplefilter("ignore")
     for name in ("torch", "torch.distributed.tensor._redistribute", "transformers"):
         logging.getLogger(name).setLevel(logging.ERROR)
-    for model in models or MODELS:
+    for model in models or (MIXTURES if mixtures else MODELS):
         own[model] = launch(module_difference, 1, model, is_fork=True)[0]
         for size in processes:
             given = cases(model, size, plans, training)

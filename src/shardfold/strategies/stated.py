@@ -27,6 +27,7 @@ Devices along cp share parameters as those along fsdp do, or along dp, where not
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -350,7 +351,10 @@ def _by_expert(
     if stated.experts == 1:
         return {}
     if not roles.dispatch:
-        raise InputError(f"ep={stated.experts}: the model has no experts that rows can be sent to.")
+        seen = next(_for_all_rows(setting), "")
+        raise InputError(
+            f"ep={stated.experts}: the model has no experts that rows can be sent to{seen}."
+        )
     rest = tuple(a for a in placed.data if a not in placed.experts)
     ways = (
         Way(placed.experts, (roles.dispatch,)),
@@ -358,6 +362,18 @@ def _by_expert(
         Way(placed.tensor, tried),
     )
     return dict.fromkeys(roles.routed, ways)
+
+
+def _for_all_rows(setting: Setting) -> Iterator[str]:
+    """What is said of products with the matrices of all experts, each of which meets all rows."""
+    graph = setting.graph
+    for op, rule in zip(graph.ops, setting.subdims.rules, strict=True):
+        kinds = [graph.tensors[t].role for t in op.inputs]
+        if rule.rule.engine == "matrix" and kinds == ["activation", "parameter"]:
+            sides = (*rule.rule.operands, rule.rule.results[0])
+            rows, weight, made = ({f for dim in each for f in dim} for each in sides)
+            if rows & weight & made:
+                yield f": {op.origin} is a product of all rows with every matrix ({op.kind})"
 
 
 def _splits_batch(setting: Setting, choice: Choice, data: Axes) -> bool:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from functools import cache
 
 import pytest
+import torch
+from torch import nn
 
 from shardfold import zoo
 from shardfold.api import Planner
@@ -226,6 +228,23 @@ def test_the_state_of_experts_is_in_as_many_parts_as_they_have_replicas() -> Non
     experts = sum(n for name, n in sizes.items() if ".experts." in name)
     others, own = sum(sizes.values()) - experts, experts / 4
     assert parts / whole == pytest.approx((others / 8 + own / 2) / (others + own), rel=1e-3)
+
+
+class Everyone(nn.Module):
+    """Experts that all meet every row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.matrices = nn.Parameter(torch.randn(4, 16, 16))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.bmm(x.expand(4, *x.shape), self.matrices).sum(0).square().mean()
+
+
+def test_experts_that_meet_every_row_are_named() -> None:
+    made = Planner(Everyone(), (torch.randn(8, 16),), cluster=CLUSTER)
+    with pytest.raises(InputError, match=r"ep=4: .* product of all rows with every matrix \(aten"):
+        made.estimate("dp=8 ep=4", beside_plan=False)
 
 
 def test_the_host_of_another_stack_asks_for_collectives() -> None:
