@@ -38,6 +38,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]  # choices and recorder are thos
 
 PAGE = ROOT / "docs" / "results" / "numerics.md"
 RESULTS = ROOT / "benchmarks" / "results" / "numerics.json"
+MIXTURES_RESULTS = RESULTS.with_name("numerics-mixtures.json")
 MODELS = (
     "alexnet-tiny",
     "inceptionv3-tiny",
@@ -342,10 +343,49 @@ def summary(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
-def page(results: Mapping[str, Any]) -> str:
-    """The results as a page."""
-    made, lines = results["environment"], []
-    rows = summary(results["rows"])
+def page(results: Mapping[str, Any], mixed: Mapping[str, Any]) -> str:
+    """The results as a page; mixtures as they are have a table of their own."""
+    made, rows = results["environment"], summary(results["rows"])
+    plans, sent = sum(r["plans"] for r in rows), sum(r["collectives"] for r in rows)
+    return TEXT.format(
+        table=_table(rows),
+        plans=plans,
+        models=len({r["model"] for r in rows}),
+        collectives=f"{sent:,}",
+        wrong=sum(r["wrong"] for r in rows) or "None",
+        own=f"{max(results['module_difference'].values()):.1e}",
+        minutes=f"{results['seconds'] / 60:.0f}",
+        load=f"{made['load_before']:.0f}",
+        note=results.get("note", ""),
+        missing=missing({(r["model"], r["processes"]) for r in rows}),
+        sensitivity=sensitivity(results.get("sensitivity")),
+        steps=STEPS,
+        mixtures=_mixtures(mixed),
+        **{k: made[k] for k in ("date", "processor", "cores", "python", "torch")},
+    )
+
+
+def _mixtures(results: Mapping[str, Any]) -> str:
+    rows, made = results["rows"], results["environment"]
+    wrong = sum(r["wrong"] for r in summary(rows))
+    return MIXED.format(
+        table=_table(summary(rows)),
+        wrong=wrong or "None",
+        left=", ".join(_left_out({(r["model"], r["processes"]) for r in rows})) or "nothing",
+        steps=STEPS,
+        plans=len(rows),
+        sent=sum(r["plan"].endswith("dispatch") for r in rows),
+        own=f"{max(results['module_difference'].values()):.1e}",
+        **{k: made[k] for k in ("date", "torch", "transformers")},
+    )
+
+
+def _left_out(found: set[tuple[str, int]]) -> Iterator[str]:
+    return (f"`{m}` on {n}" for m in MIXTURES for n in MESHES if (m, n) not in found)
+
+
+def _table(rows: Iterable[Mapping[str, Any]]) -> str:
+    lines = []
     for r in rows:
         cells = (
             f"`{r['model']}`",
@@ -358,23 +398,7 @@ def page(results: Mapping[str, Any]) -> str:
             r["wrong"] or "-",
         )
         lines.append(f"| {' | '.join(map(str, cells))} |")
-    own = max(results["module_difference"].values())
-    plans, sent = sum(r["plans"] for r in rows), sum(r["collectives"] for r in rows)
-    return TEXT.format(
-        table="\n".join(lines),
-        plans=plans,
-        models=len({r["model"] for r in rows}),
-        collectives=f"{sent:,}",
-        wrong=sum(r["wrong"] for r in rows) or "None",
-        own=f"{own:.1e}",
-        minutes=f"{results['seconds'] / 60:.0f}",
-        load=f"{made['load_before']:.0f}",
-        note=results.get("note", ""),
-        missing=missing({(r["model"], r["processes"]) for r in rows}),
-        sensitivity=sensitivity(results.get("sensitivity")),
-        steps=STEPS,
-        **{k: made[k] for k in ("date", "processor", "cores", "python", "torch")},
-    )
+    return "\n".join(lines)
 
 
 def missing(found: set[tuple[str, int]]) -> str:
@@ -430,6 +454,21 @@ within {own} of the model's own.
 machine busy with other work (load {load}): {processor}, {cores} cores, Python {python}, torch
 {torch}.
 {note}Again: `python benchmarks/numerics.py --out benchmarks/results/numerics.json`.
+
+{mixtures}"""
+MIXED = """## Mixtures of experts, as they are
+
+Classes of transformers in small sizes, with the loop over experts of their own. The same figures;
+in {sent} of the {plans} plans rows go to experts on other devices, in all blocks at once. Not
+measured: {left}.
+
+| model | processes | plans | loss | gradient | {steps} steps | collectives | wrong |
+|---|---:|---:|---:|---:|---:|---:|---:|
+{table}
+
+{wrong} of the plans were wrong; on one device loss and gradients are within {own} of the model's.
+Measured on {date}, torch {torch}, transformers {transformers}. Again:
+`python benchmarks/numerics.py --mixtures --out benchmarks/results/numerics-mixtures.json`.
 """
 
 
@@ -452,7 +491,9 @@ def main(
 ) -> None:
     """Try every model, then print a line for each."""
     if write:
-        PAGE.write_text(page(json.loads(RESULTS.read_text())))
+        PAGE.write_text(
+            page(*(json.loads(file.read_text()) for file in (RESULTS, MIXTURES_RESULTS)))
+        )
         return
     from shardfold.plans.files import loads
     from shardfold.runtime.ranks import launch

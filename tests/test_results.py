@@ -34,10 +34,11 @@ def read(*files: Path) -> list[Any]:
 @pytest.mark.parametrize(
     ("name", "page", "files"),
     [
+        ("at_scale", "at-scale.md", ("at-scale.json",)),
         ("compare_page", "compare.md", ("compare.json",)),
         ("folding", "folding.md", ("folding.json",)),
         ("gaps", "gaps.md", ("gaps.json",)),
-        ("numerics", "numerics.md", ("numerics.json",)),
+        ("numerics", "numerics.md", ("numerics.json", "numerics-mixtures.json")),
         ("pipelines", "pipelines.md", ("pipelines.json",)),
         ("published_page", "published.md", ("published.json",)),
         ("stacks", "stacks.md", ("stacks.json", "stacks-run.json")),
