@@ -28,6 +28,7 @@ from shardfold.export.stack_plan import StackPlan, beside, best_for, job_of, siz
 from shardfold.export.targets import Sizes, Target, configurations, target_named
 from shardfold.export.writers import Job
 from shardfold.graph import Graph
+from shardfold.graph.precision import precision_named
 from shardfold.operators import Rules, rules_of
 from shardfold.operators.experts import imbalanced
 from shardfold.pipeline.cut import Layers, leaves_out_layers
@@ -383,6 +384,11 @@ class Planner:
         target.check_model(op.kind for op in whole.ops)
         layers = len(Layers.of(whole))
         sizes = sizes_of(captures.samples, whole, layers, has_plan=_has_tensor_plan(self.model))
+        if precision_named(asked.request.numbers).is_float8:
+            raise InputError(
+                "No file of another stack says float8 yet: estimate with it, and export "
+                "with precision='bf16-mixed'."
+            )
         numbers = "fp32" if asked.request.numbers == "tf32" else asked.request.numbers
         job = job_of(whole, sizes.samples, layers, numbers, asked.search.cluster)
         graphs = partial(self._stated_graph, asked)

@@ -145,7 +145,8 @@ _PLANNING = (
         metavar="bf16-mixed|bf16|tf32|fp32|...",
         callback=known_precision,
         help="bf16-mixed: float32 master weights and moments, computes in bf16, reduces in float32 "
-        "(bf16-mixed/bf16: in bf16); bf16, fp16, fp32, fp64: all in one; tf32: products in TF32.",
+        "(bf16-mixed/bf16: in bf16); fp8-mixed: with linear layers in float8, priced and not run; "
+        "bf16, fp16, fp32, fp64: all in one; tf32: products in TF32.",
     ),
     click.option(
         "--compile/--eager",

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 from shardfold.errors import ClusterError, nearest
 
-DTYPES = ("float64", "float32", "tf32", "bfloat16", "float16")
-"""The names under which a device states its matrix rate; `tf32` is float32 data rounded."""
+DTYPES = ("float64", "float32", "tf32", "bfloat16", "float16", "float8")
+"""The names under which a device states its matrix rate; `tf32` is float32 data rounded, `float8`
+what is summed up in float32."""
 
 
 COMPLEX = {"complex64": "float32", "complex128": "float64"}

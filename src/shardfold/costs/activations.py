@@ -39,7 +39,7 @@ from shardfold.costs.memory_format import access_of, aliases, fusion_of
 from shardfold.costs.operator_steps import Tensors, operand_local_bytes, points, result_bytes
 from shardfold.costs.steps import Values
 from shardfold.errors import PlanError
-from shardfold.graph import Graph
+from shardfold.graph import Graph, Op
 from shardfold.graph.repeats import MODEL, operator_order
 from shardfold.operators import Call, Extra
 from shardfold.sharding import Space, Subdims
@@ -529,5 +529,16 @@ def extras(graph: Graph, subdims: Subdims, index: int) -> tuple[Extra, ...]:
         return ()
     access = access_of(graph, subdims, index)
     found = operator.extras(Call.of(graph, op), access)
+    if access.is_float8:
+        found += _float8_copies(op)
     # Fused with others, only a few numbers of each row are left of it.
     return found if access.fused is None else tuple(extra for extra in found if extra.over)
+
+
+def _float8_copies(op: Op) -> tuple[Extra, ...]:
+    """Of what a product multiplies: its operands, backward its result's gradient, too."""
+    names = [operand.name for operand in op.operands]
+    matrices = [k for k, name in enumerate(names) if name not in ("bias", "self") or len(names) < 3]
+    forward = tuple(Extra(k, 1.0, life="forward") for k in matrices)
+    backward = tuple(Extra(k, 1.0, life="backward") for k in (*matrices, -1))
+    return forward + backward

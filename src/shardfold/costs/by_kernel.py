@@ -149,7 +149,14 @@ class ByKernel:
             calls = sum(float(np.max(k.times)) for k in step.work.kernels(step.phase))
             return calls * self.host_of([COMPILED], "forward")
         kinds = [step.work.access.kind, _operator(step).launched_as, OTHERS]
-        return self.host_of(kinds, step.phase)
+        return self.host_of(kinds, step.phase) + self._casts(step)
+
+    def _casts(self, step: Compute) -> float:
+        """What the host takes to ask for the kernels that scale and cast to float8."""
+        if step.work is None or not step.work.access.is_float8:
+            return 0.0
+        found = [k for k in step.work.kernels(step.phase) if k.family == "vector"]
+        return sum(float(np.max(k.times)) for k in found) * self.host_of([COMPILED], "forward")
 
     def host_of(self, kinds: Sequence[str], phase: str) -> float:
         """What the host takes to ask for the first of these kinds that is known."""

@@ -177,6 +177,8 @@ class Datasheet:
     def _peak(self, dtype: str) -> float:
         """The matrix rate of a dtype; of one that the device lacks, that of the slowest."""
         known = dict(self.device.peak_flops)
+        if dtype == "float8":  # nothing else stands for it
+            return self.device.peak(dtype)
         return known.get(dtype) or min(known.values())
 
     def _tile_rate(self, dtype: str) -> float:
@@ -202,8 +204,9 @@ class Datasheet:
         if align in UNALIGNED and dtype not in VECTOR_UNITS:
             fed = UNALIGNED[align] * self._cycles
             work = work * max(1.0, self._tile_rate(dtype) / fed)
-        items = many * (m * k + n * k + m * n)
-        return self._gap() + np.maximum(work, items * ITEM_BYTES[dtype] / self._bandwidth(0.92))
+        read, written = ITEM_BYTES[dtype], max(ITEM_BYTES[dtype], 2)  # float8 leaves bf16
+        moved = many * ((m * k + n * k) * read + m * n * written)
+        return self._gap() + np.maximum(work, moved / self._bandwidth(0.92))
 
     def _tiles(
         self, dtype: str, m: Values, n: Values, k: Values, many: Values | float = 1.0

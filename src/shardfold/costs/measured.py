@@ -248,7 +248,7 @@ def _relations(family: str) -> tuple[str, ...]:
 
 def _widths(dtype: str) -> tuple[str, ...]:
     """The dtype itself, then those of the same width or the next."""
-    if dtype == "tf32":
+    if dtype in ("tf32", "float8"):
         return (dtype,)
     halves = ("bfloat16", "float16")
     if dtype in halves:

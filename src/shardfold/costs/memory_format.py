@@ -33,6 +33,7 @@ from shardfold.operators.operator import SHARED
 from shardfold.sharding import Subdims
 
 CHANNELS_LAST = (0, 2, 3, 1)
+LINEAR = ("aten.linear", "aten.addmm", "aten.mm")
 Order = tuple[int, ...] | None  # dims from the slowest to the fastest in memory; None: with gaps
 
 
@@ -161,7 +162,7 @@ def _accesses(key: _Same) -> tuple[Access, ...]:
     operators = [rule.rule.operator for rule in key.subdims.rules]
     laid = [_lay(graph, op, known, orders) for op, known in zip(graph.ops, operators, strict=True)]
     backward = _Gradients(graph, orders).run(operators)
-    fusion = fusion_of(graph, key.subdims)
+    fusion, in_float8 = fusion_of(graph, key.subdims), _float8(graph)
     for index, (op, operator) in enumerate(zip(graph.ops, operators, strict=True)):
         copies, strided = laid[index]
         # As many gradients as readers are added up: all readers bear an equal share of it.
@@ -174,9 +175,27 @@ def _accesses(key: _Same) -> tuple[Access, ...]:
         idle = operator.is_idle(op)
         is_last = bool(op.inputs) and orders.get(op.inputs[0]) == CHANNELS_LAST
         access = (op.kind, op.attributes, idle, copies, strided, adds, is_shared)
-        compiled = (fusion is not None, None if fusion is None else fusion.ops[index])
-        found.append(Access(*access, *backward[index], is_last, *compiled))
+        compiled, fused = fusion is not None, None if fusion is None else fusion.ops[index]
+        float8 = index in in_float8
+        found.append(Access(*access, *backward[index], is_last, compiled, float8, fused))
     return tuple(found)
+
+
+def _float8(graph: Graph) -> frozenset[int]:
+    """The linear layers that multiply in float8: all but the head, where the precision says so."""
+    if not graph.precision.is_float8:
+        return frozenset()
+    found = [
+        index
+        for index, op in enumerate(graph.ops)
+        if op.kind in LINEAR and any(graph.tensors[t].role == "parameter" for t in op.inputs)
+    ]
+    is_head = found and not any(part.isdecimal() for part in _module(graph, found[-1]))
+    return frozenset(found[:-1] if is_head else found)
+
+
+def _module(graph: Graph, op: int) -> list[str]:
+    return graph.ops[op].origin.module.split(".")
 
 
 @dataclass

@@ -145,6 +145,8 @@ class Work:
         found = [self._rounded(kernel) for kernel in found]
         if self.access.is_compiled:
             found = [_padded(kernel) for kernel in found]
+        if self.access.is_float8:
+            found = [each for kernel in found for each in _in_float8(kernel)]
         if phase == "backward" and not self.access.is_compiled:
             found += [
                 Kernel("vector", self.inputs[k].dtype, (3.0 * self.operand_bytes(k),), times)
@@ -273,12 +275,33 @@ def _padded(kernel: Kernel) -> Kernel:
     return replace(kernel, family=stem) if last in ("even", "odd") else kernel
 
 
+FLOAT8_SIDES = 16  # all sides of a product are multiples of it (torch._scaled_mm)
+CASTS, CAST_BYTES = 2.0, 5.0  # kernels, and bytes for an item: read for its scale, read, written
+
+
+def _in_float8(kernel: Kernel) -> list[Kernel]:
+    """A product with its operands scaled and cast before it, where its sides allow it."""
+    if not kernel.family.startswith("matmul"):
+        return [kernel]
+    sizes = np.broadcast_arrays(*[np.asarray(size, dtype=np.float64) for size in kernel.sizes])
+    m, n, k = sizes
+    fits = np.all([size % FLOAT8_SIDES == 0 for size in sizes], axis=0)
+    calls = 2 * CASTS
+    cast = CAST_BYTES * (m * k + n * k) / calls
+    return [
+        Kernel("vector", kernel.dtype, (cast * fits,), calls * kernel.times),
+        replace(kernel, dtype="float8", sizes=(m * fits, n, k)),
+        replace(kernel, sizes=(m * ~fits, n, k)),
+    ]
+
+
 def _compute(work: Work, phase: Phase, times: float, flops: Values, moved: Values) -> Compute:
     """One pass of an operator; a view does nothing, but has to be asked for."""
     engine = work.space.rule.rule.engine
     kernels = 1 if phase == "forward" else max(1, len(work.trained))
     kernels = 0 if engine == "none" else kernels
     dtype = work.tensors.precision.product(work.dtype) if engine == "matrix" else work.dtype
+    dtype = "float8" if work.access.is_float8 else dtype
     return Compute(phase, engine, dtype, times * flops, times * moved, kernels, work)
 
 

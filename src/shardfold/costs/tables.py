@@ -172,7 +172,8 @@ class _Tabulator:
         kept = self.saved.by_operator(index)
         later = tuple(k for k, t in enumerate(results) if constant and self.saved.by_reader(t))
         again = self.regions.runs_again(index)
-        key = ("op", constant, id(rule), tensors, kept, later, again)
+        float8 = tensors.access.is_float8
+        key = ("op", constant, id(rule), tensors, kept, later, again, float8)
         if key not in self.cache:
             space = space_of(rule, self.mesh)
             if constant:

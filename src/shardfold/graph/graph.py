@@ -24,6 +24,7 @@ ITEM_BYTES = {
     "int16": 2,
     "int32": 4,
     "int64": 8,
+    "float8": 1,  # of products, in either kind
     "float8_e4m3fn": 1,
     "float8_e5m2": 1,
     "float16": 2,

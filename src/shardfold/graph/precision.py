@@ -5,10 +5,17 @@
     bf16-mixed            computes in bf16; float32 master weights, gradients and optimizer state;
                           gradients are reduced in float32
     bf16-mixed/bf16       the same, with gradients reduced in bf16
+    fp8-mixed  fp8        bf16-mixed, or bf16, with the products of linear layers in float8 (and
+    fp8-mixed/bf16        bf16-mixed/bf16): planned and priced, not run
 
 Mixed is what FSDP2's `MixedPrecisionPolicy(param_dtype=bfloat16, reduce_dtype=...)` does: a device
 casts the part of a parameter that it keeps, what is gathered is bf16, and gradients land in float32
 on the master weights.
+
+In float8 each operand of a product is scaled by its largest item, row by row, and cast when it is
+multiplied; what is kept for backward is in bf16. This is torchao's recipe "rowwise" (torchao 0.18,
+float8/float8_linear.py). The head, the last linear layer outside all numbered blocks, stays in
+bf16, as torchtitan and Megatron-LM have it.
 """
 
 from __future__ import annotations
@@ -32,6 +39,7 @@ class Precision:
     master: str = ""  # that of parameters, gradients and optimizer state between steps
     reduces: str = ""  # that of gradients on their way
     is_tf32: bool = False
+    is_float8: bool = False  # the products of linear layers
 
     def kept(self, kind: TensorType) -> str:
         """The dtype in which a parameter is kept, and its gradient and optimizer state."""
@@ -50,18 +58,24 @@ class Precision:
             return "the model's own, of gradients and optimizer state, too"
         if self.is_tf32:
             return "tf32: float32 throughout, products in TF32"
+        float8 = FLOAT8 if self.is_float8 else ""
         if not self.master:
-            return f"{self.name} throughout, no other master weights"
+            plain = "bf16" if self.is_float8 else self.name
+            return f"{plain} throughout, no other master weights{float8}"
         sent = "" if self.reduces == self.master else f", gradients reduced in {self.reduces}"
-        return f"{self.name}: {self.master} master weights and moments{sent}"
+        return f"{self.name}: {self.master} master weights and moments{sent}{float8}"
 
 
+FLOAT8 = ", linear layers multiply in float8 (priced, neither run nor measured)"
 OWN = Precision()
 PRECISIONS: Mapping[str, Precision] = {
     each.name: each
     for each in (
         Precision("bf16-mixed", "bfloat16", "float32", "float32"),
         Precision("bf16-mixed/bf16", "bfloat16", "float32", "bfloat16"),
+        Precision("fp8-mixed", "bfloat16", "float32", "float32", is_float8=True),
+        Precision("fp8-mixed/bf16", "bfloat16", "float32", "bfloat16", is_float8=True),
+        Precision("fp8", "bfloat16", is_float8=True),
         Precision("bf16", "bfloat16"),
         Precision("fp16", "float16"),
         Precision("fp32", "float32"),

@@ -60,6 +60,7 @@ class Access:
     is_gradient_strided: bool = False
     is_channels_last: bool = False  # of the first operand
     is_compiled: bool = False
+    is_float8: bool = False  # its products are
     fused: Fused | None = None  # of a compiled step: None for a kernel of its own
 
 

@@ -38,7 +38,8 @@ class Options(TypedDict, total=False):
     - `precision` (the model's own dtypes): `bf16-mixed` computes in bf16, with float32 master
       weights, gradients and optimizer state; gradients are reduced in float32, or in bf16 with
       `bf16-mixed/bf16`. `bf16`, `fp32`, `fp16` and `fp64` are for all of them alike; `tf32` is
-      `fp32` with products in TF32.
+      `fp32` with products in TF32. `fp8-mixed` (and `fp8`) have linear layers in float8: priced,
+      not run.
     - `dtype` (none): the older name of `precision`; give one of them.
     - `compile` (`False`): the step is priced as `torch.compile` makes it, and run so.
     - `optimizer` (`adamw`): `sgd`, `momentum`, `adam` or `adamw`.

@@ -18,6 +18,7 @@ from shardfold.capture.export import torch_dtype
 from shardfold.costs import pricing_named
 from shardfold.errors import RunError, ShardfoldError, renaming
 from shardfold.graph import Graph
+from shardfold.graph.precision import precision_named
 from shardfold.operators import Rules, rules_of
 from shardfold.plans import Plan
 from shardfold.plans.batch import example_for
@@ -179,8 +180,14 @@ def prepared(
     rules: Rules | None,
 ) -> tuple[Program, Subdims]:
     """The model captured as it was for the plan, which must be for it."""
+    numbers = plan.provenance.request.numbers
+    if precision_named(numbers).is_float8:
+        raise RunError(
+            f"The plan's linear layers multiply in float8 ({numbers}), which is priced and not "
+            f"run: plan with precision={str(numbers).replace('fp8', 'bf16')!r} to train."
+        )
     example = example_for(plan, args, kwargs)
-    program = capture_program(model, *example, dtype=plan.provenance.request.numbers, loss=loss)
+    program = capture_program(model, *example, dtype=numbers, loss=loss)
     check(plan, program.graph)
     return program, subdims_for(plan, program.graph, rules)
 

@@ -20,6 +20,7 @@ from msgspec import structs
 
 from shardfold.cluster import Cluster
 from shardfold.costs.decision_graph import Edge
+from shardfold.costs.memory_format import access_of
 from shardfold.costs.model import is_beside, runs_beside
 from shardfold.costs.steps import Collective, Compute, Step, is_deferred
 from shardfold.costs.unroll import UnrolledProblem
@@ -633,6 +634,8 @@ class _Builder:
         for index, op in enumerate(graph.ops):
             if self.scheduler.subdims.rules[index].rule.engine == "matrix":
                 dtype = graph.precision.product(graph.tensors[op.results[0]].type.dtype)
+                if access_of(graph, self.scheduler.subdims, index).is_float8:
+                    dtype = "float8"
                 flops[dtype] = flops.get(dtype, 0.0) + self.scheduler.useful_flops(index)
         return max(flops, key=flops.__getitem__, default="float32")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -12,10 +13,16 @@ from shardfold.capture import capture
 from shardfold.cluster import Mesh, parse
 from shardfold.cluster.mesh import Axis
 from shardfold.costs.activations import Saved, saved_bytes
-from shardfold.costs.operator_steps import Tensors, ideal_seconds, model_flops, operator_steps
+from shardfold.costs.operator_steps import (
+    Tensors,
+    Work,
+    ideal_seconds,
+    model_flops,
+    operator_steps,
+)
 from shardfold.costs.steps import Collective, Compute
 from shardfold.graph import Graph, Op, Operand, Tensor, TensorType
-from shardfold.operators import Operator, rules_of
+from shardfold.operators import Kernel, Operator, rules_of
 from shardfold.operators.experts import imbalanced
 from shardfold.sharding import Space, find_subdims, space_of
 
@@ -103,3 +110,52 @@ def test_an_imbalance_is_of_the_fullest_device_where_experts_are_split() -> None
         ]
         assert rows == ([1.0, 1.5, 1.5, 1.5, 1.5] if "d" in config else [])
     assert dispatched(imbalanced(1.5), ("i0", "f"))[1] == dispatched({}, ("i0", "f"))[1]
+
+
+class Layers(nn.Module):
+    """Two numbered layers, one of them with a side that is no multiple of 16, and a head."""
+
+    def __init__(self, hidden: int = 64) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(64, hidden), nn.Linear(hidden, 64)])
+        self.head = nn.Linear(64, 32)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.layers[1](self.layers[0](x))).square().mean()
+
+
+def products_of(hidden: int, phase: str) -> list[list[Kernel]]:
+    """The kernels of each linear layer of 128 rows on a device of its own."""
+    graph = capture(Layers(hidden), (torch.randn(128, 64),), dtype="fp8-mixed")
+    subdims = find_subdims(graph, rules_of(graph))
+    found = []
+    for index, op in enumerate(graph.ops):
+        if op.kind == "aten.linear":
+            space = space_of(subdims.rules[index], Mesh(()))
+            tensors = Tensors.of(graph, subdims, index)
+            found.append(Work(space, tensors, Mesh(())).kernels(phase))
+    return found
+
+
+def test_linear_layers_but_the_head_multiply_in_float8() -> None:
+    """Against torchao's rowwise recipe: each operand of each product is cast anew, in 5 bytes."""
+    for phase, first, second in (
+        ("forward", [(128, 128, 64)], [(128, 64, 128)]),
+        ("backward", [(128, 64, 128)], [(128, 128, 64), (64, 128, 128)]),
+    ):
+        *layers, head = products_of(128, phase)
+        assert {kernel.dtype for kernel in head} == {"bfloat16"}
+        for kernels, products in zip(layers, (first, second), strict=True):
+            multiplied = [k for k in kernels if k.dtype == "float8"]
+            assert [tuple(float(s[0]) for s in k.sizes) for k in multiplied] == products
+            cast = [k for k in kernels if k.family == "vector"]
+            moved = sum(float(k.sizes[0][0]) * float(k.times) for k in cast)
+            assert moved == sum(5 * (m * k + n * k) for m, n, k in products)
+
+
+def test_a_side_that_float8_cannot_take_stays_in_bf16() -> None:
+    for phase in ("forward", "backward"):
+        for kernels in products_of(120, phase)[:2]:
+            there = [k for k in kernels if all(float(np.max(s)) > 0 for s in k.sizes)]
+            assert {k.dtype for k in there} == {"bfloat16"}
+            assert all(k.family != "vector" for k in there)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from shardfold import zoo
 from shardfold.api import plan as find_plan
-from shardfold.errors import RunError
+from shardfold.errors import ClusterError, RunError
 from shardfold.runtime import parallelize
 
 MODELS = ("alexnet-tiny", "llama3-8b-tiny", "mixtral-8x7b-tiny", "resnet50-tiny", "rnnlm-tiny")
@@ -141,3 +141,15 @@ def test_what_forward_read_in_python_cannot_be_set(monkeypatch: pytest.MonkeyPat
     twin = copy.deepcopy(parallel)
     with pytest.raises(RunError, match="'alpha' of the model"):
         twin.alpha = 0.1
+
+
+def test_a_plan_in_float8_is_priced_and_not_run() -> None:
+    model, x = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 16)), torch.ones(32, 64)
+    loss = nn.Sequential(model, nn.LogSoftmax(-1), nn.Flatten(0))
+    given = {"loss": torch.mean, "precision": "fp8-mixed"}
+    with pytest.raises(ClusterError, match=r"A100.* no peak rate for 'float8'; it has float64"):
+        find_plan(loss, (x,), cluster="1xa100", **given)
+    plan = find_plan(loss, (x,), cluster="1xh100", **given)
+    assert "layers multiply in float8 (priced, neither run" in " ".join(str(plan).split())
+    with pytest.raises(RunError, match=r"fp8-mixed.* plan with precision='bf16-mixed' to train"):
+        parallelize(loss, plan, (x,), loss=torch.mean)
