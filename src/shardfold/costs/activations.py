@@ -531,8 +531,14 @@ def extras(graph: Graph, subdims: Subdims, index: int) -> tuple[Extra, ...]:
     found = operator.extras(Call.of(graph, op), access)
     if access.is_float8:
         found += _float8_copies(op)
-    # Fused with others, only a few numbers of each row are left of it.
-    return found if access.fused is None else tuple(extra for extra in found if extra.over)
+    fusion = fusion_of(graph, subdims)
+    if fusion is not None and index in fusion.masks:
+        return (Extra(-1, 1.0),)
+    if access.fused is None:
+        return found
+    # Fused with others, only a few numbers of each row are left of it, and what a dropout drew.
+    is_drawn = operator.memory == "dropout"
+    return tuple(extra for extra in found if extra.over or is_drawn)
 
 
 def _float8_copies(op: Op) -> tuple[Extra, ...]:

@@ -13,18 +13,23 @@ the number of kernels before it, and neighbours of one stage are a group.
 
 Backward likewise, over gradients. It computes cheap results again from what was kept: the
 partitioner of AOTAutograd keeps the fewest bytes from which all that backward needs can be made by
-operators that fuse (a minimum cut), but keeps what a product needs itself, since that would have
-to be written anyway (`torch/_functorch/partitioners.py`, `ban_if_materialized_backward`).
+operators that fuse (a minimum cut). It keeps what a product needs itself, since that would have to
+be written anyway, and makes nothing again whose operand was read before the last product and is
+read again (a sum with what went around a product), no concatenation and no small result of a
+reduction. A tensor that no kernel would write counts twice (torch 2.13,
+`torch/_functorch/partitioners.py`, `solve_min_cut`). Of an operator whose gradient passes or does
+not, it may keep a byte an item that says which; of a dropout and of most pools it always does.
 """
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from shardfold.graph import Graph
+from shardfold.graph import Graph, Op
 from shardfold.operators import Operator
 from shardfold.operators.kernels import Fused
 from shardfold.search.minimum_cut import SINK, SOURCE, Arc, minimum_cut
@@ -37,6 +42,12 @@ VIEWS = ("view", "permuted", "cut", "broadcast")
 # were compiled on an H200 (benchmarks/results/foreign-h200-compiled.json). One that reduces rows
 # reads them again for what it makes of the result.
 BY_ELEMENTS, BY_ROWS = 1.15, 2.2
+# Their gradient passes or does not, item by item; which of it is a byte.
+GATES = {f"aten.{name}" for name in "relu relu6 hardtanh leaky_relu threshold clamp".split()}
+GATES |= {"aten.clamp_min", "aten.clamp_max"}
+FLAT = ("aten.linear", "aten.mm", "aten.addmm")  # as they are, of matrices
+LARGEST_WINDOW = 25  # of a maximum whose place is kept (torch/_inductor/lowering.py)
+SMALL = 4.0  # a reduction that leaves a smaller part is not made again
 SAME = ("view", "permuted", "copy if needed", "cast", "dropout")  # all elements, and no others
 
 
@@ -59,6 +70,7 @@ class Fusion:
     absent: frozenset[int]  # tensors that are never in memory
     absent_gradients: frozenset[int]
     keepers: Mapping[int, tuple[int, ...]]  # of each that is kept: operators whose backward reads
+    masks: frozenset[int]  # operators of which a byte an item is kept
 
 
 def fused(graph: Graph, subdims: Subdims, aliases: Mapping[int, int]) -> Fusion:
@@ -83,6 +95,16 @@ class _Group:
         """As a copy would take as long for."""
         least = sum(self.reads.values()) + sum(self.writes.values()) + self.extra
         return least * (BY_ROWS if self.has_rows else BY_ELEMENTS)
+
+
+def _keeps_offsets(op: Op) -> bool:
+    """Whether a pool keeps where in its window each maximum was: a byte, and not its operand."""
+    windows = op.attributes.get("kernel_size")
+    if not op.kind.startswith("aten.max_pool") or windows is None:
+        return False
+    rank = int(op.kind[len("aten.max_pool")])
+    sides = [windows] if isinstance(windows, int) else list(windows)
+    return math.prod(sides * (rank if len(sides) == 1 else 1)) <= LARGEST_WINDOW
 
 
 class _Fuser:
@@ -122,13 +144,18 @@ class _Fuser:
         forward = self._groups(self._stages())
         backward = self._groups(self._backward_stages())
         needed = [self._needed(i) for i in range(len(self.graph.ops))]
-        kept = self._kept(needed)
+        chosen = self._kept(needed)
+        kept = frozenset(t for t in chosen if t >= 0)
+        gates = frozenset(~t for t in chosen if t < 0)
+        masks = gates | {i for i, op in enumerate(self.graph.ops) if _keeps_offsets(op)}
+        needed = [frozenset() if i in gates else each for i, each in enumerate(needed)]
         absent = self._absent(forward, kept)
         absent_gradients = self._absent_gradients(backward)
         keepers = self._keepers(needed, kept)
         ahead = self._forward_traffic(forward, absent)
         back = self._backward_traffic(backward, needed, kept, absent_gradients)
-        return Fusion(self._bearers(ahead, back), kept, absent, absent_gradients, keepers)
+        bearers = self._bearers(ahead, back)
+        return Fusion(bearers, kept, absent, absent_gradients, keepers, masks)
 
     # Groups
 
@@ -210,7 +237,7 @@ class _Fuser:
 
     def _needed(self, op: int) -> frozenset[int]:
         """The activations that the backward of an operator reads."""
-        if not self.graph.has_gradient(op) or self.idle[op]:
+        if not self.graph.has_gradient(op) or self.idle[op] or _keeps_offsets(self.graph.ops[op]):
             return frozenset()
         rule, inputs = self.rules[op], self.graph.ops[op].inputs
         flows = [self.graph.tensors[t].requires_grad for t in inputs]
@@ -224,13 +251,19 @@ class _Fuser:
         return frozenset(t for t in operands if self.is_activation(t))
 
     def _kept(self, needed: Sequence[frozenset[int]]) -> frozenset[int]:
-        """The fewest bytes from which all that is needed can be made by operators that fuse."""
-        itself = {
-            t for i, each in enumerate(needed) for t in each if not self.fuses[i]
-        }  # what a kernel reads is not made again
-        wanted = {t for each in needed for t in each}
+        """The fewest bytes from which all that is needed can be made by operators that fuse.
+
+        A negative number is a byte an item that says where the gradient of that operator passes.
+        What another kernel reads is kept, and not made again. It may be kept as the view that the
+        kernel reads: then what fuses has no use for it.
+        """
+        apart = [(i, t) for i, each in enumerate(needed) for t in each if not self.fuses[i]]
+        itself = {t for _, t in apart}
+        viewed = {t for i, t in apart if self._views(i, t)}
+        banned = self._banned()
         entrance: dict[int, int] = {}  # a tensor is kept by the arc from there to the next vertex
         arcs: list[Arc] = []
+        asked: deque[int] = deque()
 
         def into(tensor: int) -> int:
             if tensor not in entrance:
@@ -238,20 +271,96 @@ class _Fuser:
                 asked.append(tensor)
             return entrance[tensor]
 
-        asked: deque[int] = deque()
-        for tensor in wanted:
-            arcs.append((into(tensor) + 1, SINK, math.inf))
+        for i, each in enumerate(needed):
+            is_gate = self.fuses[i] and self.graph.ops[i].kind in GATES and bool(each)
+            for tensor in (~i,) if is_gate else each:
+                if not self.fuses[i] and self._views(i, tensor):
+                    continue
+                arcs.append((into(tensor) + 1, SINK, math.inf))
         while asked:
             tensor = asked.popleft()
-            at, here = self.writer[tensor], entrance[tensor]
-            arcs.append((here, here + 1, self.size(tensor)))
-            if tensor in itself or not self.fuses[at]:
+            here = entrance[tensor]
+            arcs.append((here, here + 1, self._weight(tensor)))
+            if tensor < 0:
+                parents = needed[~tensor]
+            elif tensor in itself or self.writer[tensor] in banned:
                 arcs.append((SOURCE, here, math.inf))
                 continue
-            for each in filter(self.is_activation, set(map(self.root, self.graph.ops[at].inputs))):
-                arcs.append((into(each) + 1, here, math.inf))
+            else:
+                inputs = self.graph.ops[self.writer[tensor]].inputs
+                parents = frozenset(filter(self.is_activation, map(self.root, inputs)))
+            arcs += [(into(each) + 1, here, math.inf) for each in sorted(parents)]
         _, made = minimum_cut(2 + 2 * len(entrance), arcs, nearest="sink")
-        return frozenset(t for t, v in entrance.items() if v in made and v + 1 not in made)
+        cut = (t for t, v in entrance.items() if v in made and v + 1 not in made)
+        return frozenset({*cut, *viewed})
+
+    def _views(self, op: int, tensor: int) -> bool:
+        """Whether a kernel reads a tensor as a view: all but products and convolutions of it."""
+        called = self.graph.ops[op]
+        if tensor not in called.inputs:
+            return True
+        is_flat = len(self.graph.tensors[tensor].type.shape) == 2
+        return not (self.rules[op].operator.is_convolution or (is_flat and called.kind in FLAT))
+
+    def _weight(self, tensor: int) -> float:
+        """Bytes to keep; twice where no kernel of forward would write them."""
+        if tensor < 0:
+            result = self.graph.ops[~tensor].results[0]
+            return 2.0 * math.prod(self.graph.tensors[result].type.shape)
+        at, readers = self.writer[tensor], self.readers.get(tensor, ())
+        opens = self._opens(at)
+        is_inner = all(self._joins(at, r) or (opens and self._views(r, tensor)) for r in readers)
+        return self.size(tensor) * (2.0 if is_inner else 1.0)
+
+    def _joins(self, op: int, reader: int) -> bool:
+        """Whether one kernel may be both: it may end in a concatenation, and not begin with one."""
+        if self.rules[reader].operator.memory == "joined":
+            return True
+        return self._opens(op) and self.fuses[reader]
+
+    def _opens(self, op: int) -> bool:
+        """Whether what an operator leaves may be read in its kernel, as the partitioner sees it.
+
+        It takes one of several results for a kernel that fuses: attention, and a pool with places.
+        """
+        memory = self.rules[op].operator.memory
+        if memory == "attention" or _keeps_offsets(self.graph.ops[op]):
+            return True
+        return self.fuses[op] and memory != "joined"
+
+    def _banned(self) -> set[int]:
+        """The operators that are not run again."""
+        found = {i for i, fuses in enumerate(self.fuses) if not fuses}
+        for i, op in enumerate(self.graph.ops):
+            operator = self.rules[i].operator
+            read = sum(map(self.size, op.inputs))
+            is_small = SMALL * sum(map(self.size, op.results)) < read
+            if operator.memory == "joined" or (operator.fuses == "reduction" and is_small):
+                found.add(i)
+        for tensor, readers in self.readers.items():
+            at = self.writer.get(tensor)
+            if at is None or not self._opens(at) or len(readers) < 2:
+                continue
+            first = self._first_apart(readers)
+            found |= {r for r in readers if r > first and self._joins(at, r)}
+        return found
+
+    def _first_apart(self, readers: Sequence[int]) -> int:
+        """The first operator after some that is in none of their kernels, up to the last one."""
+        last, waiting = max(readers), [(r, True) for r in readers]
+        heapq.heapify(waiting)
+        seen = set(waiting)
+        while waiting:
+            op, is_joined = heapq.heappop(waiting)
+            if not is_joined:
+                return op
+            for result in self.graph.ops[op].results:
+                for r in self.readers.get(self.root(result), ()):
+                    following = (r, self._joins(op, r))
+                    if op < r <= last and following not in seen:
+                        seen.add(following)
+                        heapq.heappush(waiting, following)
+        return last
 
     def _sources(self, tensor: int, kept: frozenset[int]) -> set[int]:
         """What is read to make a tensor once more."""

@@ -382,8 +382,8 @@ def _pool_kernels(kind: str) -> KernelMaker:
 
 
 def _places(call: Call, access: Access) -> tuple[Extra, ...]:
-    """Where each maximum was, where that is no result."""
-    return (Extra(-1, 8.0),) if len(call.results) == 1 else ()
+    """Where each maximum was, a result or not."""
+    return (Extra(-1, 8.0),)
 
 
 POOL = Operator(local="own form", unsupported=_pool_unsupported)

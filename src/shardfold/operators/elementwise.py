@@ -76,7 +76,9 @@ def _keeps_operands(call: Call) -> Rule:
     scalar = call.op.kind in ("aten.mul", "aten.div") and len(call.inputs) == 1
     saves = () if scalar else tuple(sorted(set(range(len(call.inputs))) - _summands(call)))
     crossed = saves if call.op.kind == "aten.mul" else ()
-    return broadcast(call, saves=saves, crossed=crossed, linear=linear, backward=1.0)
+    power = call.op.kind == "aten.pow" and call.has("exponent")
+    kept = {"saves": saves, "crossed": crossed, "saves_results": power}
+    return broadcast(call, **kept, linear=linear, backward=1.0)
 
 
 def _keeps_result(call: Call) -> Rule:
@@ -177,6 +179,12 @@ def _mask(call: Call, access: Access) -> tuple[Extra, ...]:
     return () if access.is_idle else (Extra(-1, 1.0),)
 
 
+def _channel_mask(call: Call, access: Access) -> tuple[Extra, ...]:
+    """A factor for each sample and channel."""
+    kind = call.results[0]
+    return () if access.is_idle else (Extra(-1, kind.item_bytes, max(len(kind.shape) - 2, 0)),)
+
+
 def _is_scaled_mean(op: Op, means: Sequence[bool]) -> bool:
     """A mean times what is no mean."""
     return sum(means) == 1
@@ -197,9 +205,10 @@ DROPOUT = Operator(_keeps_result, "own form", saves_beside=True, extras=_mask, m
 TABLE: Mapping[str, Operator] = {
     "aten.prelu": Operator(_prelu, memory="pointwise"),
     **aten(
-        "abs clamp clamp_min clamp_max cos erf gelu log log1p log2 silu hardtanh hardsigmoid "
-        "hardswish leaky_relu log_sigmoid mish relu6 sin softplus square addcmul addcdiv atan2 "
-        "true_divide float_power lerp fmod remainder xlogy maximum minimum",
+        "abs celu clamp clamp_min clamp_max cos elu erf gelu log log1p log2 silu hardtanh "
+        "hardsigmoid hardswish leaky_relu log_sigmoid mish relu6 selu sin softplus square "
+        "threshold addcmul addcdiv atan2 true_divide float_power lerp fmod remainder xlogy maximum "
+        "minimum",
         OPERANDS,
     ),
     "aten.mul": replace(OPERANDS, kernels=_multiplied(divides=False), keeps_means=_is_scaled_mean),
@@ -207,7 +216,7 @@ TABLE: Mapping[str, Operator] = {
     "aten.pow": replace(OPERANDS, kernels=_power),
     "aten.rsub": replace(OPERANDS, kernels=_added(), keeps_means=keeps_means),
     **aten(
-        "celu elu exp expm1 relu reciprocal rsqrt selu sigmoid sqrt tanh threshold",
+        "exp expm1 relu reciprocal rsqrt sigmoid sqrt tanh",
         RESULT,
     ),
     "aten.add": replace(ADDITION, kernels=_added(), hands_gradient_on=True),
@@ -227,7 +236,8 @@ TABLE: Mapping[str, Operator] = {
     "aten.clone": replace(CAST, kernels=copied, memory="copy"),
     "aten.contiguous": replace(CAST, kernels=copied, memory="copy if needed", left_out="in order"),
     "aten.dropout": replace(DROPOUT, left_out="idle"),
-    **aten("native_dropout alpha_dropout feature_dropout", DROPOUT),
+    **aten("native_dropout alpha_dropout", DROPOUT),
+    "aten.feature_dropout": replace(DROPOUT, extras=_channel_mask),
     "aten.feature_alpha_dropout": replace(DROPOUT, rule=None),
     "aten.bernoulli": replace(NOTHING, local="own form"),
     # Random numbers: drawn by position, or refused by name.

@@ -29,9 +29,7 @@ def _lookup(call: Call, table: str, operands: dict[str, str], result: str, **mor
         flops=0.0,
         over=(),
         sparse=(call.position(table),),
-        saves=tuple(name for name in operands if name != table),
-        backward=1.0,
-        **more,
+        **{"saves": tuple(name for name in operands if name != table), "backward": 1.0, **more},
     )
 
 
@@ -159,6 +157,7 @@ def _gather(call: Call) -> Rule:
         {"self": " ".join(table), index: " ".join(picked)},
         " ".join(picked),
         whole=_unaligned(picked),
+        saves=("self", index),  # the table for its size alone
     )
 
 

@@ -8,6 +8,7 @@ the result is complete on every device.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from shardfold.graph import Op
 from shardfold.operators.kernels import Access, Kernel, LocalWork, memory_pass, way
@@ -73,7 +74,7 @@ def _nll(call: Call) -> Rule:
         over=tuple(rows),
         whole=frozenset({"c"} if whole else ()),
         exchanges=_count(call, rows),
-        saves=("target", "weight"),
+        saves=("self", "target", "weight"),
         backward=1.0,
     )
 
@@ -98,6 +99,7 @@ def _pointwise(call: Call) -> Rule:
         flops=3.0,
         saves=("self", "target", "weight", "pos_weight"),
         copied=("self", "target") if call.op.kind == "aten.l1_loss" else (),  # their difference
+        crossed=("self", "target") if call.op.kind == "aten.kl_div" else (),
         backward=1.0,
     )
 
@@ -144,6 +146,16 @@ def _of_classes(item_bytes: int) -> tuple[Extra, ...]:
     return (whole, passing, Extra(0, float(WIDE_BYTES), life="backward", factor="c"))
 
 
+def _count_of_rows(call: Call, access: Access) -> tuple[Extra, ...]:
+    """Of a mean: what it was divided by."""
+    is_mean = call.attribute("reduction", MEAN) != NONE
+    return (Extra(-1, float(call.inputs[0].item_bytes)),) if is_mean else ()
+
+
+def _difference(call: Call, access: Access) -> tuple[Extra, ...]:
+    return (Extra(0, float(call.inputs[0].item_bytes)),)
+
+
 def _smoothed_weights(call: Call) -> frozenset[str]:
     """Class weights together with label smoothing need whole classes."""
     both = call.has("weight") and call.attribute("label_smoothing", 0.0) > 0
@@ -159,7 +171,14 @@ def _is_even_mean(op: Op) -> bool:
     return _is_mean(op) and not any(operand.name == "weight" for operand in op.operands)
 
 
-PICKED = Operator(_nll, "own form", ranges=factors("c"), is_mean=_is_even_mean, fuses="rows")
+PICKED = Operator(
+    _nll,
+    "own form",
+    ranges=factors("c"),
+    extras=_count_of_rows,
+    is_mean=_is_even_mean,
+    fuses="rows",
+)
 POINTWISE = Operator(_pointwise, "own form", is_mean=_is_mean, fuses="rows")
 
 TABLE: Mapping[str, Operator] = {
@@ -180,8 +199,9 @@ TABLE: Mapping[str, Operator] = {
     # The divisor is a result of its own: not run in parts.
     **aten("nll_loss_forward nll_loss2d_forward", Operator(_nll, "whole")),
     **aten(
-        "mse_loss l1_loss smooth_l1_loss huber_loss soft_margin_loss kl_div binary_cross_entropy "
+        "mse_loss smooth_l1_loss huber_loss soft_margin_loss kl_div binary_cross_entropy "
         "binary_cross_entropy_with_logits",
         POINTWISE,
     ),
+    "aten.l1_loss": replace(POINTWISE, remakes=("self", "target"), extras=_difference),
 }

@@ -11,10 +11,17 @@ from dataclasses import replace
 from typing import Any
 
 from shardfold.operators.elementwise import broadcast
-from shardfold.operators.kernels import Kernel, KernelMaker, LocalWork, memory_pass, sum_kernel
+from shardfold.operators.kernels import (
+    Access,
+    Kernel,
+    KernelMaker,
+    LocalWork,
+    memory_pass,
+    sum_kernel,
+)
 from shardfold.operators.norms import statistics_bytes
 from shardfold.operators.notation import Call, Exchange, Rule
-from shardfold.operators.operator import Operator, aten, keeps_means
+from shardfold.operators.operator import Extra, Operator, aten, keeps_means
 
 
 def _reduced_dims(call: Call) -> frozenset[int]:
@@ -50,10 +57,18 @@ def _counted(call: Call) -> Rule:
 
 
 def _whole(call: Call) -> Rule:
-    kept = (call.op.operands[0].name,) if call.results[0].is_floating else ()
-    gives_positions = len(call.results) == 2 and not call.results[1].is_floating
-    copied = kept if gives_positions else ()
-    return _reduce(call, whole=_names_of_reduced(call), saves=kept, copied=copied)
+    keeps = call.results[0].is_floating and not _gives_positions(call)
+    kept = (call.op.operands[0].name,) if keeps else ()
+    return _reduce(call, whole=_names_of_reduced(call), saves=kept)
+
+
+def _gives_positions(call: Call) -> bool:
+    return len(call.results) == 2 and not call.results[1].is_floating
+
+
+def _positions(call: Call, access: Access) -> tuple[Extra, ...]:
+    """Where a value was taken from: what its gradient needs."""
+    return (Extra(-1, 8.0),) if _gives_positions(call) else ()
 
 
 def _extremum(call: Call) -> Rule:
@@ -133,13 +148,12 @@ TABLE: Mapping[str, Operator] = {
     ),
     "aten.nansum": Operator(_counted, fuses="reduction"),
     "aten.count_nonzero": Operator(_counted, fuses="reduction"),
-    "aten.max": Operator(_extremum, fuses="reduction"),
-    "aten.min": Operator(_extremum, fuses="reduction"),
+    **aten("max min", Operator(_extremum, fuses="reduction", extras=_positions)),
     "aten.logsumexp": Operator(_logsumexp, "own form", _but_the_first, fuses="reduction"),
     **aten(
         "amax amin aminmax prod any all argmax argmin median nanmedian mode var std var_mean "
         "std_mean norm linalg_vector_norm linalg_norm frobenius_norm",
-        Operator(_whole, fuses="reduction"),
+        Operator(_whole, fuses="reduction", extras=_positions),
     ),
     **aten("cumsum cumprod cummax cummin logcumsumexp", Operator(_running)),
 }

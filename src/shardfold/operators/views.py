@@ -215,6 +215,8 @@ def _pad(call: Call) -> Rule:
     rank = len(call.inputs[0].shape)
     dims = [rank - 1 - k for k in range(len(widths) // 2) if any(widths[2 * k : 2 * k + 2])]
     rule = _changed(call, *dims, engine="vector")
+    if call.attribute("mode", "constant") in ("reflect", "replicate"):
+        rule = replace(rule, saves=(0,))  # for its size alone
     # A pad with a value is no sum of what is padded in parts.
     return replace(rule, linear=()) if call.attribute("value", 0.0) else rule
 

@@ -286,6 +286,24 @@ class Pools(nn.Module):
         return nn.functional.cross_entropy(self.last(y), labels)
 
 
+class Positions(nn.Module):
+    """Operators that keep where values were, a size, a factor a channel, or a difference."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Conv2d(3, 8, 3)
+        self.rows = nn.Parameter(torch.ones(6, 8))
+
+    def forward(self, x, index, target):
+        y = nn.functional.pad(nn.functional.elu(self.first(x)), (1, 1, 1, 1), mode="reflect")
+        y = nn.functional.dropout2d(nn.functional.selu(y), 0.2)
+        y = nn.functional.threshold(y, 0.1, 0.0) + nn.functional.celu(y + 1, 0.5)
+        y = nn.functional.adaptive_max_pool2d(y, 4).flatten(1) @ torch.ones(128, 8)
+        z = (self.rows * 2).gather(0, index) + y.max(0).values + 2.0 ** y.amin()
+        loss = nn.functional.l1_loss(z, target) + nn.functional.kl_div(z + 1, target)
+        return loss + nn.functional.nll_loss(z * 3, index[:, 0])
+
+
 class Biased(nn.Module):
     """Attention with a learned bias, as it lies or with its heads last: no fused kernel reads that.
 
@@ -319,8 +337,9 @@ def test_scores_are_kept_in_float32_where_no_fused_kernel_reads_the_mask():
         (Pointwise(), (torch.randn(4, 6),)),
         (Views(), (torch.randn(2, 8, 32),)),
         (Pools(), (torch.randn(2, 3, 18, 18), torch.tensor([1, 2]))),
+        (Positions(), (torch.randn(2, 3, 18, 18), torch.ones(2, 8).long(), torch.rand(2, 8))),
     ],
-    ids=["biased", "pointwise", "views", "pools"],
+    ids=["biased", "pointwise", "views", "pools", "positions"],
 )
 def test_small_modules_keep_what_we_count(module, args):
     assert kept_by_our_count(module, args, {}) == kept_by_autograd(module, args, {})
