@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,39 +23,107 @@ from shardfold.export.targets import TARGETS
 HERE = Path(__file__).resolve().parent
 RUNS = HERE / "results" / "stacks-run.json"
 RESULTS, PAGE = HERE / "results" / "stacks.json", HERE.parent / "docs" / "results" / "stacks.md"
-# What stands beside it: the words, the samples of a micro-batch on a device, and where it is from.
-DOCUMENTED: dict[tuple[str, str], tuple[str, int, str]] = {
-    ("torchtitan", "llama3-8b"): (
-        "fsdp={data} recompute=full",
+
+
+@dataclass(frozen=True)
+class Documented:
+    """What a stack's documentation recommends for a model, in our words, and where it says so.
+
+    `data` devices have parts of the batch: all but those that `others` counts.
+    """
+
+    words: str
+    others: int
+    samples: int  # of a micro-batch
+    source: str
+
+    def stated(self, devices: int, batch: int) -> str:
+        """In words, for so many devices; empty where it is made for more."""
+        data = devices // self.others
+        passes = batch // (data * self.samples) if data else 0
+        if data * self.others != devices or passes * data * self.samples != batch:
+            return ""
+        words = self.words.format(data=data, nodes=devices // 8)
+        return f"{words} micro-batches={passes}" if passes > 1 else words
+
+
+TITAN = "torchtitan 0.3.0 models/llama3/config_registry.py"
+GUIDE = "Megatron-LM docs/user-guide/parallelism-guide.md"
+BRIDGE = "virtual stages, micro-batches of 1: Megatron-Bridge perf_recipes/llama/h100"
+PLAYBOOK = "The Ultra-Scale Playbook, finding the best training configuration, step 1"
+ND = "Accelerate ND-Parallel (huggingface.co/blog/accelerate-nd-parallel)"
+MANY = "transformers docs, perf_train_gpu_many: a model that does not fit on one device, fast links"
+ZERO = "transformers docs, deepspeed: the lowest stage of ZeRO that fits is the fastest"
+FULL = "checkpointing is a usual addition"
+SHARDED = "fsdp={data} recompute=full"
+DOCUMENTED: dict[tuple[str, str], Documented] = {
+    ("torchtitan", "llama3-8b"): Documented(
+        "fsdp={data} recompute=products",
         1,
-        "torchtitan 0.3.0 models/llama3/config_registry.py llama3_8b: FSDP, one sample on a "
-        "device; its selective recomputation is taken as full",
+        1,
+        f"{TITAN} llama3_8b: FSDP, selective checkpointing, one sample on a device",
     ),
-    ("torchtitan", "llama3-70b"): (
+    ("torchtitan", "llama3-70b"): Documented(
         "fsdp={data} tp=8 sp recompute=full",
         8,
-        "torchtitan 0.3.0 models/llama3/config_registry.py llama3_70b: tp=8, full recomputation",
+        8,
+        f"{TITAN} llama3_70b: TP 8, full checkpointing, 8 samples",
     ),
-    ("megatron", "llama3-8b"): (
-        "dp={data} tp=1 zero=1",
-        1,
-        "Megatron-LM 157006d examples/llama/train_llama3_8b_h100_fp8.sh: TP 1, PP 1, micro-batches "
-        "of 1, distributed optimizer; its float8 is taken as bf16",
+    ("torchtitan", "llama3-405b"): Documented(
+        "fsdp={data} tp=8 sp recompute=full",
+        8,
+        2,
+        f"{TITAN} llama3_405b: TP 8, full checkpointing, 2 samples; its float8, compilation and "
+        "async TP are left out",
     ),
-    ("accelerate", "llama3-8b"): (
-        "fsdp={data} recompute=full",
-        1,
-        "no page was looked up: fully sharded with activation checkpointing, a usual start",
+    ("megatron", "llama3-8b"): Documented(
+        "dp={data} cp=2 zero=1 attention=ring", 2, 1, f"{GUIDE}: TP 1, PP 1, CP 2; {BRIDGE}"
     ),
-    ("hf", "llama3-8b"): (
-        "fsdp={data} recompute=full",
+    ("megatron", "llama3-70b"): Documented(
+        "pp=4 dp={data} cp=2 tp=4 zero=1 sp attention=ring virtual=5",
+        32,
         1,
-        "no page was looked up: fully sharded with activation checkpointing, a usual start",
+        f"{GUIDE}: TP 4, PP 4, CP 2; {BRIDGE}",
     ),
-    ("deepspeed", "llama3-8b"): (
-        "fsdp={data} recompute=full",
+    ("megatron", "llama3-405b"): Documented(
+        "pp=8 dp={data} cp=2 tp=8 zero=1 sp attention=ring virtual=8",
+        128,
         1,
-        "no page was looked up: fully sharded with activation checkpointing, a usual start",
+        f"{GUIDE}: TP 8, PP 8, CP 2; {BRIDGE}",
+    ),
+    ("megatron", "mixtral-8x7b"): Documented(
+        "pp=4 dp={data} zero=1 ep=8", 4, 1, f"{GUIDE}: TP 1, PP 4, EP 8; micro-batches of 1"
+    ),
+    ("hf", "llama3-8b"): Documented(SHARDED, 1, 1, f"{MANY}: ZeRO; {FULL}"),
+    ("hf", "llama3-70b"): Documented(SHARDED, 1, 1, f"{MANY}: ZeRO; {FULL}"),
+    ("hf", "llama3-405b"): Documented(SHARDED, 1, 1, f"{MANY}: ZeRO; {FULL}"),
+    ("hf", "mixtral-8x7b"): Documented(SHARDED, 1, 1, f"{MANY}: ZeRO; {FULL}"),
+    ("accelerate", "llama3-8b"): Documented(
+        "dp={nodes} fsdp=8 recompute=full", 1, 1, f"{ND}: FSDP in a node, replicas across; {FULL}"
+    ),
+    ("accelerate", "llama3-70b"): Documented(
+        SHARDED, 1, 1, f"{ND}: FSDP over all devices, where a node is too small; {FULL}"
+    ),
+    ("accelerate", "llama3-405b"): Documented(
+        SHARDED, 1, 1, f"{ND}: FSDP over all devices, where a node is too small; {FULL}"
+    ),
+    ("accelerate", "mixtral-8x7b"): Documented(
+        SHARDED, 1, 1, f"{ND}: FSDP over all devices, where a node is too small; {FULL}"
+    ),
+    ("deepspeed", "llama3-8b"): Documented(
+        "dp={data} zero=2 recompute=full", 1, 1, f"{ZERO}; {FULL}"
+    ),
+    ("deepspeed", "llama3-70b"): Documented(SHARDED, 1, 1, f"{ZERO}; {FULL}"),
+    ("deepspeed", "llama3-405b"): Documented(SHARDED, 1, 1, f"{ZERO}; {FULL}"),
+    ("deepspeed", "mixtral-8x7b"): Documented(SHARDED, 1, 1, f"{ZERO}; {FULL}"),
+    ("nanotron", "llama3-8b"): Documented(
+        "dp={data} tp=8 zero=1 sp", 8, 1, f"{PLAYBOOK}: tensor parallel on 8 devices"
+    ),
+    ("nanotron", "llama3-70b"): Documented(
+        "pp=8 dp={data} tp=8 zero=1 sp", 64, 1, f"{PLAYBOOK}: TP 8 with pipelines"
+    ),
+    ("nanotron", "llama3-405b"): Documented(
+        "pp=16 dp={data} tp=8 zero=1 sp", 128, 1, f"{PLAYBOOK}: TP 8 with pipelines"
     ),
 }
 
@@ -72,7 +141,7 @@ def _row(planner: Planner, model: str, cluster: str, batch: int, stack: str) -> 
     try:
         found = planner.plan_for(stack, beside_plan=False)
     except ShardfoldError as error:
-        return {**row, "reason": str(error)}
+        return {**row, "reason": str(error)} | _documented(planner, model, batch, stack)
     e = found.estimated
     row |= {
         "version": found.version,
@@ -92,11 +161,13 @@ def _documented(planner: Planner, model: str, batch: int, stack: str) -> dict[st
     known = DOCUMENTED.get((stack, model))
     if known is None or planner.cluster is None:
         return {}
-    text, samples, _ = known
-    data = planner.cluster.size // (8 if "tp=8" in text else 1)
-    passes = batch // (data * samples)
-    words = text.format(data=data) + (f" micro-batches={passes}" if passes > 1 else "")
-    figures = planner.estimate(words, stack=TARGETS[stack].habits, beside_plan=False)
+    words = known.stated(planner.cluster.size, batch)
+    if not words:
+        return {}
+    try:
+        figures = planner.estimate(words, stack=TARGETS[stack].habits, beside_plan=False)
+    except ShardfoldError as error:
+        return {"documented": words, "documented_reason": str(error)}
     return {
         "documented": words,
         "documented_seconds": figures.step_seconds,

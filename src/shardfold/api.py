@@ -382,15 +382,15 @@ class Planner:
         captures = self._captured(asked, short=asked.request.fold)
         whole = captures.graph(1)
         target.check_model(op.kind for op in whole.ops)
-        layers = len(Layers.of(whole))
-        sizes = sizes_of(captures.samples, whole, layers, has_plan=_has_tensor_plan(self.model))
         if precision_named(asked.request.numbers).is_float8:
             raise InputError(
                 "No file of another stack says float8 yet: estimate with it, and export "
                 "with precision='bf16-mixed'."
             )
         numbers = "fp32" if asked.request.numbers == "tf32" else asked.request.numbers
-        job = job_of(whole, sizes.samples, layers, numbers, asked.search.cluster)
+        layers = len(Layers.of(whole))
+        job = job_of(whole, captures.samples, layers, numbers, asked.search.cluster)
+        sizes = sizes_of(captures.samples, whole, job, has_plan=_has_tensor_plan(self.model))
         graphs = partial(self._stated_graph, asked)
         return Prices(graphs, asked.search, target), job, sizes
 

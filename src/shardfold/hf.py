@@ -207,7 +207,10 @@ class Trainer(transformers.Trainer):
 
     def _check_plan(self, plan: Plan) -> None:
         if plan.pipeline is not None:
-            raise PlanError("A plan with pipeline stages cannot train here yet: pipeline='off'.")
+            raise PlanError(
+                f"This plan has {plan.pipeline.parts} pipeline stages, which do not run under "
+                "Hugging Face's Trainer yet: plan with pipeline='off' (--pipeline off)."
+            )
         precision = precision_named(plan.provenance.request.numbers)
         if self.args.bf16 and precision.computes not in ("", "float32") and not precision.master:
             raise PlanError(

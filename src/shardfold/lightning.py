@@ -68,7 +68,8 @@ class Strategy(DDPStrategy):
         if self.plan.pipeline is not None or self.plan.micro_batches > 1:
             raise InputError(
                 "Lightning runs forward and backward of one batch at a time: plan with "
-                "micro_batches=1 and pipeline='off', and use accumulate_grad_batches."
+                "micro_batches=1 and pipeline='off' (--micro-batches 1 --pipeline off), and use "
+                "accumulate_grad_batches."
             )
         self._example, self._name = (tuple(args), dict(kwargs or {})), module
         self._more: dict[str, Any] = {"loss": loss, "rules": rules, "seed": seed}

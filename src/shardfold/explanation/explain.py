@@ -356,8 +356,8 @@ def case_of(
     """The plan's tables made anew, with its own choice, pins and limit."""
     if plan.pipeline is not None:
         raise PlanError(
-            "The splits of a plan with pipeline stages cannot be explained yet. Plan with "
-            "pipeline=off to see why splits are chosen."
+            f"The splits of a plan with pipeline stages ({plan.pipeline.parts} here) cannot be "
+            "explained yet: plan with --pipeline off."
         )
     workspace = Scheduler(graph, subdims, cluster).workspace_bytes
     limit = plan.estimate.limit_bytes - workspace  # what is left for a sum of bytes

@@ -137,6 +137,8 @@ def nearest(read: Stated, choices: Sequence[Stated]) -> Stated:
             (read.stages, other.stages),
             (read.shards, other.shards),
             (read.replicas, other.replicas),
+            (read.context, other.context),
+            (read.experts, other.experts),
         )
         return (
             sum(abs(math.log2(a / b)) for a, b in pairs),

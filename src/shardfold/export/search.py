@@ -1,8 +1,10 @@
 """The best configuration of a stack: every one is bounded, and those that may win are priced.
 
-For each tensor-parallel degree and each way to recompute, one run is priced with the largest
-micro-batch: data parallel, without a limit. A higher degree is no less work, so data parallel
-bounds all of them, and the others' runs are made only where that does not end the matter. Smaller
+For each tensor-parallel, context and expert degree and each way to recompute, one run is priced
+with the largest micro-batch: data parallel, without a limit. A higher degree of tensor or context
+parallel is no less work, so data parallel bounds all of them, and the others' runs are made only
+where that does not end the matter; then those with the micro-batch itself, whatever the stages and
+the schedule. A batch of fewer samples than devices is run on fewer. Smaller
 micro-batches do the same work in smaller kernels, and a pipeline divides it and adds a bubble, so
 
     step  >=  samples of a device x work of the busiest stage  +  stages - 1 parts of a micro-batch
@@ -10,11 +12,10 @@ micro-batches do the same work in smaller kernels, and a pipeline divides it and
 
 where the last stage has the head, which no schedule divides; the parts are forward and backward of
 a chunk (zero bubble: forward alone); and the first stage keeps a micro-batch for each stage (all of
-them, of GPipe). Configurations are
-priced in the order of their bounds on the step, until no bound is below the best step that fits. A
-little is taken off both bounds (`SLACK`), since kernels of some sizes are more efficient than of
-others. The work: a run for each degree and way to recompute, and a price for each configuration
-that may win.
+them, of GPipe). Configurations are priced in the order of their bounds on the step, until no bound
+is below the best step that fits. A little is taken off the bounds (`SLACK`), since kernels of some
+sizes are more efficient than of others; hardly any where the sizes are the same (`ALIKE`). The
+work: a run for each kind of configuration, and a price for each that may win.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from shardfold.errors import InputError
-from shardfold.export.targets import RECOMPUTE, Target, lies_along, samples_per_pass
+from shardfold.export.targets import RECOMPUTE, Target, divisors, lies_along, samples_per_pass
 from shardfold.graph import Graph
-from shardfold.pipeline.cut import Layers, equal
+from shardfold.pipeline.cut import Layers, cut_cluster, equal
 from shardfold.planner.as_run import FLOAT32
 from shardfold.planner.case import ResolvedRequest
 from shardfold.planner.estimate import estimate
@@ -40,7 +41,8 @@ from shardfold.simulate.tasks import Scheduler
 from shardfold.strategies.stacks import Stack
 from shardfold.strategies.stated import Stated
 
-SLACK = 0.95
+SLACK, ALIKE = 0.95, 0.99
+MOST_RUNS = 16  # that are kept: the tables of one take up to 100 MiB
 Progress = Callable[[int, int], None]
 Graphs = Callable[[Stated], Graph]
 
@@ -109,16 +111,21 @@ class Prices:
         if key not in self._schedulers:
             self._schedulers[key] = scheduler_of(graph, request, stack, subdims)
         whole = (*key, split)
-        if whole not in self._runs:
-            self._runs[whole] = run_stated(graph, request, split, stack, self._schedulers[key])
-        return replace(self._runs[whole], stated=stated)
+        found = self._runs.pop(whole, None)
+        if found is None:
+            found = run_stated(graph, request, split, stack, self._schedulers[key])
+        self._runs[whole] = found  # the last
+        if len(self._runs) > MOST_RUNS:
+            del self._runs[next(iter(self._runs))]
+        return replace(found, stated=stated)
 
 
 @dataclass(frozen=True, slots=True)
 class Anchor:
-    """What bounds all configurations with one tensor degree and one way to recompute."""
+    """What bounds all configurations of one tensor degree, context, experts and recomputation."""
 
     tensor: int
+    slack: float
     seconds: float  # of a sample's forward and backward on the devices of a tensor group
     forward_seconds: float
     head_seconds: float  # of these, after the last layer
@@ -133,11 +140,11 @@ class Anchor:
         """No step is shorter."""
         local, stages = samples / stated.data * self.tensor / stated.tensor, stated.stages
         if stages == 1:
-            return SLACK * self.seconds * local
+            return self.slack * self.seconds * local
         is_zero_bubble = stated.schedule == "zbv"
         part = self.forward_seconds if is_zero_bubble else self.seconds - self.head_seconds
         part *= local / stated.micro_batches / (stages * stated.chunks)
-        return SLACK * (self._busiest(stated) * local + part * (stages - 1))
+        return self.slack * (self._busiest(stated) * local + part * (stages - 1))
 
     def _busiest(self, stated: Stated) -> float:
         """A sample's work on the device that has the head, or on the mean device."""
@@ -158,7 +165,7 @@ class Anchor:
         state += self.optimizer_bytes / (shards if stated.zero else 1)
         gradients = self.gradient_bytes / (shards if stated.zero > 1 else 1)
         flying = stated.micro_batches if stated.schedule == "gpipe" else stated.stages
-        kept = self.kept_bytes * samples_per_pass(stated, samples) * flying
+        kept = self.kept_bytes * samples_per_pass(stated, samples) / stated.context * flying
         beside = kept + gradients if stated.micro_batches > 1 else max(kept, gradients)
         return SLACK * (state + beside) / stated.stages
 
@@ -179,8 +186,9 @@ def search(prices: Prices, choices: Sequence[Stated], samples: int, watch: Progr
         stated = choices[place]
         watch(len(choices) - len(heap), len(choices))
         try:
-            if known < 2:  # first by the anchor of data parallel, then by its own
-                anchor = anchors.of(stated) if known else anchors.of(replace(stated, tensor=1))
+            if known < 3:  # by the anchor of data parallel, its own, and that of its micro-batch
+                like = stated if known else replace(stated, tensor=1, context=1)
+                anchor = anchors.of(like, samples_per_pass(stated, samples) if known > 1 else None)
                 bound = anchor.step_seconds(stated, samples)
                 if known and (least := anchor.peak_bytes(stated, samples)) > limit:
                     large.append((least, place))
@@ -217,19 +225,21 @@ def _holds_less(first: Stated, second: Stated, samples: int) -> bool:
 
 
 class Anchors:
-    """The anchor of each tensor degree and way to recompute, made when it is first needed."""
+    """The anchor of each kind of configuration, made when it is first needed."""
 
     def __init__(self, prices: Prices, samples: int) -> None:
         self.prices, self.samples = prices, samples
-        self._known: dict[tuple[int, bool, str], Anchor | InputError] = {}
+        self._known: dict[object, Anchor | InputError] = {}
 
-    def of(self, stated: Stated) -> Anchor:
-        """The anchor of a configuration."""
+    def of(self, stated: Stated, size: int | None = None) -> Anchor:
+        """The anchor of a configuration, with so many samples in a micro-batch, or the most."""
         sequence = stated.sequence and stated.tensor > 1
-        key = (stated.tensor, sequence, stated.recompute)
+        attention = stated.attention if stated.context > 1 else ""
+        degrees = (stated.tensor, stated.context, stated.experts)
+        key = (*degrees, sequence, attention, stated.recompute, size)
         if key not in self._known:
             try:
-                self._known[key] = self._made(replace(stated, sequence=sequence))
+                self._known[key] = self._made(replace(stated, sequence=sequence), size)
             except InputError as error:
                 self._known[key] = error
         found = self._known[key]
@@ -237,19 +247,17 @@ class Anchors:
             raise found
         return found
 
-    def _made(self, like: Stated) -> Anchor:
-        request, target = self.prices.request, self.prices.target
-        data = request.cluster.size // like.tensor
-        flat = Stated(data, 1, like.tensor, 0, like.sequence, like.recompute)
-        if self.samples % data or not lies_along(flat, request.cluster):
-            raise InputError(f"The batch of {self.samples} cannot be split into {data} parts.")
+    def _made(self, like: Stated, size: int | None) -> Anchor:
+        target = self.prices.target
+        flat, request = self._flat(like, size)
         run = self.prices.run(self.prices.graph(flat), request, flat, target.stack(flat))
         schedule = run.case.scheduler.schedule(run.whole)
         found, whole = passes(schedule)[0], schedule.resident.get("parameters", 0.0)
-        each, layers = self.samples // data, Layers.of(run.graph)
+        each, layers = self.samples / (flat.data * flat.micro_batches), Layers.of(run.graph)
         after = {op.name for op in run.graph.ops[layers.end :]}
         return Anchor(
             tensor=like.tensor,
+            slack=ALIKE if size else SLACK,
             seconds=sum(seconds for _, seconds in _busy(schedule)) / each,
             forward_seconds=found.forward_seconds / each,
             head_seconds=sum(seconds for name, seconds in _busy(schedule) if name in after) / each,
@@ -260,6 +268,24 @@ class Anchors:
             gradient_bytes=whole * (FLOAT32 / run.item_bytes if run.stack.float32_gradients else 1),
             optimizer_bytes=schedule.resident.get("optimizer", 0.0),
         )
+
+    def _flat(self, like: Stated, size: int | None) -> tuple[Stated, ResolvedRequest]:
+        """Data parallel of the same kind, on the most devices over which the batch divides."""
+        request = self.prices.request
+        whole = request.cluster
+        for parts in divisors(whole.size // like.tensor):
+            data = whole.size // (like.tensor * parts)
+            flat = Stated(data, 1, like.tensor, 0, like.sequence, like.recompute)
+            flat = replace(flat, context=like.context, attention=like.attention)
+            flat = replace(flat, experts=like.experts)
+            at_once = flat.batch_parts * (size or 1)
+            if data % like.context or data % like.experts or self.samples % at_once:
+                continue
+            if size is not None:
+                flat = replace(flat, micro_batches=self.samples // at_once)
+            if lies_along(replace(flat, stages=parts), whole):
+                return flat, replace(request, cluster=cut_cluster(whole, parts).stage)
+        raise InputError(f"The batch of {self.samples} cannot be split over {whole.name}.")
 
 
 def _busy(schedule: Schedule) -> Iterator[tuple[str, float]]:

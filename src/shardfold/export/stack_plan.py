@@ -12,6 +12,7 @@ from shardfold.export.search import Found, Priced, Prices, Progress, search
 from shardfold.export.targets import Sizes, Target, configurations
 from shardfold.export.writers import Job, Written, write
 from shardfold.graph import Graph
+from shardfold.operators.experts import experts_in
 from shardfold.planner.batch_slices import Samples, items_in
 from shardfold.planner.estimated import Estimated
 from shardfold.strategies.stated import Stated
@@ -72,23 +73,30 @@ class StackPlan:
         }
 
 
-def job_of(graph: Graph, samples: int, layers: int, dtype: str | None, cluster: Cluster) -> Job:
+def job_of(graph: Graph, samples: Samples, layers: int, dtype: str | None, cluster: Cluster) -> Job:
     """What a file says besides the strategy; `graph` is of the whole batch."""
     inputs = (t.type for t in graph.tensors if t.role == "input" and t.type.shape)
     first = next(inputs, None)
+    count = samples.count
+    if samples.reason:
+        count = first.shape[0] if first is not None else 1
     is_text = first is not None and items_in(first.dtype, first.shape)[1] == "tokens"
     seq = first.shape[1] if first is not None and is_text else None
     inner = cluster.levels[-1].size if cluster.levels else 1
-    return Job(samples, seq, layers, dtype, cluster.size, cluster.size // inner)
+    return Job(count, seq, layers, dtype, cluster.size, cluster.size // inner)
 
 
-def sizes_of(samples: Samples, graph: Graph, layers: int, *, has_plan: bool) -> Sizes:
+def sizes_of(samples: Samples, graph: Graph, job: Job, *, has_plan: bool) -> Sizes:
     """What of a model bounds its degrees; a batch that is not cut is taken at once."""
-    if not samples.reason:
-        return Sizes(samples.count, layers, has_plan=has_plan)
-    first = next((t for t in graph.tensors if t.role == "input" and t.type.shape), None)
-    count = first.type.shape[0] if first is not None else 1
-    return Sizes(count, layers, is_cut=False, has_plan=has_plan)
+    return Sizes(
+        job.samples,
+        job.layers,
+        is_cut=not samples.reason,
+        has_plan=has_plan,
+        experts=experts_in(graph),
+        has_sequence=job.seq is not None,
+        is_half=job.half is not None,
+    )
 
 
 def best_for(

@@ -5,8 +5,10 @@ priced here is left out, so that no figure is made up: it is in `unpriced`, whic
 show.
 
 `configurations` goes through all of it. Degrees multiply to the devices and lie along the
-cluster's levels; tensor parallel stays within the innermost. A device's part of the batch is cut
-into micro-batches of one, two, four, ... samples; a pipeline has as many as stages, or more.
+cluster's levels; tensor parallel stays within the innermost. Devices that share experts or the
+sequence are looked at where the mesh of a stage has three axes at most: the tables of four take
+gigabytes. A device's part of the batch is cut into micro-batches of one, two, four, ... samples; a
+pipeline has as many as stages, or more.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ from shardfold.pipeline.cut import cut_cluster
 from shardfold.strategies.stacks import Stack, stack_named
 from shardfold.strategies.stated import Stated, place
 
-RECOMPUTE = ("none", "selective", "full")  # the more is recomputed, the less is kept
+MOST_AXES = 3  # of a mesh on which devices share experts or the sequence
+# The more is recomputed, the less is kept.
+RECOMPUTE = ("none", "selective", "products", "full")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +45,10 @@ class Target:
     hybrid: bool = False  # replicas of shards
     needs_shards: bool = False  # bf16 with float32 parts comes from FSDP alone
     transformers_only: bool = False  # it trains models of its own, all of them transformers
-    tensor: bool = True  # it has tensor parallel
+    tensor_alone: bool = False  # its tensor parallel is on all devices, or not at all
     needs_plan: bool = False  # tensor parallel reads the model's base_model_tp_plan
+    experts: bool = False  # it has expert parallel
+    attention: tuple[str, ...] = ()  # its ways of context parallel
     sequence: bool = False  # tensor parallel is with sequence parallel
     recompute: tuple[str, ...] = ("none", "full")
     schedules: tuple[str, ...] = ()
@@ -69,11 +75,16 @@ class Target:
             return replace(found, float32_parts=False, master_weights=True)
         return found
 
-    def refusal(self, stated: Stated) -> str:
-        """Why the stack cannot be told this strategy; empty where it can."""
+    def refusal(self, stated: Stated, *, is_half: bool = True) -> str:
+        """Why the stack cannot be told this strategy; empty where it can.
+
+        `is_half`: it computes in 16 bits.
+        """
         staged, several = stated.stages > 1, stated.data > 1
-        if stated.experts > 1:
+        if stated.experts > 1 and not self.experts:
             return "expert parallel is not written for it yet"
+        if stated.context > 1 and stated.attention not in self.attention:
+            return f"context parallel with attention={stated.attention} is not written for it yet"
         if staged and not self.schedules:
             return "it has no pipelines"
         if staged and stated.schedule not in self.schedules:
@@ -81,7 +92,7 @@ class Target:
         stages = self.staged_zero if staged else self.zero
         if several and stated.zero not in stages:
             return f"it has no ZeRO stage {stated.zero}{' with a pipeline' if staged else ''}"
-        if not several and self.needs_shards and stated.tensor * stated.stages > 1:
+        if not several and is_half and self.needs_shards and stated.tensor * stated.stages > 1:
             return "its mixed precision needs two or more FSDP shards"
         if stated.replicas > 1 and stated.shards > 1 and not self.hybrid:
             return "it has no replicas of shards"
@@ -89,7 +100,7 @@ class Target:
             return "its FSDP gathers parameters again in backward"
         if stated.recompute not in self.recompute:
             return f"it has no recompute={stated.recompute} as it is priced here"
-        if stated.tensor > 1 and not self.tensor:
+        if stated.tensor > 1 and self.tensor_alone and several:
             return "its tensor parallel does not start beside its FSDP"
         if stated.tensor > 1 and stated.sequence != self.sequence:
             return f"its tensor parallel is {'with' if self.sequence else 'without'} sp"
@@ -116,10 +127,10 @@ TARGETS: Mapping[str, Target] = {
             hybrid=True,
             needs_shards=True,
             sequence=True,
+            recompute=("none", "products", "full"),
             schedules=("1f1b", "gpipe", "interleaved", "zbv"),
             most_chunks=4,
             unpriced=(
-                "selective activation checkpointing (by operator)",
                 "FSDP that gathers again in every micro-batch of a pipeline",
                 "data parallel without shards (autocast)",
                 "context and expert parallel",
@@ -137,12 +148,16 @@ TARGETS: Mapping[str, Target] = {
             zero=(0, 1),
             staged_zero=(0, 1),
             sequence=True,
-            recompute=RECOMPUTE,
+            experts=True,
+            attention=("ring", "ulysses"),
+            recompute=("none", "selective", "full"),
             schedules=("1f1b", "interleaved"),
             most_chunks=8,
             unpriced=(
                 "Megatron-FSDP",
-                "context and expert parallel",
+                "gradients in bf16 (--grad-reduce-in-bf16)",
+                "context parallel beside expert parallel, by all_gather, or with either on a mesh "
+                "of more than three axes",
                 "recomputation of some layers or modules",
                 "tensor-parallel overlap (--tp-comm-overlap), float8",
             ),
@@ -168,10 +183,11 @@ TARGETS: Mapping[str, Target] = {
             keeps=True,
             hybrid=True,
             needs_shards=True,
-            tensor=False,
+            needs_plan=True,
+            tensor_alone=True,
             unpriced=(
-                "tensor parallel (1.15 does not start with it beside FSDP and transformers 5.22: "
-                "--for hf has both)",
+                "tensor parallel beside FSDP (1.15 does not start with transformers 5.22: --for hf "
+                "has both)",
                 "context parallel, Ulysses",
                 "data parallel without shards (autocast)",
             ),
@@ -237,6 +253,9 @@ class Sizes:
     layers: int
     is_cut: bool = True  # whether its batch may be taken in micro-batches
     has_plan: bool = True  # whether it says which of its weights tensor parallel splits
+    experts: int = 1  # that rows can be sent to
+    has_sequence: bool = True
+    is_half: bool = True  # whether it is computed in 16 bits
 
 
 def configurations(
@@ -254,47 +273,53 @@ def configurations(
                         chunks=chunks,
                         recompute=recompute,
                     )
-                    if not target.refusal(found):
+                    if not target.refusal(found, is_half=sizes.is_half):
                         yield found
 
 
 def lies_along(stated: Stated, cluster: Cluster) -> bool:
-    """Whether the degrees lie along the cluster's levels."""
+    """Whether the degrees lie along the cluster's levels, on a mesh that can be priced."""
     try:
-        place(stated, cut_cluster(cluster, stated.stages).stage)
+        placed = place(stated, cut_cluster(cluster, stated.stages).stage)
     except ClusterError:
         return False
-    return True
+    return len(placed.mesh.axes) <= MOST_AXES or stated.context * stated.experts == 1
 
 
 def samples_per_pass(stated: Stated, samples: int) -> int:
-    """Of a micro-batch, on one device."""
-    return samples // (stated.data * stated.micro_batches)
+    """Of a micro-batch, on one device, or on the devices that share its sequence."""
+    return samples // (stated.batch_parts * stated.micro_batches)
 
 
 def _degrees(target: Target, cluster: Cluster, sizes: Sizes) -> Iterator[Stated]:
     inner = cluster.levels[-1].size if cluster.levels else 1
-    can_split = target.tensor and (sizes.has_plan or not target.needs_plan)
-    for tensor in divisors(inner) if can_split else (1,):
+    for tensor in divisors(inner) if sizes.has_plan or not target.needs_plan else (1,):
         for stages in divisors(cluster.size // tensor) if target.schedules else (1,):
             data = cluster.size // (tensor * stages)
-            if sizes.samples % data or (stages > 1 and stages > sizes.layers):
+            if stages > 1 and stages > sizes.layers:
                 continue
             zero = target.staged_zero if stages > 1 else target.zero
             for replicas, shards in _shards(target, cluster, tensor, data):
                 for stage in (z for z in zero if z) if shards > 1 else (0,):
-                    found = Stated(
-                        replicas,
-                        shards,
-                        tensor,
-                        stage,
-                        sequence=target.sequence and tensor > 1,
-                        stages=stages,
-                    )
-                    if lies_along(found, cluster):
-                        yield found
-                        if target.keeps and found.zero == 3:
-                            yield replace(found, reshards=False)
+                    sequence = target.sequence and tensor > 1
+                    found = Stated(replicas, shards, tensor, stage, sequence, stages=stages)
+                    for each in (found, *_shared(found, target, inner, sizes)):
+                        if sizes.samples % each.batch_parts == 0 and lies_along(each, cluster):
+                            yield each
+                            if target.keeps and each.zero == 3:
+                                yield replace(each, reshards=False)
+
+
+def _shared(stated: Stated, target: Target, inner: int, sizes: Sizes) -> Iterator[Stated]:
+    """The same where devices share experts, or the sequence."""
+    if target.experts:
+        for experts in divisors(sizes.experts)[1:]:
+            if stated.data % experts == 0:
+                yield replace(stated, experts=experts)
+    owner = stated.shards if stated.shards > 1 else stated.replicas
+    for context in divisors(inner)[1:] if sizes.has_sequence else ():
+        for attention in target.attention if owner % context == 0 else ():
+            yield replace(stated, context=context, attention=attention)
 
 
 def _shards(target: Target, cluster: Cluster, tensor: int, data: int) -> Iterator[tuple[int, int]]:
@@ -313,7 +338,7 @@ def _shards(target: Target, cluster: Cluster, tensor: int, data: int) -> Iterato
 
 
 def _passes(stated: Stated, sizes: Sizes, wish: int | None) -> Iterator[int]:
-    local = sizes.samples // stated.data
+    local = sizes.samples // stated.batch_parts
     found = divisors(local) if sizes.is_cut else [1]
     for passes in found:
         samples = local // passes
@@ -330,7 +355,9 @@ def _schedules(target: Target, stages: int, passes: int, layers: int) -> Iterato
         if name == "zbv":
             chunks: Sequence[int] = (2,)
         elif name == "interleaved":
-            chunks = [2**n for n in range(1, target.most_chunks.bit_length())]
+            powers = {2**n for n in range(1, target.most_chunks.bit_length())}
+            even = {n for n in divisors(layers // stages) if 1 < n <= target.most_chunks}
+            chunks = sorted(powers | even if layers % stages == 0 else powers)
         else:
             chunks = (1,)
         for count in chunks:

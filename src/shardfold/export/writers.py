@@ -56,6 +56,7 @@ SCHEDULES = {
     "interleaved": "Interleaved1F1B",
     "zbv": "ZBVZeroBubble",
 }
+RECOMPUTE_IN_CODE = "Recompute in code: model.gradient_checkpointing_enable()."
 FLOAT = {None: "float32", "fp32": "float32", "bf16": "bfloat16"}
 
 
@@ -113,6 +114,13 @@ def _torchtitan_dtype(job: Job) -> str:
     return FLOAT[job.dtype]
 
 
+def _torchtitan_recompute(stated: Stated) -> dict[str, str]:
+    """By operator: torchtitan's own list of what is kept, with every second product."""
+    if stated.recompute == "products":
+        return {"mode": "selective", "selective_ac_option": "op"}
+    return {"mode": stated.recompute}
+
+
 def torchtitan_toml(stated: Stated, job: Job) -> Written:
     """Sections of a job file of torchtitan 0.2.2."""
     parallelism = _torchtitan_parallelism(stated, job)
@@ -122,7 +130,7 @@ def torchtitan_toml(stated: Stated, job: Job) -> Written:
     sections = {
         "training": _torchtitan_training(stated, job),
         "parallelism": parallelism,
-        "activation_checkpoint": {"mode": stated.recompute},
+        "activation_checkpoint": _torchtitan_recompute(stated),
     }
     lines = []
     for name, values in sections.items():
@@ -168,7 +176,7 @@ def _torchtitan_line(
 ) -> Written:
     words = [f"--training.{name} {value}" for name, value in training.items()]
     words += [f"--parallelism.{name} {value}" for name, value in parallelism.items()]
-    words.append(f"activation-checkpoint:{stated.recompute}")
+    words.append(f"activation-checkpoint:{_torchtitan_recompute(stated)['mode']}")
     note = "Put the arguments after torchtitan's own --module and --config."
     return Written("arguments", _continued(words), (note,))
 
@@ -192,10 +200,20 @@ def megatron(stated: Stated, job: Job) -> Written:
     return Written("arguments", _continued(words), ("Put them beside the model's own arguments.",))
 
 
+CP_COMM_TYPE = {"ring": "p2p", "ulysses": "a2a"}
+
+
 def _megatron_degrees(stated: Stated, job: Job) -> Iterator[str]:
     yield f"--tensor-model-parallel-size {stated.tensor}"
     if stated.sequence:
         yield "--sequence-parallel"
+    if stated.context > 1:
+        yield f"--context-parallel-size {stated.context}"
+        yield f"--cp-comm-type {CP_COMM_TYPE[stated.attention]}"
+    if stated.experts > 1:
+        yield f"--expert-model-parallel-size {stated.experts}"
+        yield "--moe-token-dispatcher-type alltoall"
+        yield "--moe-grouped-gemm"
     yield f"--pipeline-model-parallel-size {stated.stages}"
     stages = stated.stages * stated.chunks
     if stated.stages > 1 and job.layers % stages:
@@ -250,38 +268,53 @@ def huggingface(stated: Stated, job: Job) -> Written:
 
 
 def accelerate(stated: Stated, job: Job) -> Written:
-    """A configuration file of `accelerate launch`."""
-    plain = {
+    """A configuration file of `accelerate launch`; FSDP, or tensor parallel alone."""
+    is_sharded = stated.shards > 1
+    plain: dict[str, Any] = {
         "compute_environment": "LOCAL_MACHINE",
-        "distributed_type": "FSDP",
+        "distributed_type": "FSDP" if is_sharded else "MULTI_GPU",
         "mixed_precision": job.half or "no",
         "num_machines": job.nodes,
         "num_processes": job.devices,
         "machine_rank": 0,
-        "fsdp_config": {
+    }
+    if is_sharded:
+        plain["fsdp_config"] = {
             "fsdp_version": 2,
             "fsdp_reshard_after_forward": _reshards(stated),
             "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
             "fsdp_activation_checkpointing": stated.recompute == "full",
             "fsdp_state_dict_type": "SHARDED_STATE_DICT",
             "fsdp_cpu_ram_efficient_loading": False,
-        },
-        "parallelism_config": {
-            "parallelism_config_dp_replicate_size": stated.replicas,
-            "parallelism_config_dp_shard_size": stated.shards,
-            "parallelism_config_tp_size": stated.tensor,
-            "parallelism_config_cp_size": 1,
-        },
+        }
+    plain["parallelism_config"] = {
+        "parallelism_config_dp_replicate_size": stated.replicas,
+        "parallelism_config_dp_shard_size": stated.shards,
+        "parallelism_config_tp_size": stated.tensor,
+        "parallelism_config_cp_size": 1,
     }
+    return Written("yaml", "\n".join(_yaml(plain)) + "\n", tuple(_accelerate_notes(stated, job)))
+
+
+def _accelerate_notes(stated: Stated, job: Job) -> Iterator[str]:
+    """What the user's script has to do."""
     each = samples_per_pass(stated, job.samples)
-    notes = [f"The batch is the script's: DataLoader(batch_size={each})."]
-    if stated.micro_batches > 1:
-        notes.append(
+    yield f"The batch is the script's: DataLoader(batch_size={each})."
+    if stated.tensor > 1:
+        yield (
+            "Load the model after Accelerator(), with from_pretrained(..., "
+            f"distributed_config=DistributedConfig(tp_size={stated.tensor})) of transformers."
+        )
+        if stated.recompute == "full":
+            yield RECOMPUTE_IN_CODE
+        if stated.micro_batches > 1:
+            yield f"Accumulate with gradient_accumulation_steps={stated.micro_batches}."
+    elif stated.micro_batches > 1:
+        yield (
             "Accumulate with GradientAccumulationPlugin("
             f"num_steps={stated.micro_batches}, sync_each_batch=True): without the latter, whole "
             "gradients are kept, which is not priced."
         )
-    return Written("yaml", "\n".join(_yaml(plain)) + "\n", tuple(notes))
 
 
 def _bf16_alone(stack: str, job: Job) -> bool:
@@ -305,10 +338,8 @@ def deepspeed(stated: Stated, job: Job) -> Written:
         plain[job.half] = {"enabled": True}
     if stated.tensor > 1:
         plain["tensor_parallel"] = {"autotp_size": stated.tensor}
-    notes = []
-    if stated.recompute == "full":
-        notes.append("Recompute in code: model.gradient_checkpointing_enable().")
-    return Written("json", json.dumps(plain, indent=2) + "\n", tuple(notes))
+    notes = (RECOMPUTE_IN_CODE,) if stated.recompute == "full" else ()
+    return Written("json", json.dumps(plain, indent=2) + "\n", notes)
 
 
 def nanotron(stated: Stated, job: Job) -> Written:

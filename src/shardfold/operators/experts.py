@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from shardfold.graph import Graph
 from shardfold.operators.kernels import Access, Kernel, LocalWork, Values, memory_pass
 from shardfold.operators.notation import Call, Exchange, Rule
 from shardfold.operators.operator import Extra, Operator, factors
@@ -260,6 +261,12 @@ def _block_extras(call: Call, access: Access) -> tuple[Extra, ...]:
         *(routed(2, "n", "backward"), routed(between.keeps, "f", "backward")),
         *(routed(2, "m", "backward"), of_rows(1, "backward")),
     )
+
+
+def experts_in(graph: Graph) -> int:
+    """The most experts of a block to which rows can be sent; 1 where there is none."""
+    counts = [graph.tensors[op.inputs[3]].type.shape[0] for op in graph.ops if op.kind == ROUTED]
+    return max(counts, default=1)
 
 
 def imbalanced(imbalance: float) -> Mapping[str, Operator]:

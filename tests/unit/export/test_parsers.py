@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
-import shlex
+import os
+import subprocess
+import sys
+from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,6 +18,7 @@ from shardfold.export.writers import Job, Written, write
 from shardfold.strategies.stated import Stated
 
 JOB = Job(samples=64, seq=8192, layers=32, dtype="bf16", devices=64, nodes=8)
+PARSERS = Path(__file__).with_name("parsers.py")
 REASON = "its own parser is not installed; test_writers.py checks the names of fields"
 
 
@@ -32,7 +35,7 @@ def installed(package: str, version: str) -> None:
 def written(stack: str, every: int = 7) -> list[tuple[Stated, Written]]:
     """Configurations of all kinds, some of each."""
     target, version = target_named(stack)
-    found = list(configurations(target, parse("8x8xh100"), Sizes(64, 32)))
+    found = list(configurations(target, parse("8x8xh100"), Sizes(64, 32, experts=8)))
     return [(stated, write(target.name, version, stated, JOB)) for stated in found[::every]]
 
 
@@ -75,60 +78,45 @@ def test_accelerate_launch_takes_its_file(tmp_path: Path) -> None:
         assert found.fsdp_reshard_after_forward == stated.reshards
 
 
-def test_deepspeed_reads_its_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    installed("deepspeed", "0.19")
-    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
-    from deepspeed import comm
-    from deepspeed.runtime.config import DeepSpeedConfig
-
-    monkeypatch.setattr(comm, "get_rank", lambda *args: 0)
-    for stated, each in written("deepspeed"):
-        found = DeepSpeedConfig(json.loads(each.text), mpu=Devices(stated.data))
-        assert found.zero_config.stage == stated.zero
-        assert found.gradient_accumulation_steps == stated.micro_batches
-
-
-class Devices:
-    """What DeepSpeed asks of a job: how many devices share the batch out."""
-
-    def __init__(self, count: int) -> None:
-        self.count = count
-
-    def get_data_parallel_world_size(self) -> int:
-        return self.count
-
-
-def test_torchtitan_parses_its_arguments() -> None:
-    installed("torchtitan", "0.3")
-    from torchtitan.config.manager import ConfigManager
-
-    for stated, each in written("torchtitan", every=31):
-        words = shlex.split(each.text.replace("\\\n", " "))
-        own = ["--module", "llama3", "--config", "llama3_8b"]
-        found: Any = ConfigManager().parse_args([*own, *words])
-        assert found.parallelism.tensor_parallel_degree == stated.tensor
-        assert found.parallelism.data_parallel_shard_degree == stated.shards
-        assert found.parallelism.pipeline_parallel_degree == stated.stages
-        assert (found.activation_checkpoint is None) == (stated.recompute == "none")
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("folder", "stacks"),
+    [
+        ("stacks", ["torchtitan@0.3.0", "deepspeed@0.19", "megatron@0.16", "nanotron@0.4"]),
+        ("stacks-older", ["torchtitan@0.2.2"]),
+    ],
+)
+def test_stacks_read_what_is_written_for_them(
+    folder: str, stacks: list[str], tmp_path: Path
+) -> None:
+    """In a process of its own: other libraries behave otherwise where they find these packages."""
+    packages = Path(sys.prefix) / folder
+    if not packages.is_dir():
+        pytest.skip(f"{folder}: {REASON}")
+    asked, told = tmp_path / "cases.json", tmp_path / "problems.json"
+    cases = {
+        stack: [(w.text, seen(s)) for s, w in written(stack, EVERY[stack])] for stack in stacks
+    }
+    assert all(len(each) > 9 for each in cases.values())
+    asked.write_text(json.dumps(cases))
+    command = [sys.executable, str(PARSERS), str(asked), str(told)]
+    path = os.pathsep.join([str(packages), str(Path(sys.prefix) / "stacks")])
+    done = subprocess.run(
+        command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(told.read_text()) == {stack: [] for stack in stacks}
 
 
-def test_torchtitan_reads_its_file(tmp_path: Path) -> None:
-    installed("torchtitan", "0.2.2")
-    from torchtitan.config.manager import ConfigManager
-
-    path = tmp_path / "job.toml"
-    for stated, each in written("torchtitan@0.2.2", every=31):
-        path.write_text(each.text)
-        found: Any = ConfigManager().parse_args(["--job.config_file", str(path)])
-        assert found.parallelism.pipeline_parallel_degree == stated.stages
-        assert found.activation_checkpoint.mode == stated.recompute
+EVERY = {  # of how many configurations one is read: parsers take up to a second
+    "torchtitan@0.3.0": 101,
+    "torchtitan@0.2.2": 101,
+    "deepspeed@0.19": 5,
+    "megatron@0.16": 149,
+    "nanotron@0.4": 5,
+}
 
 
-def test_megatron_core_takes_the_layout_of_stages() -> None:
-    installed("megatron-core", "0.16")
-    from megatron.core.transformer.pipeline_parallel_layer_layout import PipelineParallelLayerLayout
-
-    from shardfold.export.writers import layout
-
-    found = PipelineParallelLayerLayout.parse_str_to_list(layout([7, 8, 8, 7]))
-    assert [len(stage) for stage in found] == [8, 8, 8, 8]
+def seen(stated: Stated) -> dict[str, object]:
+    """What parsers are asked for."""
+    return {**asdict(stated), "data": stated.data}

@@ -19,13 +19,13 @@ from shardfold.strategies.stated import parse_strategy
 
 @pytest.mark.parametrize("name", TARGETS)
 def test_every_configuration_is_one_that_can_be_stated(name: str) -> None:
-    cluster, sizes = parse("4x8xh100"), Sizes(64, 32)
+    cluster, sizes = parse("4x8xh100"), Sizes(64, 32, experts=8)
     found = list(configurations(TARGETS[name], cluster, sizes))
     assert len(found) == len(set(found)) > 10
     for stated in found:
         assert parse_strategy(str(stated), cluster.size) == stated
         assert stated.data * stated.tensor * stated.stages == 32
-        assert samples_per_pass(stated, 64) * stated.data * stated.micro_batches == 64
+        assert samples_per_pass(stated, 64) * stated.batch_parts * stated.micro_batches == 64
         assert stated.tensor <= 8
         assert not TARGETS[name].refusal(stated)
 
@@ -61,7 +61,8 @@ def test_a_batch_that_is_not_cut_has_one_micro_batch() -> None:
         ("hf", "fsdp=8 reshard=never", "again in backward"),
         ("hf", "fsdp=8 recompute=selective", "no recompute=selective"),
         ("torchtitan", "fsdp=4 tp=2", "with sp"),
-        ("megatron", "dp=8 ep=8", "expert parallel"),
+        ("torchtitan", "fsdp=8 ep=8", "expert parallel"),
+        ("megatron", "dp=4 cp=2 attention=gather", "attention=gather"),
     ],
 )
 def test_what_a_stack_cannot_be_told_has_a_reason(stack: str, strategy: str, says: str) -> None:

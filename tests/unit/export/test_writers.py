@@ -31,13 +31,16 @@ TITAN = (
 )
 FIELDS = {
     "torchtitan@0.3.0": f"{TITAN} training.disable_cuda_graphs",
-    "torchtitan@0.2.2": f"{TITAN} activation_checkpoint.mode",
+    "torchtitan@0.2.2": f"{TITAN} activation_checkpoint.mode "
+    "activation_checkpoint.selective_ac_option",
     "torchtitan@head": TITAN
     + " training.num_tokens_per_microbatch_per_dp_rank training.num_tokens_per_train_step"
     " training.max_context_length parallelism.num_pp_microbatches",
     "megatron@0.16": "tensor-model-parallel-size sequence-parallel pipeline-model-parallel-size "
     "pipeline-model-parallel-layout num-virtual-stages-per-pipeline-rank recompute-granularity "
     "recompute-method recompute-num-layers recompute-modules overlap-grad-reduce "
+    "context-parallel-size cp-comm-type expert-model-parallel-size moe-token-dispatcher-type "
+    "moe-grouped-gemm "
     "use-distributed-optimizer overlap-param-gather micro-batch-size global-batch-size seq-length "
     "bf16 fp16",
     "hf@5.22": "distributed_config.tp_size distributed_config.fsdp_size distributed_config.tp_plan "
@@ -102,7 +105,7 @@ def parse_yaml(text: str) -> dict[str, object]:
 def test_all_that_is_written_is_a_field_of_the_stack(name: str, version: str) -> None:
     target, _ = target_named(f"{name}@{version}")
     known = set(FIELDS[f"{name}@{version}"].split())
-    for stated in configurations(target, parse("8x8xh100"), Sizes(64, 32)):
+    for stated in configurations(target, parse("8x8xh100"), Sizes(64, 32, experts=8)):
         written = write(name, version, stated, JOB)
         assert set(read(written.kind, written.text)) <= known
 
