@@ -1,4 +1,4 @@
-"""The best configuration of each stack, beside one of its own examples or a usual start.
+"""The best configuration of each stack, beside the one that its documentation recommends.
 
     python benchmarks/stacks.py llama3-8b 8xh100 128
 
@@ -23,6 +23,10 @@ from shardfold.export.targets import TARGETS
 HERE = Path(__file__).resolve().parent
 RUNS = HERE / "results" / "stacks-run.json"
 RESULTS, PAGE = HERE / "results" / "stacks.json", HERE.parent / "docs" / "results" / "stacks.md"
+
+
+MODELS = ("llama3-8b", "llama3-70b", "llama3-405b", "mixtral-8x7b")
+CLUSTERS = ("8xh100", "8x8xh100", "32x8xh100")
 
 
 @dataclass(frozen=True)
@@ -177,26 +181,29 @@ def _documented(planner: Planner, model: str, batch: int, stack: str) -> dict[st
 
 
 HEAD = """\
-# Stacks: the best configuration, beside an example or a usual start
+# Stacks: the best configuration, beside the one that is recommended
 
-`shardfold plan MODEL --cluster C --for STACK` for each stack, and a configuration of the stack's
-own examples; where none was looked up, a usual start (see the sources below). Both are priced as
-the stack runs them (bf16 with its float32 state). Nothing here was run on these clusters: all
-figures are predictions, and share their errors.
+`shardfold plan MODEL --cluster C --for STACK` for each stack, and beside it the configuration that
+the stack's documentation or examples recommend for the model, for as many devices (sources below).
+Both are priced as the stack runs them (bf16 with its float32 state). Nothing here was run on these
+clusters: all figures are predictions, and share their errors.
 
-| model | cluster | batch | stack | best | step | peak, GiB | beside it | step | gain | search |
+| model | cluster | batch | stack | best | step | GiB | recommended | step | GiB | gain |
 |---|---|---|---|---|---|---|---|---|---|---|
 """
 FOOT = """
-- *Gain*: how much longer the step beside it is. *Search*: seconds, on one core of a 2-core machine
-  that others used, too, with tracing and without the import of torch.
-- What does not fit in memory is marked. One that uses what is not priced (selective
-  recomputation by operator, float8) is taken as the nearest that is.
-- All rows are of before gathers were priced as rings, and of before accelerate was no longer told
-  tensor parallel (see below).
-- Not in the table yet: Llama-3 405B, Mixtral, 32 nodes, and examples of the stacks without one.
+- *GiB*: the peak of memory. *Gain*: how much longer the recommended step is, where it fits.
+- *Does not fit*: by the prediction, in 90% of a device's memory, with what the stack keeps by
+  default. Megatron-Bridge's recipes reduce gradients in bf16, which keeps 2 bytes less of a
+  parameter and is not priced: they may fit then.
+- What a recommended configuration has and is not priced (float8, compilation, overlap of tensor
+  parallel) is left out. A micro-batch is one sample, where nothing else is said.
+- torchtitan 0.3.0 and nanotron have no Mixtral: their rows are for a model of its shape.
+- nanotron's rows of llama3-8b on 8xh100 and llama3-70b on 8x8xh100, and Megatron-LM's there, were
+  searched before micro-batches of one sample in all could be taken.
+- Not run yet: {missing}.
 
-Sources of what is beside it:
+Sources of what is recommended:
 
 """
 
@@ -207,8 +214,9 @@ RUN = """
 A Llama of two layers in float32, ten steps of eight samples on gloo processes: by the stack, with
 the file that is written for it, and by `sf.parallelize` under a plan of as many processes that
 splits layers, too. accelerate has no FSDP on CPUs: it was told that the processes are GPUs whose
-device is the CPU. Tensor parallel is not offered for accelerate: beside FSDP, accelerate 1.15 and
-transformers 5.22 do not start with it (the row below); transformers by itself has both.
+device is the CPU. Tensor parallel of accelerate is offered on all devices, or not at all: beside
+FSDP, accelerate 1.15 wants a class that transformers 5.22 no longer has, and transformers makes a
+mesh of its own over all processes (the row below); transformers by itself has both.
 
 | stack | configuration | processes | first loss, last loss | largest difference from ours |
 |---|---|---:|---|---:|
@@ -228,27 +236,44 @@ def page(found: list[dict[str, Any]], runs: dict[str, Any]) -> str:
     where = runs["environment"]
     ran = RUN + "\n".join(map(_run_line, runs["rows"])) + "\n\n"
     ran += f"{where['processor']}, {where['date']}. Made by `benchmarks/stacks_run.py`.\n"
-    there = {(row["stack"], row["model"]) for row in found}
     sources = [
-        f"- {stack}, {model}: {source}."
-        for (stack, model), (_, _, source) in DOCUMENTED.items()
-        if (stack, model) in there
+        f"- {stack}, {model}: {known.source}." for (stack, model), known in DOCUMENTED.items()
     ]
-    return HEAD + "\n".join(map(_line, found)) + "\n" + FOOT + "\n".join(sources) + "\n" + ran
+    there = {(row["model"], row["cluster"]) for row in found}
+    missing = [f"{m} on {c}" for m in MODELS for c in CLUSTERS if (m, c) not in there]
+    foot = FOOT.format(missing=", ".join(missing) or "nothing")
+    return HEAD + "\n".join(map(_line, found)) + "\n" + foot + "\n".join(sources) + "\n" + ran
 
 
 def _line(row: dict[str, Any]) -> str:
     head = f"| {row['model']} | {row['cluster']} | {row['batch']} | {row['stack']} "
     if "reason" in row:
-        return head + f"| {row['reason'].partition('.')[0]} | | | | | | |"
-    text = f"| `{row['strategy']}` | {row['step_seconds']:.2f} s | {row['peak_bytes'] / 2**30:.1f} "
-    if "documented" in row:
-        fits = "" if row["documented_fits"] else " (does not fit)"
-        gain = row["documented_seconds"] / row["step_seconds"] - 1
-        text += f"| `{row['documented']}`{fits} | {row['documented_seconds']:.2f} s | {gain:+.0%} "
-    else:
-        text += "| | | "
-    return head + text + f"| {row['search_seconds']:.0f} s |"
+        return head + f"| {_short(row['reason'])} | | {_recommended(row)}| |"
+    text = f"| `{row['strategy']}` | {row['step_seconds']:.2f} s | {_gib(row['peak_bytes'])} "
+    gain = ""
+    if row.get("documented_fits"):
+        gain = f"{row['documented_seconds'] / row['step_seconds'] - 1:+.1%} "
+    return head + text + f"| {_recommended(row)}| {gain}|"
+
+
+def _recommended(row: dict[str, Any]) -> str:
+    if "documented" not in row:
+        return "| | "
+    if "documented_reason" in row:
+        return f"`{row['documented']}` | {_short(row['documented_reason'])} | "
+    fits = "" if row["documented_fits"] else " (does not fit)"
+    figures = f"{row['documented_seconds']:.2f} s | {_gib(row['documented_bytes'])} "
+    return f"`{row['documented']}`{fits} | {figures}"
+
+
+def _short(reason: str) -> str:
+    if "smallest needs" in reason:
+        return "nothing fits: at least " + reason.partition("bytes (")[2].partition(")")[0]
+    return reason.partition(". ")[0]
+
+
+def _gib(count: float) -> str:
+    return f"{count / 2**30:.1f}"
 
 
 def main() -> None:

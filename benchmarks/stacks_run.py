@@ -24,6 +24,8 @@ CASES = [
     ("accelerate", "fsdp=2", 2),
     ("accelerate", "fsdp=4", 4),
     ("accelerate", "dp=2 fsdp=2", 4),
+    ("accelerate", "tp=2", 2),
+    ("accelerate", "tp=4", 4),
     ("accelerate", "fsdp=2 tp=2", 4),
     ("hf", "tp=2", 2),
     ("hf", "tp=4", 4),
@@ -68,13 +70,14 @@ def by_accelerate(folder: str) -> list[float]:
     from accelerate.state import PartialState
     from accelerate.utils import DistributedType
     from transformers import LlamaForCausalLM
+    from transformers.distributed import DistributedConfig
 
     PartialState._prepare_backend = lambda *args, **kwargs: ("gloo", DistributedType.MULTI_GPU)
     accelerator = Accelerator()
-    mesh, sizes = accelerator.torch_device_mesh, accelerator.parallelism_config
+    sizes = accelerator.parallelism_config
     more = {}
     if sizes.tp_enabled:
-        more = {"tp_plan": "auto", "tp_size": sizes.tp_size, "device_mesh": mesh["tp"]}
+        more = {"distributed_config": DistributedConfig(tp_size=sizes.tp_size)}
     model = LlamaForCausalLM.from_pretrained(folder, **more)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     model, optimizer = accelerator.prepare(model, optimizer)

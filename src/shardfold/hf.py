@@ -136,11 +136,12 @@ class Trainer(transformers.Trainer):
         """A plan for this model and the first batch of its data, as it would be on `cluster`.
 
         The batch has `per_device_train_batch_size` samples for each device of the cluster. With
-        `bf16=True` the precision is `bf16-mixed`, unless one is given.
+        `bf16=True` the precision is `bf16-mixed`, unless one is given; no stages are looked for.
         """
         target = parse(cluster) if isinstance(cluster, str) else cluster
         if self.args.bf16 and not {"precision", "dtype"} & options.keys():
             options["precision"] = MIXED
+        options.setdefault("pipeline", "off")  # no stages run here yet
         self._planned_size = target.size
         try:
             example = self._first_batch()

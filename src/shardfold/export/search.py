@@ -42,6 +42,7 @@ from shardfold.strategies.stacks import Stack
 from shardfold.strategies.stated import Stated
 
 SLACK, ALIKE = 0.95, 0.99
+BEYOND = 8  # looks at what cannot be faster: the runners-up
 MOST_RUNS = 16  # that are kept: the tables of one take up to 100 MiB
 Progress = Callable[[int, int], None]
 Graphs = Callable[[Stated], Graph]
@@ -181,8 +182,10 @@ def search(prices: Prices, choices: Sequence[Stated], samples: int, watch: Progr
     large: list[tuple[float, int]] = []  # by the least that they hold
     heap = [(0.0, 0, place) for place in range(len(choices))]
     best = math.inf
-    while heap and heap[0][0] < best:
-        _, known, place = heapq.heappop(heap)
+    beyond = 0
+    while heap and (heap[0][0] < best or beyond < BEYOND):
+        bound, known, place = heapq.heappop(heap)
+        beyond += bound >= best
         stated = choices[place]
         watch(len(choices) - len(heap), len(choices))
         try:

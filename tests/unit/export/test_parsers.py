@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib import metadata
 from pathlib import Path
 
@@ -15,7 +15,7 @@ import pytest
 from shardfold.cluster import parse
 from shardfold.export.targets import Sizes, configurations, target_named
 from shardfold.export.writers import Job, Written, write
-from shardfold.strategies.stated import Stated
+from shardfold.strategies.stated import Stated, parse_strategy
 
 JOB = Job(samples=64, seq=8192, layers=32, dtype="bf16", devices=64, nodes=8)
 PARSERS = Path(__file__).with_name("parsers.py")
@@ -66,16 +66,19 @@ def test_accelerate_launch_takes_its_file(tmp_path: Path) -> None:
     from accelerate.commands.launch import _validate_launch_command, launch_command_parser
 
     path = tmp_path / "accelerate.yaml"
-    for stated, each in written("accelerate"):
+    alone = parse_strategy("tp=8", 8)
+    job = replace(JOB, dtype=None, devices=8, nodes=1)
+    for stated, each in [*written("accelerate"), (alone, write("accelerate", "1.15", alone, job))]:
         path.write_text(each.text)
-        assert load_config_from_file(str(path)).fsdp_config["fsdp_version"] == 2
+        fsdp = load_config_from_file(str(path)).fsdp_config
+        assert fsdp["fsdp_version"] == 2 if stated.shards > 1 else not fsdp
         asked = launch_command_parser().parse_args(["--config_file", str(path), "train.py"])
         found, _, _ = _validate_launch_command(asked)
         assert found.use_parallelism_config
         assert found.parallelism_config_dp_shard_size == stated.shards
         assert found.parallelism_config_dp_replicate_size == stated.replicas
         assert found.parallelism_config_tp_size == stated.tensor
-        assert found.fsdp_reshard_after_forward == stated.reshards
+        assert found.fsdp_reshard_after_forward == stated.reshards or stated is alone
 
 
 @pytest.mark.slow

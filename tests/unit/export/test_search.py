@@ -8,10 +8,17 @@ import pytest
 
 from shardfold import zoo
 from shardfold.api import Planner
+from shardfold.cluster import parse
 from shardfold.errors import InfeasibleError, InputError
 from shardfold.export.search import Anchors, Found, Priced, Prices, search
 from shardfold.export.stack_plan import TIE
-from shardfold.export.targets import Sizes, configurations, samples_per_pass, target_named
+from shardfold.export.targets import (
+    TARGETS,
+    Sizes,
+    configurations,
+    samples_per_pass,
+    target_named,
+)
 from shardfold.planner.options import Request
 
 CLUSTER, SAMPLES, LAYERS = "2x2xa100", 8, 2
@@ -100,6 +107,34 @@ def test_a_plan_for_a_stack_says_all_that_it_comes_to() -> None:
     assert fitting == sorted(fitting)
     assert found.estimated.step_seconds <= fitting[0] * (1 + TIE)
     assert found.possible >= found.priced > len(fitting)
+
+
+def test_a_batch_of_fewer_samples_than_devices_is_searched() -> None:
+    module, args, kwargs = zoo.build("llama3-8b-tiny", batch=2, layers=LAYERS)
+    own = Planner(module, args, kwargs, cluster=CLUSTER, dtype="bf16", cost="roofline")
+    assert own.plan_for("megatron", beside_plan=False).strategy.batch_parts <= 2
+
+
+def test_bounds_hold_where_rows_are_sent_to_experts() -> None:
+    module, args, kwargs = zoo.build("mixtral-8x7b-tiny", batch=SAMPLES, layers=LAYERS)
+    own = Planner(module, args, kwargs, cluster=CLUSTER, dtype="bf16", cost="roofline")
+    found, _, sizes = own._priced_for(own._asked(Request(), None, own.options), TARGETS["megatron"])
+    anchors, cluster = Anchors(found, SAMPLES), parse(CLUSTER)
+    choices = configurations(TARGETS["megatron"], cluster, sizes, 2)
+    several = [each for each in choices if each.experts > 1 and each.recompute == "none"]
+    assert {each.experts for each in several} == {2, 4}
+    for each in several:
+        figures = found.estimate(each)
+        for size in (None, samples_per_pass(each, SAMPLES)):
+            anchor = anchors.of(each, size)
+            assert anchor.step_seconds(each, SAMPLES) <= figures.step_seconds, str(each)
+            assert anchor.peak_bytes(each, SAMPLES) <= figures.peak_bytes, str(each)
+
+
+def test_a_micro_batch_may_be_one_sample() -> None:
+    """Of which a copy that has nothing to do is left out."""
+    found = planner().estimate("tp=4 micro-batches=8", beside_plan=False)
+    assert 0 < found.peak_bytes < planner().estimate("tp=4", beside_plan=False).peak_bytes
 
 
 def test_a_number_of_micro_batches_is_kept() -> None:

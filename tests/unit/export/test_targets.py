@@ -44,6 +44,15 @@ def test_a_small_space_is_known_by_heart() -> None:
     ]
 
 
+def test_tensor_parallel_alone_is_in_float32() -> None:
+    for stack in ("accelerate", "hf"):
+        whole = Sizes(4, 2, is_half=False)
+        alone = [s for s in configurations(TARGETS[stack], parse("2xa100"), whole) if s.tensor == 2]
+        assert {str(each) for each in alone} >= {"tp=2", "tp=2 recompute=full"}
+        half = configurations(TARGETS[stack], parse("2xa100"), Sizes(4, 2))
+        assert all(each.tensor == 1 for each in half)
+
+
 def test_a_batch_that_is_not_cut_has_one_micro_batch() -> None:
     found = configurations(TARGETS["megatron"], parse("2x4xa100"), Sizes(8, 8, is_cut=False))
     assert {(each.micro_batches, each.stages) for each in found} == {(1, 1)}
