@@ -25,7 +25,8 @@ from shardfold.runtime.inputs_outputs import Outputs
 from shardfold.runtime.lower import Instruction, Lowered
 from shardfold.runtime.ops import Context
 from shardfold.runtime.parameter_uses import Uses, differentiable, uses_of
-from shardfold.runtime.parameters import Keeping, complete_dtensors
+from shardfold.runtime.parameters import Keeping
+from shardfold.runtime.part_operators import complete_dtensors
 from shardfold.runtime.parts import SWITCHING, Captured, Original, finish, grow
 from shardfold.runtime.ranks import fingerprint, is_same_everywhere
 from shardfold.runtime.reshard import perform
@@ -258,7 +259,6 @@ class Run:
         self.stages: Stages | None = None  # of a pipeline: what runs in its place
         self.elsewhere = frozenset[str]()  # parameters that only other stages have
         self.constants: dict[int, Tensor] = {}
-        self.memories: dict[int, tuple[Any, int]] = {}  # of parameters, as they were given
         self.owners: list[tuple[str, int, Any, str]] = []  # where parameters and buffers are held
         self._eager = cache(self._written)
         ops = program.graph.ops
@@ -358,8 +358,6 @@ class Run:
                 self.owners.append((source.role, tensor, held, leaf))
                 if source.role == "parameter" and self.mesh is not None:
                     known(held[leaf], self.by_tensor[tensor])
-                    memory = held[leaf].untyped_storage()._cdata
-                    self.memories[tensor] = (held[leaf], memory)
             elif source.role == "constant":
                 self.constants[tensor] = self._constant(tensor)
 
@@ -401,13 +399,6 @@ class Run:
     def _check(self, parameters: Mapping[int, Any]) -> None:
         """Refuse what was done to parameters and would be lost."""
         for tensor, parameter in parameters.items():
-            given, memory = self.memories.get(tensor, (None, 0))
-            if given is parameter and parameter.untyped_storage()._cdata != memory:
-                raise RunError(
-                    f"The memory of {self.program.graph.tensors[tensor].name} was replaced "
-                    "(`parameter.data = ...`), of which its shards know nothing. Write into the "
-                    "parameter instead: with torch.no_grad(): parameter.copy_(...)."
-                )
             if parameter.requires_grad and not self.program.graph.tensors[tensor].requires_grad:
                 raise RunError(
                     f"{self.program.graph.tensors[tensor].name} requires a gradient now, but was "

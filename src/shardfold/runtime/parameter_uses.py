@@ -340,6 +340,8 @@ class Uses:
             if parameter.grad is None:
                 parameter.grad = self._wrapped(parameter, own)
             else:
+                if parameter.grad.placements != parameter.placements:  # of what a user added
+                    parameter.grad = parameter.grad.redistribute(placements=parameter.placements)
                 parameter.grad._local_tensor.add_(own)
             for hook in (parameter._post_accumulate_grad_hooks or {}).values():
                 hook(parameter)

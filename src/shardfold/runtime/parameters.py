@@ -21,7 +21,6 @@ import math
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import torch
@@ -92,30 +91,6 @@ def keeping(stored: Stored) -> Keeping:
         found.append(_StridedShard(dim, split_factor=factor) if factor > 1 else Shard(dim))
         lengths[state] = -(-lengths[state] // stored.mesh[axis])
     return Keeping(stored, tuple(found))
-
-
-@cache
-def complete_dtensors() -> None:
-    """Two things that users do with parameters, and torch's DTensor does not know.
-
-    A plain tensor that is copied into one is the whole, the same on every rank. A number that is
-    taken out of one (`p.grad.norm().item()`) is that of the whole; torch gives each rank that of
-    its part, without a word.
-    """
-    number = torch.ops.aten._local_scalar_dense.default
-
-    def taken(call: Any, args: Any, kwargs: Any) -> Any:
-        return call(args[0].full_tensor())
-
-    def copy_(self: DTensor, value: Any, non_blocking: bool = False) -> Tensor:
-        if isinstance(value, Tensor) and not isinstance(value, DTensor):
-            mesh = self.device_mesh
-            whole = value.to(self.device).expand(self.shape)
-            value = DTensor.from_local(whole, mesh, [Replicate()] * mesh.ndim, run_check=False)
-        return Tensor.copy_(self, value, non_blocking)
-
-    DTensor._op_dispatcher._custom_op_handlers[number] = taken
-    DTensor.copy_ = copy_
 
 
 def tensors_of(model: nn.Module, device: torch.device, seed: int) -> Iterator[tuple[str, Tensor]]:

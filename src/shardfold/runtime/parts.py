@@ -9,7 +9,7 @@ this rank's pieces as if they were whole, is refused.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Self
@@ -29,6 +29,7 @@ class Original:
 
     kind: Any = nn.Module
     attributes: Mapping[str, Any] | None = None
+    absent: tuple[tuple[str, str], ...] = ()  # parameters and buffers that are None, and in what
 
     def __deepcopy__(self, memo: Any) -> Original:
         """Attributes are shared with the model, as they are only read."""
@@ -152,6 +153,9 @@ def grow(module: Captured, originals: Mapping[str, Original]) -> None:
             nn.Module.__init__(part)
         above, _, name = path.rpartition(".")
         module.get_submodule(above)._modules[name] = made[id(original)]
+    for path, original in originals.items():
+        for held, name in original.absent:
+            getattr(module.get_submodule(path), held)[name] = None
 
 
 def finish(module: nn.Module, originals: Mapping[str, Original]) -> None:
@@ -162,9 +166,20 @@ def finish(module: nn.Module, originals: Mapping[str, Original]) -> None:
 
 def originals_of(model: nn.Module) -> dict[str, Original]:
     """What the parts of a model are, by their paths."""
-    found = {id(module): Original(type(module), _attributes(module)) for module in model.modules()}
+    found = {
+        id(module): Original(type(module), _attributes(module), tuple(_absent(module)))
+        for module in model.modules()
+    }
     named = model.named_modules(remove_duplicate=False)
     return {path: found[id(module)] for path, module in named}
+
+
+def _absent(module: nn.Module) -> Iterator[tuple[str, str]]:
+    """What a module has no tensor for: `bias` of a layer without one is None, and can be read."""
+    for held in ("_parameters", "_buffers"):
+        for name, tensor in vars(module)[held].items():
+            if tensor is None:
+                yield held, name
 
 
 def _attributes(module: nn.Module) -> dict[str, Any]:
