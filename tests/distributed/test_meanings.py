@@ -33,6 +33,7 @@ NAMES = (
     "CtcLoss",
     "Thresholded",
     "MeansOfSelected",
+    "RoundingIsLeft",
 )
 
 

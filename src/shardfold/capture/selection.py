@@ -194,7 +194,10 @@ class Selections:
         apart = (first.whole - _reduced(first, True, None)).square()
         total = torch.where(first.shaped(), apart, apart.new_zeros(())).sum()
         found = total / (_items(first) - less)
-        return found.sqrt() if func in DEVIATIONS else found
+        if func not in DEVIATIONS:
+            return found
+        is_rooted = found > 0  # of numbers that are all alike, torch's gradient is zero
+        return torch.where(is_rooted, torch.where(is_rooted, found, 1).sqrt(), found)
 
     def in_place(self, first: Selected, func: Any, args: Any, kwargs: Any) -> Tensor | None:
         """`x[mask] += 1`: what was selected goes along with another whole from now on."""

@@ -81,8 +81,14 @@ def operator_of(kind: str, own: Rules | None = None) -> Operator:
 
 
 def rule_for(call: Call, own: Rules | None = None) -> Rule:
-    """The rule of a call; an operator without one is left unsplit and says so."""
+    """The rule of a call; an operator without one is left unsplit and says so.
+
+    What names a dim of a single number (`loss.mean(-1)`) has nothing to split.
+    """
     operator = operator_of(call.op.kind, own)
+    if NAMES_DIMS & call.op.attributes.keys() and not any(t.shape for t in call.inputs):
+        engine: Engine = "none" if operator.memory in SHARED else "vector"
+        return call.undescribed(engine=engine, operator=replace(operator, local="same call"))
     if operator.rule is not None:
         return replace(operator.rule(call), operator=operator)
     if call.op.splits is not None:
@@ -90,6 +96,7 @@ def rule_for(call: Call, own: Rules | None = None) -> Rule:
     return call.undescribed(known=False, operator=operator)
 
 
+NAMES_DIMS = {"dim", "dims", "source"}  # which a single number has not: it is taken as it is
 FLOPS: Mapping[Engine, float] = {"matrix": 2.0, "vector": 1.0, "none": 0.0}  # of each point
 
 

@@ -127,7 +127,7 @@ def _transpose(call: Call) -> list[int]:
 def _movedim(call: Call) -> list[int]:
     rank = len(call.inputs[0].shape)
     source, target = (
-        [k % rank for k in (v if isinstance(v, tuple) else (v,))]
+        [k % max(rank, 1) for k in (v if isinstance(v, tuple) else (v,))]
         for v in (call.attribute("source"), call.attribute("destination"))
     )
     moved = dict(zip(target, source, strict=True))

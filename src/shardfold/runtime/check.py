@@ -307,20 +307,17 @@ def _first_operator(
     """The first operator with another result; failing that, the last with another gradient."""
     instructions = module._run.lowered.instructions
     wholes = _Wholes(module, subdims)
-    results = [
-        (
-            _name(i),
-            difference(
-                wholes.of(t, values(left), found.results[t]),
-                expected.results[t],
-                _rounding(i, expected),
-            )
-            if t in found.results
-            else 0.0,  # of another stage
-        )
-        for i in instructions
-        for t, left in zip(i.results, i.left, strict=True)
-    ]
+    results, rounding = [], dict[int, float]()
+    for i in instructions:
+        floor = _rounding(i, expected, rounding)
+        for t, left in zip(i.results, i.left, strict=True):
+            amount = 0.0
+            if t in found.results:  # not of another stage
+                whole, known = wholes.of(t, values(left), found.results[t]), expected.results[t]
+                amount = difference(whole, known, floor)
+                if _size(known) <= floor:
+                    rounding[t] = floor
+            results.append((_name(i), amount))
     sizes = (float(g.abs().max()) for g in expected.gradients.values() if g.numel())
     floor = SMALL * max(sizes, default=0.0)
     backward = [
@@ -339,11 +336,21 @@ def _first_operator(
     return _first([*results, *backward])
 
 
-def _rounding(instruction: Instruction, expected: _Watch) -> float:
-    """What results are measured against that are nothing but rounding: what cancels out."""
-    given = [expected.results[t] for t in instruction.site.op.inputs if t in expected.results]
-    sizes = (g.abs().nan_to_num(0.0, 0.0, 0.0).max() for g in given if g.numel() and _is_float(g))
-    return ROUNDING * max(map(float, sizes), default=0.0)
+def _rounding(instruction: Instruction, expected: _Watch, rounding: Mapping[int, float]) -> float:
+    """What results are measured against that are nothing but rounding.
+
+    That is what is left where numbers cancel out, and what is made of it.
+    """
+    given = [t for t in instruction.site.op.inputs if t in expected.results]
+    largest = max((_size(expected.results[t]) for t in given), default=0.0)
+    return max(ROUNDING * largest, *(rounding.get(t, 0.0) for t in given), 0.0)
+
+
+def _size(tensor: Tensor) -> float:
+    """The largest number of a tensor."""
+    if not (tensor.numel() and _is_float(tensor)):
+        return 0.0
+    return float(tensor.abs().nan_to_num(0.0, 0.0, 0.0).max())
 
 
 def _is_float(tensor: Tensor) -> bool:

@@ -1693,13 +1693,22 @@ class ReducedAndPutBack(Case):
     def between(self, h: Tensor) -> Tensor:
         mask = h.detach()[:, 0] > -0.3
         some = h[mask]
-        spread = some.std() + some.var(unbiased=False) + some.norm()
+        spread = some.std() + some.var(unbiased=False) + some.norm() + (some * 0).std().mean(-1)
         codes = (some @ self.b.weight.t()).softmax(-1).mean(0, keepdim=True)
         found = h * 0.5
         found[mask] = torch.tanh(self.a(h[mask]))
         found[mask] += 0.25
         found[mask] = found[mask] * 2 - 1
         return found * spread + codes
+
+
+class RoundingIsLeft(Case):
+    """What is zero but for rounding is not compared digit by digit."""
+
+    def between(self, h: Tensor) -> Tensor:
+        left = F.layer_norm(h, (WIDTH,)).mean()
+        left = left * 2 + F.kl_div(h.log_softmax(-1), h.softmax(-1), reduction="batchmean")
+        return self.a(h) + left.flip(0)
 
 
 class ExpertsByMasks(Case):
