@@ -51,6 +51,7 @@ def told(rank: int, plans: list[bytes]) -> dict[str, str]:
     tried("plan", plans[rank % 2], *made())
     tried("seed", plans[0], *made(), seed=rank)
     tried("dtype", plans[0], *made(), float64=rank == 1)
+    said |= calls_told(rank, plans)
     for name in ("up.weight", "scale", "mask", "plain"):
         model, args = made()
         tensor = attrgetter(name)(model).detach()
@@ -60,13 +61,52 @@ def told(rank: int, plans: list[bytes]) -> dict[str, str]:
     return said
 
 
+def calls_told(rank: int, plans: list[bytes]) -> dict[str, str]:
+    """What this rank is told where it calls the module otherwise than the others."""
+    said: dict[str, str] = {}
+    for what, plan in {
+        "mode": 0,
+        "gradients": 0,
+        "shape": 0,
+        "type": 0,
+        "part": 0,
+        "batch": 2,
+    }.items():
+        model, args = made()
+        module = parallelize(model, loads(plans[plan]), args)
+        x: Any = args[0]
+        if what == "mode":
+            module.train(rank == 0)
+        elif what == "shape":
+            x = x[: 8 - 2 * rank]
+        elif what == "type":
+            x = "text" if rank else x
+        elif what in ("part", "batch"):  # of "part" every rank reads its own numbers
+            x = x + rank
+        said[what] = ""
+        with torch.set_grad_enabled(what != "gradients" or rank == 0):
+            try:
+                module(x)
+            except RunError as error:
+                said[what] = str(error)
+    return said
+
+
 def test_ranks_that_differ_are_told_what_differs(on_ranks: Launch) -> None:
     model, args = made()
     chooser = Chooser(model, args, {}, "2xcpu", "2")
-    plans = [dumps(plan).encode() for plan in chooser.baselines()]
+    shared = (
+        plan for plan in map(chooser.random, range(99)) if plan.inputs[0].layout == ("replicated",)
+    )
+    plans = [dumps(plan).encode() for plan in (*chooser.baselines(), next(shared))]
     both = on_ranks(told, 2, plans)
     for said in both:
-        assert said["nothing"] == ""
+        assert said["nothing"] == said["part"] == ""
+        assert "in training, with gradients on rank 0, but in eval mode" in said["mode"]
+        assert "but in training, without gradients on rank 1" in said["gradients"]
+        assert "x: of shape (8, 6) on rank 0, but of shape (6, 6) on rank 1" in said["shape"]
+        assert "The input x is a str, not a tensor." in said["type"]
+        assert "Ranks 0, 1 read the same x and were given different numbers." in said["batch"]
         for what, words in {
             "plan": "Give every rank the same plan file",
             "seed": "seed: 0 on rank 0, but 1 on rank 1",
@@ -80,4 +120,6 @@ def test_ranks_that_differ_are_told_what_differs(on_ranks: Launch) -> None:
             assert message.startswith("The ranks were not started alike. ")
             assert words in message
             assert f"{what}: " in message or what in ("dtype", "plain")
+    for said in both:
+        del said["type"]  # where it is first said which rank it was
     assert both[0] == both[1]

@@ -28,7 +28,14 @@ from shardfold.runtime.parameter_uses import Uses, differentiable, uses_of
 from shardfold.runtime.parameters import Keeping
 from shardfold.runtime.part_operators import complete_dtensors
 from shardfold.runtime.parts import SWITCHING, Captured, Original, finish, grow
-from shardfold.runtime.ranks import fingerprint, is_same_everywhere
+from shardfold.runtime.ranks import (
+    agreed,
+    check_alike,
+    check_readers_alike,
+    digest,
+    fingerprint,
+    is_same_everywhere,
+)
 from shardfold.runtime.reshard import perform
 from shardfold.runtime.stages import Stages
 from shardfold.runtime.whole_optimizers import known
@@ -180,6 +187,7 @@ class Parallel(Captured):
                 "The stages of a pipeline run forward and backward in turns: call accumulate() "
                 "with the batch of a step, which leaves the gradients and returns the loss."
             )
+        self._run.compare_call(self, args, kwargs)
         run = self._run.taking(self, args, kwargs)
         observe = run.observer(observe)
         if not self.training:
@@ -244,6 +252,7 @@ class Run:
         self.make_other: Callable[[Batch], tuple[Program, Lowered, Evaluation]] | None = None
         self.others: dict[object, Run] = {}  # for batches of other shapes, the latest last
         self.in_parts: dict[bool, bool] = {}  # in training or not: how the first batch came
+        self.compared = set[str]()  # ways in which the module was called, on all ranks alike
         self.turn = (0, 1)  # the number of this pass, and how many a step takes
         sources = program.sources.items()
         self.inputs = [(t, source.leaf) for t, source in sources if source.role == "input"]
@@ -289,6 +298,42 @@ class Run:
         self.turn = (number, passes)
         if self.uses is not None:
             self.uses.turn = self.turn
+
+    def compare_call(self, module: Parallel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Refuse, on every rank, a first call that is another one on some rank.
+
+        Of a batch, what several ranks read must be the same on them.
+        """
+        mode = "in training" if module.training else "in eval mode"
+        mode += ", with gradients" if torch.is_grad_enabled() else ", without gradients"
+        if self.mesh is None or mode in self.compared or torch.compiler.is_compiling():
+            return
+        self.compared.add(mode)
+        facts = agreed(partial(self._facts_of, args, kwargs))
+        check_alike(
+            {"the call is": mode} | {name: shape for name, (shape, _, _) in facts.items()},
+            "Every rank calls the module in the same way, with the whole batch or with its part.",
+        )
+        check_readers_alike({f"{name} ({part})": value for name, (_, part, value) in facts.items()})
+
+    def _facts_of(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> dict[str, tuple[str, str, str]]:
+        """The shape of every input, which part of it this rank reads, and what is there."""
+        leaves, found = self._leaves(args, kwargs), {}
+        for tensor, leaf in self.inputs:
+            name, value = self.program.graph.tensors[tensor].name, leaves[leaf]
+            if not isinstance(value, Tensor):
+                raise RunError(f"The input {name} is a {type(value).__name__}, not a tensor.")
+            given, part = self.lowered.inputs.get(tensor), "whole"
+            is_part = given is not None and tuple(value.shape) == given.part != given.whole
+            shape = "a part" if is_part else f"of shape {tuple(value.shape)}"
+            if given is not None and not is_part and tuple(value.shape) == given.whole:
+                places = torch.arange(value.numel()).view(given.whole)
+                part = f"part {digest(fingerprint(given.taken(places, self.context.groups)))}"
+                value = given.taken(value, self.context.groups)
+            found[name] = shape, part, "" if is_part else digest(fingerprint(value.detach()))
+        return found
 
     def taking(self, module: Parallel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Run:
         """The same for the shapes of a batch: this one, or made anew for shapes that are new."""

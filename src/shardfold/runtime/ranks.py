@@ -258,6 +258,21 @@ def check_alike(facts: Mapping[str, str], advice: str) -> None:
     raise RunError(f"The ranks were not started alike. {shown}{more}. {advice}")
 
 
+def check_readers_alike(parts: Mapping[str, str]) -> None:
+    """Refuse a batch of which ranks that read the same part were given different numbers."""
+    told: list[dict[str, str]] = [{}] * dist.get_world_size()
+    dist.all_gather_object(told, dict(parts))
+    for name in dict.fromkeys(name for each in told for name in each):
+        who = [each for each in told if name in each]
+        if len({each[name] for each in who}) > 1:
+            ranks = _listed([rank for rank, each in enumerate(told) if name in each])
+            raise RunError(
+                f"Ranks {ranks} read the same {name.partition(' (')[0]} and were given different "
+                "numbers. Give every rank the same whole batch, or its own part of it: "
+                "plan.local_batch(batch), or a DataLoader with plan.sampler(dataset)."
+            )
+
+
 def is_same_everywhere(fact: str) -> bool:
     """Whether all ranks were given the same."""
     if not is_shared():
