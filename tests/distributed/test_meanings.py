@@ -34,6 +34,7 @@ NAMES = (
     "Thresholded",
     "MeansOfSelected",
     "RoundingIsLeft",
+    "ComplexPut",
 )
 
 

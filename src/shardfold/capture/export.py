@@ -52,10 +52,20 @@ class WithLoss(nn.Module):
         return self.loss(self.model(*args, **kwargs))
 
 
+SCRIPTED = (torch.jit.ScriptModule, torch.jit.ScriptFunction)
+
+
 def check_model(model: object) -> None:
-    """Refuse what is no module."""
+    """Refuse what is no module, and modules whose code cannot be read."""
     if not isinstance(model, nn.Module):
         raise ModelError(f"A model must be a torch.nn.Module, got {type(model).__name__}.")
+    for path, module in model.named_modules():
+        held = [module] if isinstance(module, SCRIPTED) else vars(module).values()
+        if any(isinstance(each, SCRIPTED) for each in held):
+            raise ModelError(
+                f"The part {path or '(model)'} ({type(module).__name__}) is, or holds, what "
+                "torch.jit has compiled: give the model the plain module or function instead."
+            )
 
 
 def skeleton(model: nn.Module, dtype: str | None) -> nn.Module:

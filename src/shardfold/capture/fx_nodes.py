@@ -215,13 +215,25 @@ def bags_in_rows(node: fx.Node) -> tuple[list[fx.Node], list[Any]] | None:
     return [given["weight"], matrix], [None, given["mode"], padding]
 
 
+TRANSFORMATIONS = {  # by what is seen of them
+    "lazy_load_decompositions": "torch.vmap",
+    "vmap": "torch.vmap",
+    "jvp": "torch.func.jvp",
+    "grad": "torch.func.grad",
+    "flex_attention": "flex_attention",
+    "cond": "torch.cond",
+}
+
+
 def check_operator(node: fx.Node, kind: str) -> None:
     """Refuse what cannot be called outside its trace, or has no fixed shape."""
     where = f"Operator {node.name} ({kind}, {origin_of(node)})"
     if getattr(node.target, "_schema", None) is None:
+        known = (name for sign, name in TRANSFORMATIONS.items() if sign in kind)
         raise ModelError(
-            f"{where} is no operator of tensors but a transformation or control flow (torch.cond, "
-            "vmap, flex_attention): write it with ordinary operators."
+            f"Forward uses {next(known, kind)} ({origin_of(node)}), which is no operator of "
+            "tensors but a transformation of functions or control flow: write it with ordinary "
+            "operators, and gradients with torch.autograd.grad(..., create_graph=True)."
         )
     if kind == "aten._has_compatible_shallow_copy_type":
         raise ModelError(

@@ -15,7 +15,7 @@ from typing import Any
 
 from shardfold.operators.kernels import Kernel, LocalWork, broadcast_sum, copied, memory_pass
 from shardfold.operators.notation import Call, Dim, Rule
-from shardfold.operators.operator import Operator, aten, keeps_means
+from shardfold.operators.operator import UNKNOWN, Operator, aten, keeps_means
 
 
 def _rule(
@@ -383,7 +383,10 @@ TABLE: Mapping[str, Operator] = {
     **aten("roll flip", MOVED),
     **aten("pad constant_pad_nd", Operator(_pad, "own form")),
     **aten("cat concat", replace(MOVED, rule=_cat, kernels=_joined, memory="joined")),
-    "aten.slice_scatter": replace(MOVED, rule=_written_along, kernels=_overwritten),
+    "aten.slice_scatter": replace(
+        MOVED, rule=_written_along, kernels=_overwritten, local="own form"
+    ),
+    "aten.select_scatter": replace(UNKNOWN, local="own form"),  # its rule is found by experiment
     "aten.stack": replace(MOVED, rule=_stack, kernels=_joined, memory="joined"),
     "aten.repeat": Operator(_repeat, "own form", fills=True),
     # Capture leaves out what only names a tensor anew.

@@ -284,7 +284,8 @@ def _lost(single: Parallel, loss: float, outcome: Outcome) -> tuple[Difference, 
         found.append((f"the gradient of {name}{readers.get(name, '')}", amount))
     for kind, tensors in (("parameter", "named_parameters"), ("buffer", "named_buffers")):
         for name, tensor in getattr(single, tensors)():
-            amount = difference(tensor.detach(), outcome.state[name])
+            beside = _beside(name, outcome.state) if kind == "buffer" else 0.0
+            amount = difference(tensor.detach(), outcome.state[name], beside)
             found.append((f"the {kind} {name}, which forward changes,", amount))
     amounts = _agreed([amount for _, amount in found])
     pairs = zip(found, amounts, strict=True)
@@ -405,11 +406,22 @@ def _parameters(split: Parallel, single: Parallel) -> tuple[tuple[Difference, ..
     split.gather_buffers()
     buffers = dict(single.named_buffers())
     for name, buffer in split.named_buffers():
-        named.append((f"the buffer {name}", difference(buffer, buffers[name])))
+        amount = difference(buffer, buffers[name], _beside(name, buffers))
+        named.append((f"the buffer {name}", amount))
     amounts = _agreed([amount for _, amount in named])
     pairs = [(name, amount) for (name, _), amount in zip(named, amounts, strict=True)]
     found = tuple(Difference(name, amount) for name, amount in pairs if amount > TOLERANCE)
     return found, max(amounts, default=0.0)
+
+
+def _beside(name: str, buffers: Mapping[str, Tensor]) -> float:
+    """What a buffer is measured against that is nothing but rounding: those of the same part.
+
+    The mean of what a norm has made is zero, and so is the running mean of the norm behind it.
+    """
+    part = name.rpartition(".")[0]
+    own = (tensor for key, tensor in buffers.items() if key.rpartition(".")[0] == part)
+    return ROUNDING * max(map(_size, own), default=0.0)
 
 
 def _has_gradient(parameter: nn.Parameter) -> bool:

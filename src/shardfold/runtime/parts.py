@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Self
 
-import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
@@ -61,14 +60,15 @@ class Captured(nn.Module):
         super().__setattr__(name, value)
 
     def __getattr__(self, name: str) -> Any:
-        """What the model's own part has under this name, unless that holds tensors or modules."""
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            value = self._stands_for().names.get(name, HIDDEN)
-            if value is HIDDEN:
-                raise
-            return value
+        """What the model's own part has under this name, unless that holds tensors or modules.
+
+        A class may look up names in a way of its own, but not before its parts are there.
+        """
+        for held in ("_parameters", "_buffers", "_modules"):
+            if name in vars(self).get(held, ()):
+                return vars(self)[held][name]
+        value = self._stands_for().names.get(name, HIDDEN)
+        return super().__getattr__(name) if value is HIDDEN else value
 
     def _stands_for(self) -> Original:
         found: Original = vars(self).get("_original", NOTHING)
@@ -136,7 +136,7 @@ SWITCHING: list[nn.Module] = []  # the parallel module whose parts are being swi
 @cache
 def _kind(kind: Any) -> type[Captured]:
     """A class of parts that are of the class of the model's own."""
-    if kind is nn.Module or issubclass(kind, torch.jit.ScriptModule):
+    if kind is nn.Module or kind.__module__.startswith("torch._dynamo"):  # a compiled part
         return Captured
     return type(kind.__name__, (Captured, kind), {"__module__": kind.__module__})
 
@@ -145,17 +145,16 @@ def grow(module: Captured, originals: Mapping[str, Original]) -> None:
     """Give a module the parts of a model, in its order; a part that it has twice is one."""
     made: dict[int, nn.Module] = {id(originals[""]): module}
     for path, original in originals.items():
-        if not path:
-            continue
         if id(original) not in made:
             kind = _kind(original.kind)
             made[id(original)] = part = kind.__new__(kind)
             nn.Module.__init__(part)
-        above, _, name = path.rpartition(".")
-        module.get_submodule(above)._modules[name] = made[id(original)]
-    for path, original in originals.items():
+        own = vars(made[id(original)])  # a class may have its own way to look up names
         for held, name in original.absent:
-            getattr(module.get_submodule(path), held)[name] = None
+            own[held][name] = None
+        if path:
+            above, _, name = path.rpartition(".")
+            vars(made[id(originals[above])])["_modules"][name] = made[id(original)]
 
 
 def finish(module: nn.Module, originals: Mapping[str, Original]) -> None:

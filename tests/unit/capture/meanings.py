@@ -1702,6 +1702,31 @@ class ReducedAndPutBack(Case):
         return found * spread + codes
 
 
+class ComplexPut(Case):
+    """Parts of complex numbers that are written."""
+
+    def between(self, h: Tensor) -> Tensor:
+        waves = torch.fft.rfft(self.a(h))
+        found = torch.zeros_like(waves)
+        found[:, 1:3] = waves[:, 1:3] * 2
+        found[:, 0] = waves[:, 3]
+        return h + torch.fft.irfft(found, n=WIDTH)
+
+
+@torch.jit.script
+def scripted(x: Tensor) -> Tensor:
+    return torch.tanh(x) * 0.5
+
+
+class ScriptedAttribute(Case):
+    def prepare(self) -> None:
+        self.act = scripted
+
+    def between(self, h: Tensor) -> Tensor:
+        found: Tensor = self.act(self.a(h))
+        return found
+
+
 class RoundingIsLeft(Case):
     """What is zero but for rounding is not compared digit by digit."""
 

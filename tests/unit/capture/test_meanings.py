@@ -82,7 +82,7 @@ REFUSED = {
     "CtcLossOfWhatWasSelected": r"aten.index.* a size or a number that depends on the values",
     "PackedSequence": r"meanings.py:\d+\) packs sequences .* depends on the values of lengths",
     "FlexAttention": r"meanings.py:\d+\) calls flex_attention",
-    "Vmapped": r"a transformation or control flow",
+    "Vmapped": r"Forward uses torch.vmap .* a transformation of functions",
     "AutocastOfAPart": r"calls AutocastOfAPart.between, decorated by torch.autocast\(.cuda.\)",
     "ReplacedByAnotherShape": r"replaces 'last' of module 'part' by a .* of shape \(8, 6\)",
     "ParameterReplaced": r"replaces 'bias' of module 'b' by a .* of shape \(6,\)",
@@ -107,6 +107,7 @@ REFUSED = {
     "Seeds": r"meanings.py:\d+\) seeds torch's random numbers",
     "ParameterOfNobody": r"meanings.py:\d+\) reads a parameter that is not the model's",
     "Lazy": r"module 'c' \(LazyLinear\) has parameters without a shape",
+    "ScriptedAttribute": r"The part \(model\) \(ScriptedAttribute\) is, or holds, what torch.jit",
     "WrittenConstants": r"a size or a number that depends on the values",
     "OtherBits": r"aten.view.* takes the bits of numbers for those of another dtype",
 }

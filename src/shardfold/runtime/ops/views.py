@@ -48,6 +48,20 @@ def _pad(site: Site) -> Local:
     return plain(site)
 
 
+def _put_along(site: Site) -> Local:
+    """Of complex numbers, their parts are put: torch has no gradient for complex results here."""
+
+    def call(tensors: Sequence[Tensor], context: Context) -> Any:
+        into, value = tensors
+        if not into.is_complex():
+            return site.invoke(tensors, context)
+        parts = [torch.view_as_real(t.to(into.dtype).resolve_conj()) for t in (into, value)]
+        dim = site.argument("dim", 0) % into.dim()
+        return torch.view_as_complex(site.invoke(parts, context, dim=dim))
+
+    return call
+
+
 TABLE: Mapping[str, Callable[[Site], Local]] = {
     **{
         f"aten.{name}": _reshape
@@ -59,6 +73,7 @@ TABLE: Mapping[str, Callable[[Site], Local]] = {
     **{f"aten.{name}": _expand for name in ("expand", "expand_as", "broadcast_to")},
     **{f"aten.{name}": _parts for name in ("split", "split_with_sizes", "chunk", "tensor_split")},
     "aten.repeat": _repeat,
+    **{f"aten.{name}_scatter": _put_along for name in ("slice", "select")},
     "aten.pad": _pad,
     "aten.constant_pad_nd": _pad,
 }
