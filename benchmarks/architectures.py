@@ -242,7 +242,7 @@ def apart(found: Numbers, wanted: Numbers) -> tuple[float, str]:
     """The largest relative difference, and of what."""
     import torch
 
-    from shardfold.runtime.check import SMALL, difference
+    from shardfold.runtime.check import SMALL, beside, difference
 
     gradients = [g for k, g in wanted.items() if k.startswith("gradient")]
     floor = SMALL * max((float(g.abs().max()) for g in gradients if g.numel()), default=0.0)
@@ -259,6 +259,8 @@ def apart(found: Numbers, wanted: Numbers) -> tuple[float, str]:
             amount = 0.0 if amount != amount else amount
         else:
             least = floor if key.startswith("gradient") else 0.0
+            if key.startswith("buffer"):
+                least = beside(key, {k: t for k, t in wanted.items() if k.startswith("buffer")})
             amount = difference(torch.as_tensor(here), torch.as_tensor(there).to(here.dtype), least)
         worst = max(worst, (amount, key))
     return worst

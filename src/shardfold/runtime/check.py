@@ -284,8 +284,8 @@ def _lost(single: Parallel, loss: float, outcome: Outcome) -> tuple[Difference, 
         found.append((f"the gradient of {name}{readers.get(name, '')}", amount))
     for kind, tensors in (("parameter", "named_parameters"), ("buffer", "named_buffers")):
         for name, tensor in getattr(single, tensors)():
-            beside = _beside(name, outcome.state) if kind == "buffer" else 0.0
-            amount = difference(tensor.detach(), outcome.state[name], beside)
+            least = beside(name, outcome.state) if kind == "buffer" else 0.0
+            amount = difference(tensor.detach(), outcome.state[name], least)
             found.append((f"the {kind} {name}, which forward changes,", amount))
     amounts = _agreed([amount for _, amount in found])
     pairs = zip(found, amounts, strict=True)
@@ -406,7 +406,7 @@ def _parameters(split: Parallel, single: Parallel) -> tuple[tuple[Difference, ..
     split.gather_buffers()
     buffers = dict(single.named_buffers())
     for name, buffer in split.named_buffers():
-        amount = difference(buffer, buffers[name], _beside(name, buffers))
+        amount = difference(buffer, buffers[name], beside(name, buffers))
         named.append((f"the buffer {name}", amount))
     amounts = _agreed([amount for _, amount in named])
     pairs = [(name, amount) for (name, _), amount in zip(named, amounts, strict=True)]
@@ -414,7 +414,7 @@ def _parameters(split: Parallel, single: Parallel) -> tuple[tuple[Difference, ..
     return found, max(amounts, default=0.0)
 
 
-def _beside(name: str, buffers: Mapping[str, Tensor]) -> float:
+def beside(name: str, buffers: Mapping[str, Tensor]) -> float:
     """What a buffer is measured against that is nothing but rounding: those of the same part.
 
     The mean of what a norm has made is zero, and so is the running mean of the norm behind it.
