@@ -204,6 +204,8 @@ class KnownValues:
             if not isinstance(each, list | np.ndarray) or len(each) == 0:
                 return each
             plain = all(isinstance(x, int | np.generic) for x in pytree.tree_leaves(list(each)))
+            if plain and (flags := np.asarray(each)).dtype == bool and flags.ndim == 1:
+                each = np.flatnonzero(flags)
             return self.constant(torch.as_tensor, (each,), {}) if plain else each
 
         if isinstance(index, Tensor) and index.dtype == torch.bool and not rest:
