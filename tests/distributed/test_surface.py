@@ -176,7 +176,10 @@ def evaluated(rank: int, cases: list[tuple[str, bytes]], path: str) -> list[floa
             if not is_random:
                 close(loss, expected)
                 close(results[path], kept[-1])
+        read = {key: buffer.clone() for key, buffer in module.named_buffers()}
         before = module.state_dict()
+        for key, buffer in read.items():  # also those of which each rank updates a part
+            assert torch.equal(buffer, before[key]), key
         model.eval()
         module.eval()
         with torch.no_grad(), module.outputs(path) as results:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -76,6 +77,7 @@ class Parallel(Captured):
                 owner.register_buffer(leaf, tensor, persistent=name not in volatile)
         finish(self, originals)
         run.prepare(self)
+        self._link()
         self.register_state_dict_pre_hook(lambda module, *_: module.gather_buffers())
         self.register_load_state_dict_pre_hook(_take_parts)
 
@@ -87,7 +89,18 @@ class Parallel(Captured):
         kept = {key: value for key, value in self.__dict__.items() if key != "_run"}
         found.__dict__.update(copy.deepcopy(kept, memo))
         found._run = self._run.anew(found)
+        found._link()
         return found
+
+    def _link(self) -> None:
+        """Let the parts know whom to ask for statistics of which each rank updates its own."""
+        for written in self._run.lowered.written:
+            name = self._run.name(self._run.program.sources[written.tensor].name)
+            path, _, leaf = name.rpartition(".")
+            owner = self.get_submodule(path)
+            owner.__dict__.setdefault("_split", set()).add(leaf)
+            for part in (self, owner):
+                part.__dict__["_root"] = weakref.ref(self)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Process groups and generated code are of this process."""
@@ -128,13 +141,15 @@ class Parallel(Captured):
         for written in run.lowered.written:
             buffer = self._buffer(written.tensor)
             part = perform(written.there, buffer, run.context.groups)
-            buffer.copy_(perform(written.back, part, run.context.groups))
+            buffer.data.copy_(perform(written.back, part, run.context.groups))  # own part: as it is
         if run.stages is not None:
             for tensor, device in run.stages.changed.items():
                 run.stages.links.from_part(self._buffer(tensor), device)
 
     def _buffer(self, tensor: int) -> Tensor:
-        return self.get_buffer(self._run.name(self._run.program.sources[tensor].name))
+        found = next(held[leaf] for _, t, held, leaf in self._run.owners if t == tensor)
+        assert isinstance(found, Tensor)
+        return found
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         """The loss of a batch; the same on every rank."""

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Self
 
+import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
@@ -66,9 +67,22 @@ class Captured(nn.Module):
         """
         for held in ("_parameters", "_buffers", "_modules"):
             if name in vars(self).get(held, ()):
+                if name in vars(self).get("_split", ()):
+                    self._complete_buffers()
                 return vars(self)[held][name]
         value = self._stands_for().names.get(name, HIDDEN)
         return super().__getattr__(name) if value is HIDDEN else value
+
+    def named_buffers(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, Tensor]]:
+        """The buffers, each whole."""
+        self._complete_buffers()
+        yield from super().named_buffers(*args, **kwargs)
+
+    def _complete_buffers(self) -> None:
+        """Have statistics whole of which each rank updates a part, before anyone reads them."""
+        root = vars(self).get("_root")  # only where there are such
+        if root is not None and not torch.compiler.is_compiling():
+            root().gather_buffers()
 
     def _stands_for(self) -> Original:
         found: Original = vars(self).get("_original", NOTHING)
