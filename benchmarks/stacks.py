@@ -198,7 +198,7 @@ FOOT = """
   parameter and is not priced: they may fit then.
 - What a recommended configuration has and is not priced (float8, compilation, overlap of tensor
   parallel) is left out. A micro-batch is one sample, where nothing else is said.
-- torchtitan 0.3.0 and nanotron have no Mixtral: their rows are for a model of its shape.
+- torchtitan 0.3.0 has no Mixtral: its row is for a model of its shape. Nanotron was not run for it.
 - nanotron's rows of llama3-8b on 8xh100 and llama3-70b on 8x8xh100, and Megatron-LM's there, were
   searched before micro-batches of one sample in all could be taken.
 - Not run yet: {missing}.

@@ -112,8 +112,8 @@ def test_stacks_read_what_is_written_for_them(
 
 
 EVERY = {  # of how many configurations one is read: parsers take up to a second
-    "torchtitan@0.3.0": 101,
-    "torchtitan@0.2.2": 101,
+    "torchtitan@0.3.0": 61,
+    "torchtitan@0.2.2": 61,
     "deepspeed@0.19": 5,
     "megatron@0.16": 149,
     "nanotron@0.4": 5,
