@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._dispatch import OpDispatcher
 
 from shardfold.errors import RunError
 from shardfold.runtime.lower import Stored
@@ -213,3 +214,9 @@ def test_what_parts_cannot_know_is_said(on_ranks: Launch) -> None:
         assert "of shape [6, 8] and torch.float64 cannot be given the data" in said[1]
         assert "take the view again after the write" in said[2]
         assert is_lost
+
+
+def test_a_torch_that_works_otherwise_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(OpDispatcher, "_dispatch_fast_path_python_tail")
+    with pytest.raises(RunError, match="there is no _dispatch_fast_path_python_tail"):
+        complete_dtensors.__wrapped__()

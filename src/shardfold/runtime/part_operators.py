@@ -99,6 +99,7 @@ class PartDispatcher(OpDispatcher):
 @cache
 def complete_dtensors() -> None:
     """Let DTensors do what their users do with parameters; see the module's text."""
+    _check_known()
     dispatcher = DTensor._op_dispatcher
     dispatcher.__class__ = PartDispatcher
     dispatcher._allow_implicit_replication = True  # plain tensors come to `_beside_plain`
@@ -110,6 +111,18 @@ def complete_dtensors() -> None:
         setattr(DTensor, name, partialmethod(_of_whole, name))
     memory = Tensor.data
     DTensor.data = property(memory.__get__, _set_data)
+
+
+def _check_known() -> None:
+    """Refuse a torch whose dispatcher is another one: what is mended here would be lost there."""
+    own = [name for name in vars(PartDispatcher) if not name.startswith("__")]
+    unknown = [name for name in own if not hasattr(OpDispatcher, name)]
+    if unknown:
+        raise RunError(
+            f"torch {torch.__version__} runs operators on DTensors in another way than the "
+            f"versions that shardfold knows (there is no {unknown[0]}), so what is written into "
+            "parts of parameters could be lost. Use torch 2.13."
+        )
 
 
 def _or_on_wholes(handler: Any, op: Any, args: Any, kwargs: Any) -> Any:
