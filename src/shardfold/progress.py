@@ -29,8 +29,7 @@ def without_gc() -> Iterator[None]:
     """No collection inside; the collector is left as it was found.
 
     Graphs of large models are hundreds of thousands of small tuples that all stay alive; scanning
-    them again and again for cycles that are not there takes as long as making them. What was made
-    inside counts as old afterwards, or the next collection would begin with all of it.
+    them again and again for cycles that are not there takes as long as making them.
     """
     was_enabled = gc.isenabled()
     gc.disable()
@@ -38,7 +37,4 @@ def without_gc() -> Iterator[None]:
         yield
     finally:
         if was_enabled:
-            if not gc.get_freeze_count():
-                gc.freeze()
-                gc.unfreeze()
             gc.enable()
