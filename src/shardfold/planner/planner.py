@@ -5,8 +5,8 @@
         for proposers:        yield candidates that may win                   proposals.py
             simulate each:    its step with overlap, its peak of memory       case.py
         for meshes:           bound every step, simulate what that meets      step_bound.py
-        for proposers:        recompute some operators, refine the winner    partial_recompute.py,
-            simulate each                                                     proposals.py
+        for proposers:        hide communication, move the limit; then        proposals.py
+            simulate each     recompute some operators, refine the winner     partial_recompute.py
                               (left out where the best meets its bound already)
         select:               what fits comes first, then the faster, then    select.py
                               of those that are nearly as fast the simpler
@@ -86,7 +86,8 @@ def _select(
     """Searched, proposed, simulated, selected."""
     if not request.pricing.overlaps:
         return search_meshes(cases, request, watch)
-    searched, groups, ranking, proof = _search_and_simulate(cases, request, watch)
+    proof = Proof()
+    searched, groups, ranking = _search_and_simulate(cases, request, watch, proof)
     smallest = ranking.least_bytes
     if not proof.is_met_by(ranking):
         _simulate_proposals((proof.propose,), groups, ranking)
@@ -111,20 +112,20 @@ def _select(
 
 
 def _search_and_simulate(
-    cases: Cases, request: ResolvedRequest, watch: MeshWatch
-) -> tuple[Selection, list[Group], Ranking, Proof]:
-    """What the search finds, the ranking of all that is proposed from it, and a first proof.
+    cases: Cases, request: ResolvedRequest, watch: MeshWatch, proof: Proof | None = None
+) -> tuple[Selection, list[Group], Ranking]:
+    """What the search finds, and the ranking of all that is proposed from it and from its proof.
 
     What meets its bound already, as where the host decides, is not improved on. Where nothing
     fits with all activations kept, blocks are recomputed, too.
     """
-    searched, proof = _search(cases, request, watch), Proof()
+    searched = _search(cases, request, watch)
     groups: list[Group] = [_drop_repeated(searched.searched)]
     ranking = _simulate_proposals(FIRST, groups, Ranking(request.limit, prefer=request.prefer))
-    if proof.may_be_met_by(ranking):
+    if proof is not None and ranking.has_fitting:
         _simulate_proposals((proof.propose,), groups, ranking)
         if proof.is_met_by(ranking):
-            return searched, groups, ranking, proof
+            return searched, groups, ranking
     _simulate_proposals(FURTHER, groups, ranking)
     may_recompute = request.recompute == "auto" and not request.pins
     if not ranking.has_fitting and may_recompute and not any(c.case.recomputed for c in groups[0]):
@@ -133,7 +134,7 @@ def _search_and_simulate(
         ranking = _simulate_proposals(
             PROPOSERS, groups, Ranking(request.limit, prefer=request.prefer)
         )
-    return searched, groups, ranking, proof
+    return searched, groups, ranking
 
 
 def _simulate_proposals(
@@ -186,6 +187,6 @@ def _find_smallest(
         fixed = best.case.fixed_bytes
         lower = min(fixed + share * (best.peak_bytes - fixed), best.peak_bytes - 1)
         asked = replace(request, limit_bytes=lower)
-        _, _, ranking, _ = _search_and_simulate(cases, asked, watch)
+        _, _, ranking = _search_and_simulate(cases, asked, watch)
         best = min((best, *ranking.candidates), key=lambda c: c.peak_bytes)
     return best

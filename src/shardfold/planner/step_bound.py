@@ -32,6 +32,7 @@ from shardfold.search.weights import Strongest, WeightSet
 
 LABEL = "search with overlap"
 ROUNDS = 8  # of solves on a mesh, at most
+AGAIN = 4  # once more was simulated to guide them
 SHARES = (1 / 4, 1 / 2, 3 / 4)  # of the parameters that are stored another way
 FEW = 4  # choices that are mixed with one another
 DEAREST = 4.0  # times the cost of a choice: what all of a device's memory may be worth
@@ -106,10 +107,13 @@ class CaseBound:
             self.strongest.met.append(self._point(choice, asked, trades))
 
     def propose(self, ranking: Ranking, enough: float) -> Iterator[Candidate]:
-        """Raise the bound until it is `enough`; each choice met that may win is a candidate."""
-        for _ in range(ROUNDS):
+        """Raise the bound until it is `enough`; each choice met that may win is a candidate.
+
+        A few choices are met whatever is enough: they and their mixtures may be shorter steps.
+        """
+        for _ in range(AGAIN if self.choices else ROUNDS):
             count = len(self.choices)
-            top = min(enough, ranking.best_seconds)
+            top = min(enough if count >= FEW else inf, ranking.best_seconds)
             self.strongest.raise_bound(self._solve, enough=top, rounds=1)
             if len(self.choices) == count:
                 return
@@ -266,11 +270,6 @@ class Proof:
     def is_met_by(self, ranking: Ranking) -> bool:
         """Whether the best is proven to be as short as any step, nearly."""
         return self.seconds is not None and ranking.is_met(self.seconds)
-
-    @staticmethod
-    def may_be_met_by(ranking: Ranking) -> bool:
-        """Whether the best asks so little beside its step that a proof may come that near."""
-        return ranking.is_met(ranking.winner.floor_seconds)
 
     def propose(
         self, groups: Sequence[Sequence[Candidate]], ranking: Ranking
