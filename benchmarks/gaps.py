@@ -39,7 +39,8 @@ def measure(name: str, cluster: str, cost: str) -> dict[str, Any]:
     built = zoo.build(model, batch=int(batch) if batch else None)
     dtype = None if cluster.endswith(OLD) else "bf16"
     begin = time.process_time()
-    plan = sf.plan(*built, cluster=cluster, dtype=dtype, cost=cost, micro_batches=1, prefer="speed")
+    asked = {"dtype": dtype, "cost": cost, "micro_batches": 1, "pipeline": "off", "prefer": "speed"}
+    plan = sf.plan(*built, cluster=cluster, **asked)
     found = plan.estimate
     return {
         "model": name,
@@ -78,8 +79,8 @@ def page(whole: Mapping[str, Any]) -> str:
         f"Written by `python benchmarks/gaps.py` on {at['date']}; Python {at['python']}. "
         "The *gap* is how much shorter than the plan's simulated step any other plan's can be, at "
         "most: see [the proof](../explanation/proof.md). Models of the zoo in their full size (or "
-        "with the batch after `@`), one micro-batch, `--prefer speed`; bf16, and fp32 on 1080 Ti "
-        "and 2080 Ti.",
+        "with the batch after `@`), one micro-batch, no stages, `--prefer speed`; bf16, and fp32 "
+        "on 1080 Ti and 2080 Ti.",
         f"{len(rows)} cases, of which {len(fitting)} fit in memory: median gap "
         f"{median(fitting):.1%}, three quarters at most {third:.1%}, widest {max(fitting):.1%}; "
         f"{sum(each > WIDE for each in fitting)} above {WIDE:.0%}.",
