@@ -12,6 +12,7 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from shardfold.costs.optimizers import OPTIMIZERS
 from shardfold.costs.profile import FAMILIES
 from shardfold.operators.convolution import WINDOWS
 
@@ -154,7 +155,7 @@ def cuda_plan(quick: bool = False) -> Plan:
         grids.append(Grid("lookup.forward", dtype, (_powers(8, 16)[::2], _powers(8, 13))))
         axes = (_powers(8, 16)[::2], (512, 8192, 32768, 131072), (256, 1024, 4096))
         grids.append(Grid("lookup.backward", dtype, axes, 6, (1, 1, 8)))
-        for name in ("sgd", "momentum", "adam", "adamw"):
+        for name in OPTIMIZERS:
             sizes = (1 << 20, 1 << 23, 1 << 26, 1 << 29) if name == "adamw" else (1 << 23, 1 << 27)
             grids.append(Grid(f"update.{name}", dtype, (sizes,)))
     return Plan(tuple(grids), 0.02, {bf: 5e14, single: 3e13}, 2e12, 2.5e10)
@@ -232,7 +233,7 @@ def cpu_plan(quick: bool = False) -> Plan:
         grids.append(Grid(name, single, ((16, 128, 1024, 8192), (64, 256, 1024, 4096)), 4))
     axes = ((64, 512, 4096), (64, 1024, 8192), (64, 256, 1024))
     grids.append(Grid("lookup.backward", single, axes, 4))
-    for name in ("sgd", "momentum", "adam", "adamw"):
+    for name in OPTIMIZERS:
         sizes = (1 << 12, 1 << 16, 1 << 20, 1 << 23, 1 << 24)
         grids.append(Grid(f"update.{name}", single, (sizes,)))
     return Plan(tuple(grids), 0.1, {single: 3e10}, 5e9, 6e8)

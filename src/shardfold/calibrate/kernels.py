@@ -22,6 +22,7 @@ from shardfold.costs.profile import ATTENTIONS, LAYOUTS, UPDATED_TOGETHER, Table
 from shardfold.operators.convolution import WINDOWS
 from shardfold.operators.matrix import PARITIES
 from shardfold.runtime.ops.norms import BatchNorm, Shared, passes_for
+from shardfold.runtime.training import UPDATES
 
 LARGEST_HEADS = 16  # of one example; further heads are further examples
 SHARING = 4  # queries that share a key, where keys are shared
@@ -222,12 +223,7 @@ def _update(name: str, bench: Bench, items: int) -> Call:
     ]
     for parameter in parameters:
         parameter.grad = torch.ones_like(parameter)
-    optimizer = {
-        "sgd": lambda: torch.optim.SGD(parameters, lr=1e-6),
-        "momentum": lambda: torch.optim.SGD(parameters, lr=1e-6, momentum=0.9),
-        "adam": lambda: torch.optim.Adam(parameters, lr=1e-6),
-        "adamw": lambda: torch.optim.AdamW(parameters, lr=1e-6),
-    }[name]()
+    optimizer = UPDATES[name](parameters, lr=1e-6)
     return lambda: optimizer.step()
 
 
@@ -271,7 +267,7 @@ CALLS: Mapping[str, Callable[..., Call]] = {
     "fill": _fill,
     **_phases("max_pool", partial(_pool, "max")),
     **_phases("avg_pool", partial(_pool, "avg")),
-    **{f"update.{name}": partial(_update, name) for name in ("sgd", "momentum", "adam", "adamw")},
+    **{f"update.{name}": partial(_update, name) for name in UPDATES},
 }
 
 

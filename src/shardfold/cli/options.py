@@ -54,7 +54,7 @@ def _sizes(names: tuple[str, ...]) -> list[Callable[[Function], Function]]:
 
 def planning_options(command: Function) -> Function:
     """Add the options of planning, as `Options` has them; what is not given is None."""
-    for option in reversed(_PLANNING):
+    for option in reversed(PLANNING.values()):
         command = option(command)
     return command
 
@@ -137,8 +137,8 @@ def size_in_bytes(text: str) -> float:
         raise click.BadParameter(str(error)) from error
 
 
-_PLANNING = (
-    click.option(
+PLANNING: dict[str, Callable[[Any], Any]] = {
+    "precision": click.option(
         "--precision",
         "--dtype",
         "precision",
@@ -148,84 +148,71 @@ _PLANNING = (
         "(bf16-mixed/bf16: in bf16); fp8-mixed: with linear layers in float8, priced and not run; "
         "bf16, fp16, fp32, fp64: all in one; tf32: products in TF32.",
     ),
-    click.option(
+    "compile": click.option(
         "--compile/--eager",
         "compile",
         default=None,
         help="Price the step as torch.compile makes it, and run it so.  [default: eager]",
     ),
-    click.option("--optimizer", help="sgd, momentum, adam or adamw.  [default: adamw]"),
-    click.option("--mesh", help="Such as 8x4. Every mesh is tried if left out."),
-    click.option("--cost", help="kernels, roofline or paper.  [default: kernels]"),
-    profile_option,
-    click.option(
+    "optimizer": click.option(
+        "--optimizer", help="sgd, momentum, adam or adamw.  [default: adamw]"
+    ),
+    "mesh": click.option("--mesh", help="Such as 8x4. Every mesh is tried if left out."),
+    "cost": click.option("--cost", help="kernels, roofline or paper.  [default: kernels]"),
+    "profile": profile_option,
+    "host_pace": click.option(
         "--host-pace",
         type=float,
         metavar="TIMES",
         help="How slow the host beside the GPU is: shardfold calibrate --host.  [default: 1]",
     ),
-    click.option(
+    "memory_limit": click.option(
         "--memory-limit",
         type=size_in_bytes,
         metavar="SIZE",
         help="Per device, such as 60GiB. The device's memory less a tenth if left out.",
     ),
-    click.option(
+    "recompute": click.option(
         "--recompute",
         type=click.Choice(("auto", "never", "always", "attention", "products")),
         help="Activation checkpointing in repeated blocks: of as few operators as the limit asks "
         "for (auto), never, of everything (always), of attention's core as Megatron-LM does it, "
         "or of all but attention and every second product as torchtitan does it (products).",
     ),
-    click.option(
+    "micro_batches": click.option(
         "--micro-batches",
         metavar="auto|search|N",
         callback=micro_batches,
         help="Equal parts of the batch whose gradients are added up: more than one only where "
         "nothing fits otherwise (auto), the fastest number where memory binds (search), or N.",
     ),
-    click.option(
+    "pipeline": click.option(
         "--pipeline",
         metavar="auto|off|N",
         callback=pipeline_stages,
         help="Pipeline stages: where they take 5% off the step or nothing fits without (auto, the "
         "default), none (off), or N.",
     ),
-    click.option(
+    "prefer": click.option(
         "--prefer",
         type=click.Choice(("simple", "speed", "memory")),
         help="Among steps within 0.5% of the best: fewer kinds of splits, then less memory "
         "(simple, the default), the fastest, or the least memory.",
     ),
-    click.option(
+    "pins": click.option(
         "--pin",
         "pins",
         multiple=True,
         metavar="PATTERN=SPLIT",
         help="Fix a split, such as 'layers.*.mlp.up_proj=out/8'. May be repeated.",
     ),
-    click.option(
+    "imbalance": click.option(
         "--imbalance",
         type=float,
         metavar="TIMES",
         help="Rows of the fullest device where experts are split, in even shares.  [default: 1]",
     ),
-    click.option("--fold/--no-fold", default=None, help="Trace repeated blocks once, or each."),
-)
-PLANNING = (
-    "precision",
-    "compile",
-    "optimizer",
-    "mesh",
-    "cost",
-    "profile",
-    "host_pace",
-    "memory_limit",
-    "recompute",
-    "micro_batches",
-    "pipeline",
-    "prefer",
-    "pins",
-    "imbalance",
-    "fold",
-)
+    "fold": click.option(
+        "--fold/--no-fold", default=None, help="Trace repeated blocks once, or each."
+    ),
+}

@@ -3,7 +3,7 @@
 from shardfold.costs.decision_graph import Edge, Vertex
 from shardfold.costs.measured import Measured
 from shardfold.costs.model import CostModel, Paper, Roofline, price
-from shardfold.costs.parameters import OPTIMIZERS, Optimizer, optimizer_named
+from shardfold.costs.optimizers import OPTIMIZERS, Optimizer, optimizer_named
 from shardfold.costs.profile import Profile
 from shardfold.costs.registry import (
     PRICINGS,

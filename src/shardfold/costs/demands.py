@@ -31,7 +31,8 @@ from shardfold.costs.activations import Regions
 from shardfold.costs.decision_graph import Edge, Leg, Vertex
 from shardfold.costs.model import CostModel, is_beside, split_seconds
 from shardfold.costs.operator_steps import Tensors, operator_steps
-from shardfold.costs.parameters import Optimizer, sum_up_steps, update_steps
+from shardfold.costs.optimizers import Optimizer
+from shardfold.costs.parameters import sum_up_steps, update_steps
 from shardfold.costs.reshard import reshard_all
 from shardfold.costs.steps import Collective, Compute, Step, Steps, Values, defer, times
 from shardfold.costs.tables import Tables

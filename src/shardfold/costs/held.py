@@ -22,7 +22,7 @@ import numpy as np
 from shardfold.cluster import Mesh
 from shardfold.costs.activations import keeps_results, kept_operands
 from shardfold.costs.memory_format import aliases
-from shardfold.costs.parameters import Optimizer
+from shardfold.costs.optimizers import Optimizer
 from shardfold.costs.steps import Values
 from shardfold.costs.tables import Tables
 from shardfold.graph import Graph

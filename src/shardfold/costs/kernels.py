@@ -24,6 +24,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from shardfold.cluster.hardware import Device
+from shardfold.costs.optimizers import OPTIMIZERS
 from shardfold.costs.profile import FAMILIES, Rates, least_seconds
 from shardfold.costs.steps import Values
 from shardfold.graph.graph import ITEM_BYTES
@@ -107,11 +108,10 @@ PASSES: Mapping[str, Pass] = {
     "max_pool.backward": Pass(0.4, cycles=4.0, calls=4),
     "avg_pool.forward": Pass(0.4, cycles=1.5),
     "avg_pool.backward": Pass(0.4, cycles=6.0, calls=4),
-    # PyTorch updates in several passes over all parameters: 4, 11, 25 and 27 for these.
-    "update.sgd": Pass(0.92 * 3 / 4),
-    "update.momentum": Pass(0.92 * 5 / 11),
-    "update.adam": Pass(0.92 * 7 / 25),
-    "update.adamw": Pass(0.92 * 7 / 27),
+    **{
+        f"update.{each.name}": Pass(0.92 * each.memory_passes / each.passes_of_torch)
+        for each in OPTIMIZERS.values()
+    },
 }
 
 
@@ -153,7 +153,7 @@ class Datasheet:
 
     def update_seconds(self, optimizer: str, moved: Values) -> Values:
         """Seconds of an update that passes over so many bytes, among many others."""
-        share = PASSES[f"update.{optimizer or 'adamw'}"].share if self._units else EFFICIENT
+        share = PASSES[f"update.{optimizer}"].share if self._units else EFFICIENT
         return moved / self._bandwidth(share)
 
     # Engines

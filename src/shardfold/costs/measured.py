@@ -146,7 +146,7 @@ class Measured(ByKernel):
         """
         if step.items is None:
             return self.unknown(step, "an update of unknown size")
-        family = f"update.{step.optimizer or 'adamw'}"
+        family = f"update.{step.optimizer}"
         kernel = Kernel(family, step.dtype, (UPDATED_TOGETHER * step.items,))
         table = self._table(kernel)
         if table is None:

@@ -20,41 +20,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardfold.cluster import Mesh
+from shardfold.costs.optimizers import Optimizer
 from shardfold.costs.steps import Compute, Steps
-from shardfold.errors import InputError, nearest
 from shardfold.graph import TensorType
 from shardfold.sharding.configs import is_legal_split
 from shardfold.sharding.layouts import REPLICATED, SHARED, Layouts, local_items, storable
-
-
-@dataclass(frozen=True, slots=True)
-class Optimizer:
-    """What an update keeps and touches: state tensors per parameter, and tensors it passes over.
-
-    PyTorch updates all parameters of a GPU at once. AdamW takes the square roots of all second
-    moments first: `copies` of a state, of every parameter, are there until the update is done.
-    """
-
-    name: str
-    states: int
-    memory_passes: int
-    flops: float
-    copies: int = 0
-
-
-OPTIMIZERS = {
-    "sgd": Optimizer("sgd", 0, 3, 2.0),
-    "momentum": Optimizer("momentum", 1, 5, 4.0),
-    "adam": Optimizer("adam", 2, 7, 12.0, copies=1),
-    "adamw": Optimizer("adamw", 2, 7, 14.0, copies=1),
-}
-
-
-def optimizer_named(name: str) -> Optimizer:
-    """The optimizer of that name."""
-    if name not in OPTIMIZERS:
-        raise InputError(f"Unknown optimizer {name!r}. {nearest(name, OPTIMIZERS)}")
-    return OPTIMIZERS[name]
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from shardfold.costs.optimizers import OPTIMIZERS
 from shardfold.errors import ProfileError
 from shardfold.graph.graph import ITEM_BYTES
 from shardfold.operators.convolution import WINDOWS
@@ -129,7 +130,6 @@ def _lookup_backward(rows: Any, table: Any, columns: Any) -> Any:
 LAYOUTS = ("nt", "nn", "tn")  # of the two matrices: t is stored transposed
 ATTENTIONS = {"full": 1.0, "causal": 0.5, "shared": 0.5, "bias": 1.0}
 UPDATED_TOGETHER = 8  # parameters of an update, of equal size
-UPDATES = ("sgd", "momentum", "adam", "adamw")
 PASSES = ("vector", "cast", "strided", "cat", "fill", "max_pool.forward", "max_pool.backward")
 POOLS = ("avg_pool.forward", "avg_pool.backward")
 
@@ -182,8 +182,10 @@ FAMILIES: Mapping[str, Family] = {
     ),
     **{name: _bytes() for name in (*PASSES, *POOLS)},
     **{
-        f"update.{name}": Family(("items",), lambda n: 10.0 * n, lambda n, p=passes: p * n)
-        for name, passes in zip(UPDATES, (3.0, 5.0, 7.0, 7.0), strict=True)
+        f"update.{each.name}": Family(
+            ("items",), lambda n: 10.0 * n, lambda n, p=float(each.memory_passes): p * n
+        )
+        for each in OPTIMIZERS.values()
     },
 }
 

@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from shardfold.operators.notation import Sent
 from shardfold.sharding.layouts import Layouts
 
 if TYPE_CHECKING:
     from shardfold.costs.operator_steps import Work
 
-Kind = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "halo", "ring", "slice"]
+Kind = Sent | Literal["slice"]  # a slice sends nothing
 Phase = Literal["forward", "recompute", "backward", "update"]
 # In which passes of a step it is done: in every one, in all but the first, in the last only.
 Turn = Literal["every", "later", "last"]

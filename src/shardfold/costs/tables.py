@@ -29,8 +29,8 @@ from shardfold.costs.decision_graph import (
 )
 from shardfold.costs.model import CostModel, price, sums_gradients
 from shardfold.costs.operator_steps import Tensors, operator_steps
+from shardfold.costs.optimizers import Optimizer
 from shardfold.costs.parameters import (
-    Optimizer,
     Storage,
     storages,
     sum_up_steps,

@@ -27,6 +27,7 @@ from shardfold.operators.operator import UNKNOWN, Operator
 Dim = tuple[str, ...]  # the factors of one tensor dim, major first; () if no factor describes it
 Engine = Literal["matrix", "vector", "none"]
 Phase = Literal["forward", "backward"]
+Sent = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "halo", "ring"]
 TOKEN = re.compile(r"\(([^()]*)\)|(\S+)")
 
 
@@ -44,7 +45,7 @@ class Exchange:
     so many, each beside a piece of the operator's work; without, one that is waited for.
     """
 
-    kind: Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "halo", "ring"]
+    kind: Sent
     factor: str
     over: tuple[str, ...]
     words: float = 1.0

@@ -12,7 +12,7 @@ from dataclasses import replace
 from math import inf
 
 from shardfold.costs.activations import KEEP_ALL, Regions
-from shardfold.errors import InfeasibleError
+from shardfold.errors import InfeasibleError, InputError
 from shardfold.planner.case import Candidate, Case, Cases, Findings, ResolvedRequest
 from shardfold.planner.select import HINT, Selection, least_seconds
 from shardfold.search import Solution, unproven
@@ -47,6 +47,11 @@ class _MeshSearch:
         limit, recompute = self.request.limit, self.request.recompute
         keeping = self._solve(self.cases.recomputed_by(recompute))
         fastest = min(keeping, key=_cost)
+        if not _cost(fastest) > 0:
+            raise InputError(
+                "By these prices the model trains in no time, and no plan is better than another: "
+                "a cost model has to price local work, too."
+            )
         if fastest.peak_bytes <= limit:
             return Selection(fastest, tuple(keeping), fastest, limit)
         kept = self._within(keeping)

@@ -234,9 +234,7 @@ class SearchedPipelines:
     """The fastest pipeline that fits, if it is faster than any plan without stages, and a bound."""
 
     plan: PipelinePlan | None
-    bound_seconds: (
-        float | None
-    )  # no pipeline has a shorter step; None: the model has too few layers
+    bound_seconds: float | None  # on the step of any pipeline; None: there are too few layers
 
 
 def search_pipelines(
@@ -284,7 +282,8 @@ def search_pipelines(
     if search.rival < math.inf and len(left) > FEWEST:
         left = sorted(left, key=guess)[:FEWEST]
     look([(stages, hopeful(stages)[0]) for stages in left if hopeful(stages)])
-    look([(stages, count) for stages in search.close() for count in micro_batches(stages)])
+    close = search.close() if search.found else left  # where the usual number was refused
+    look([(stages, count) for stages in close for count in micro_batches(stages)])
     look(search.winning(), finely=True)
     if wish is not None and not search.found:
         raise refusals[0]

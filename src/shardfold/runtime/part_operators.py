@@ -79,7 +79,7 @@ class PartDispatcher(OpDispatcher):
             return on_wholes(op_call, args, kwargs)
         try:
             found = split(op_call, args, kwargs, op_info, try_cache)
-        except (RuntimeError, NotImplementedError):  # where the whole cannot be, torch says why
+        except RuntimeError:  # where the whole cannot be, torch says why
             return on_wholes(op_call, args, kwargs)
         return on_wholes(op_call, args, kwargs) if _is_lost(op_call, op_info, found) else found
 
@@ -128,7 +128,7 @@ def _check_known() -> None:
 def _or_on_wholes(handler: Any, op: Any, args: Any, kwargs: Any) -> Any:
     try:
         return handler(op, args, kwargs)
-    except (RuntimeError, NotImplementedError):
+    except RuntimeError:
         return on_wholes(op, args, kwargs)
 
 

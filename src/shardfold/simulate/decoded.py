@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from shardfold.costs import CostModel, Tables
 from shardfold.costs.model import runs_beside, split_seconds, uncovered
 from shardfold.costs.operator_steps import Tensors, operator_steps
-from shardfold.costs.parameters import Optimizer, sum_up_steps, update_steps
+from shardfold.costs.optimizers import Optimizer
+from shardfold.costs.parameters import sum_up_steps, update_steps
 from shardfold.costs.steps import Collective, Compute, Step, Steps, times
 from shardfold.costs.unroll import Copies, UnrolledProblem
 from shardfold.graph import Graph

@@ -2,27 +2,12 @@
 
 from __future__ import annotations
 
-import weakref
-from functools import partial
-
 import numpy as np
-import pytest
-import torch
-from torch import is_tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from shardfold.cluster import Mesh
 from shardfold.cluster.mesh import Axis
-from shardfold.costs.parameters import (
-    OPTIMIZERS,
-    Storage,
-    optimizer_named,
-    storages,
-    summed_axes,
-    update_steps,
-)
-from shardfold.errors import InputError
+from shardfold.costs import OPTIMIZERS
+from shardfold.costs.parameters import Storage, storages, summed_axes, update_steps
 from shardfold.graph import TensorType
 from shardfold.sharding.layouts import PENDING, REPLICATED, SHARED
 
@@ -127,49 +112,3 @@ def test_an_update_touches_the_stored_part_only() -> None:
     items = [16 if row[0] >= 0 else 32 for row in storage.layouts.tolist()]
     assert step.bytes.tolist() == [n * 4 * 7 for n in items]
     assert step.phase == "update"
-
-
-def test_an_unknown_optimizer_is_named_with_the_nearest() -> None:
-    with pytest.raises(InputError, match=r"Unknown optimizer 'adamv'.*adamw"):
-        optimizer_named("adamv")
-
-
-@pytest.mark.parametrize("name", sorted(OPTIMIZERS))
-def test_copies_are_what_torch_makes_while_it_updates_all_at_once(name: str) -> None:
-    """Every tensor that a second step allocates, and how much of that is there at once."""
-    parameters = [torch.nn.Parameter(torch.ones(n, 8)) for n in (64, 32, 96)]
-    made = {
-        "sgd": partial(torch.optim.SGD, lr=0.1),
-        "momentum": partial(torch.optim.SGD, lr=0.1, momentum=0.9),
-        "adam": torch.optim.Adam,
-        "adamw": torch.optim.AdamW,
-    }[name](parameters, foreach=True)
-    for parameter in parameters:
-        parameter.grad = torch.ones_like(parameter)
-    made.step()
-    with Allocations() as seen:
-        made.step()
-    whole = sum(parameter.nbytes for parameter in parameters)
-    assert seen.most == pytest.approx(OPTIMIZERS[name].copies * whole, abs=whole / 20)
-
-
-class Allocations(TorchDispatchMode):
-    """The most bytes that were there at once, of what was allocated meanwhile."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.now = self.most = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        known = {t.untyped_storage()._cdata for t in tree_leaves((args, kwargs)) if is_tensor(t)}
-        results = func(*args, **(kwargs or {}))
-        for each in filter(is_tensor, tree_leaves(results)):
-            storage = each.untyped_storage()
-            if storage._cdata not in known:
-                self.now += storage.nbytes()
-                weakref.finalize(storage, self._freed, storage.nbytes())
-        self.most = max(self.most, self.now)
-        return results
-
-    def _freed(self, size: int) -> None:
-        self.now -= size

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 
 from shardfold.cluster import Cluster, parse
-from shardfold.costs import OPTIMIZERS, pricing_named
-from shardfold.errors import InfeasibleError
+from shardfold.costs import OPTIMIZERS, Pricing, Roofline, pricing_named
+from shardfold.costs.steps import Compute, Values
+from shardfold.errors import InfeasibleError, InputError
 from shardfold.graph import Graph
 from shardfold.planner import case
 from shardfold.planner.case import RESERVE, Cases, Patience, ResolvedRequest
@@ -28,12 +30,24 @@ def mlp() -> Graph:
     return sketch.graph(sketch.sum(sketch.relu(y)))
 
 
-def search(limit_bytes: float | None = None) -> Selection:
+def search(limit_bytes: float | None = None, pricing: Pricing | None = None) -> Selection:
     graph = mlp()
     meshes = [Desk.of(graph, "8xa100", mesh).tables.mesh for mesh in MESHES]
-    pricing, optimizer = pricing_named("roofline"), OPTIMIZERS["adamw"]
+    pricing, optimizer = pricing or pricing_named("roofline"), OPTIMIZERS["adamw"]
     request = ResolvedRequest(parse("8xa100"), meshes, pricing, optimizer, limit_bytes)
     return search_meshes(Cases(graph, request), request, lambda done, total: None)
+
+
+class Sent(Roofline):
+    """Local work is free."""
+
+    def compute_seconds(self, step: Compute) -> Values:
+        return np.zeros(len(step.flops))
+
+
+def test_prices_that_leave_nothing_to_choose_by_are_refused() -> None:
+    with pytest.raises(InputError, match=r"trains in no time.*has to price local work"):
+        search(pricing=Pricing(Sent))
 
 
 def problems() -> dict[str, object]:

@@ -265,3 +265,18 @@ def test_a_graph_that_was_read_off_wrongly_is_found_out() -> None:
         assert captures.confirm(4) == is_right
         assert (likely == captures.graph(4)) == is_right
         assert captures.likely_graph(4) == captures.graph(4)
+
+
+def test_a_number_that_the_model_refuses_is_found_out() -> None:
+    def copies(samples: int) -> int:
+        if samples < 4:
+            raise ValueError("too few samples")
+        return 1
+
+    captures = captures_of(sf.Planner(Copied(copies), (torch.zeros(16, 8),), cluster="4xa100"))
+    captures.graph(2)
+    captures.likely_graph(8)
+    assert not captures.confirm(8)
+    with pytest.raises(ModelError, match="too few samples"):
+        captures.likely_graph(8)
+    assert captures.likely_graph(4) == captures.graph(4)

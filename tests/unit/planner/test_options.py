@@ -23,7 +23,7 @@ def measured() -> Profile:
 
 def test_the_request_the_options_and_the_command_line_have_the_same_names() -> None:
     assert tuple(Options.__annotations__) == Request.__struct_fields__
-    assert tuple(name for name in Options.__annotations__ if name != "dtype") == PLANNING
+    assert tuple(name for name in Options.__annotations__ if name != "dtype") == (*PLANNING,)
 
 
 def test_every_option_is_documented_once() -> None:

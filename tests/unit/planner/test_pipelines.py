@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from functools import partial
 from itertools import combinations, pairwise
 from math import inf
 from pathlib import Path
@@ -230,6 +231,31 @@ def test_a_model_without_layers_has_no_stages() -> None:
     assert plain.plan(cluster="2x2xa100").pipeline is None
     with pytest.raises(InputError, match="no list of layers to cut"):
         plain.plan(cluster="2x2xa100", pipeline=2)
+
+
+class Batches(nn.Module):
+    """Layers that take no fewer samples at once."""
+
+    def __init__(self, least: int) -> None:
+        super().__init__()
+        self.least = least
+        linear, relu = partial(nn.Linear, 64, 64), nn.ReLU
+        self.layers = nn.ModuleList(
+            nn.Sequential(linear(), relu(), linear(), relu()) for _ in range(4)
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if len(x) < self.least:
+            raise ValueError("too few samples")
+        for layer in self.layers:
+            x = layer(x)
+        return x.square().mean()
+
+
+def test_where_the_usual_number_of_micro_batches_is_refused_others_are_tried() -> None:
+    found = Planner(Batches(16), (torch.zeros(64, 64),), cluster="4xa100").plan(pipeline=2)
+    assert found.pipeline is not None
+    assert found.micro_batches in (2, 4)
 
 
 class Mean(nn.Module):
