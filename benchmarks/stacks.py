@@ -214,9 +214,9 @@ RUN = """
 A Llama of two layers in float32, ten steps of eight samples on gloo processes: by the stack, with
 the file that is written for it, and by `sf.parallelize` under a plan of as many processes that
 splits layers, too. accelerate has no FSDP on CPUs: it was told that the processes are GPUs whose
-device is the CPU. Tensor parallel of accelerate is offered on all devices, or not at all: beside
-FSDP, accelerate 1.15 wants a class that transformers 5.22 no longer has, and transformers makes a
-mesh of its own over all processes (the row below); transformers by itself has both.
+device is the CPU. Tensor parallel beside accelerate's FSDP starts with transformers 5.0 to 5.14
+(5.0.0, 5.3.0, 5.10.4, 5.13.1 and 5.14.1 were tried; 5.15.1, 5.16.1, 5.20.2 and 5.22.2 fail, the
+last ones as they make a mesh of their own over all processes).
 
 | stack | configuration | processes | first loss, last loss | largest difference from ours |
 |---|---|---:|---|---:|
@@ -224,7 +224,8 @@ mesh of its own over all processes (the row below); transformers by itself has b
 
 
 def _run_line(row: dict[str, Any]) -> str:
-    head = f"| {row['stack']} | `{row['strategy']}` | {row['processes']} "
+    beside = f", transformers {row['transformers']}" if "transformers" in row else ""
+    head = f"| {row['stack']}{beside} | `{row['strategy']}` | {row['processes']} "
     if "said" in row:
         return head + f"| did not run: {row['said']} | |"
     first, last = row["losses"]

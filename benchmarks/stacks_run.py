@@ -1,11 +1,14 @@
 """A small Llama trained by other stacks with the configuration that is written for them.
 
     python benchmarks/stacks_run.py        # a few minutes on two cores
+    python benchmarks/stacks_run.py --older PYTHON
 
 accelerate is started by `accelerate launch` with its file, transformers with its
 `DistributedConfig`; each on 2 and 4 gloo processes, for ten steps, beside ours. accelerate has no
 FSDP on CPUs: it is told that gloo processes are GPUs, and that their device is the CPU; all else is
-its own. Results go to benchmarks/results/stacks-run.json and docs/results/stacks.md.
+its own. Tensor parallel beside accelerate's FSDP starts with transformers 5.0 to 5.14: PYTHON has
+one of these, with torch and accelerate, for that case. Results go to
+benchmarks/results/stacks-run.json and docs/results/stacks.md.
 """
 
 from __future__ import annotations
@@ -20,13 +23,13 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 SAMPLES, SEQ, VOCABULARY, STEPS = 8, 16, 64, 10
+OLDER = ("accelerate", "fsdp=2 tp=2", 4)  # with transformers 5.0 to 5.14
 CASES = [
     ("accelerate", "fsdp=2", 2),
     ("accelerate", "fsdp=4", 4),
     ("accelerate", "dp=2 fsdp=2", 4),
     ("accelerate", "tp=2", 2),
     ("accelerate", "tp=4", 4),
-    ("accelerate", "fsdp=2 tp=2", 4),
     ("hf", "tp=2", 2),
     ("hf", "tp=4", 4),
     ("hf", "fsdp=2", 2),
@@ -70,13 +73,17 @@ def by_accelerate(folder: str) -> list[float]:
     from accelerate.state import PartialState
     from accelerate.utils import DistributedType
     from transformers import LlamaForCausalLM
-    from transformers.distributed import DistributedConfig
 
     PartialState._prepare_backend = lambda *args, **kwargs: ("gloo", DistributedType.MULTI_GPU)
     accelerator = Accelerator()
     sizes = accelerator.parallelism_config
-    more = {}
-    if sizes.tp_enabled:
+    more: dict[str, Any] = {}
+    if sizes.tp_enabled and sizes.dp_shard_enabled:
+        mesh = accelerator.torch_device_mesh
+        more = {"tp_size": sizes.tp_size, "tp_plan": "auto", "device_mesh": mesh}
+    elif sizes.tp_enabled:
+        from transformers.distributed import DistributedConfig
+
         more = {"distributed_config": DistributedConfig(tp_size=sizes.tp_size)}
     model = LlamaForCausalLM.from_pretrained(folder, **more)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
@@ -197,7 +204,7 @@ def plan_text(devices: int) -> str:
     return dumps(plan)
 
 
-def losses_of(stack: str, words: str, devices: int) -> list[float]:
+def losses_of(stack: str, words: str, devices: int, python: str = sys.executable) -> list[float]:
     """Start a stack with its configuration."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -212,7 +219,7 @@ def losses_of(stack: str, words: str, devices: int) -> list[float]:
         path = f"{ROOT / 'src'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
         more = {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "ACCELERATE_TORCH_DEVICE": "cpu"}
         done = subprocess.run(
-            [sys.executable, *launch, *own],
+            [python, *launch, *own],
             env={**os.environ, **more},
             capture_output=True,
             text=True,
@@ -222,34 +229,46 @@ def losses_of(stack: str, words: str, devices: int) -> list[float]:
         return found
 
 
+def beside(row: dict[str, Any], ours: list[float], python: str) -> dict[str, Any]:
+    """What a stack gives in a case, and how far that is from ours."""
+    try:
+        found = losses_of(row["stack"], row["strategy"], row["processes"], python)
+    except AssertionError as error:
+        said = next(line for line in str(error).splitlines() if "Error: " in line)
+        return {**row, "said": said}
+    apart = max(abs(a - b) for a, b in zip(found, ours, strict=True))
+    return {**row, "difference": apart, "losses": [found[0], found[-1]]}
+
+
 def main() -> None:
-    """All cases, beside ours."""
+    """All cases beside ours, or the one that wants an older transformers."""
     import stacks
     from environment import environment
 
+    results = ROOT / "benchmarks" / "results"
+    stored = results / "stacks-run.json"
+    cases, python = CASES, sys.executable
+    known = json.loads(stored.read_text())["rows"] if stored.exists() else []
+    if sys.argv[1:2] == ["--older"]:
+        cases, python = [OLDER], sys.argv[2]
+    rows = [row for row in known if (row["stack"], row["strategy"], row["processes"]) not in cases]
+    which = "import transformers; print(transformers.__version__)"
+    version = subprocess.run([python, "-c", which], capture_output=True, text=True).stdout.strip()
     ours = {devices: losses_of("shardfold", "", devices) for devices in (2, 4)}
-    rows = []
-    for stack, words, devices in CASES:
-        try:
-            found = losses_of(stack, words, devices)
-        except AssertionError as error:
-            said = [line for line in str(error).splitlines() if "Error: " in line]
-            rows.append({"stack": stack, "strategy": words, "processes": devices, "said": said[0]})
-            print(rows[-1], flush=True)
-            continue
-        apart = max(abs(a - b) for a, b in zip(found, ours[devices], strict=True))
-        row = {"stack": stack, "strategy": words, "processes": devices, "difference": apart}
-        rows.append({**row, "losses": [found[0], found[-1]]})
+    for stack, words, devices in cases:
+        row = {"stack": stack, "strategy": words, "processes": devices}
+        if cases is not CASES:
+            row["transformers"] = version
+        rows.append(beside(row, ours[devices], python))
         print(rows[-1], flush=True)
     runs = {"rows": rows, "environment": environment()}
-    results = ROOT / "benchmarks" / "results"
-    (results / "stacks-run.json").write_text(json.dumps(runs, indent=1) + "\n")
+    stored.write_text(json.dumps(runs, indent=1) + "\n")
     priced = json.loads((results / "stacks.json").read_text())
     (ROOT / "docs" / "results" / "stacks.md").write_text(stacks.page(priced, runs))
 
 
 if __name__ == "__main__":
-    if len(sys.argv) == 3:
+    if sys.argv[1:2] and sys.argv[1] in RUNS:
         told = RUNS[sys.argv[1]](sys.argv[2])
         if os.environ.get("RANK", "0") == "0":
             Path(sys.argv[2], "losses.json").write_text(json.dumps(told))

@@ -45,7 +45,6 @@ class Target:
     hybrid: bool = False  # replicas of shards
     needs_shards: bool = False  # bf16 with float32 parts comes from FSDP alone
     transformers_only: bool = False  # it trains models of its own, all of them transformers
-    tensor_alone: bool = False  # its tensor parallel is on all devices, or not at all
     needs_plan: bool = False  # tensor parallel reads the model's base_model_tp_plan
     experts: bool = False  # it has expert parallel
     attention: tuple[str, ...] = ()  # its ways of context parallel
@@ -100,8 +99,6 @@ class Target:
             return "its FSDP gathers parameters again in backward"
         if stated.recompute not in self.recompute:
             return f"it has no recompute={stated.recompute} as it is priced here"
-        if stated.tensor > 1 and self.tensor_alone and several:
-            return "its tensor parallel does not start beside its FSDP"
         if stated.tensor > 1 and stated.sequence != self.sequence:
             return f"its tensor parallel is {'with' if self.sequence else 'without'} sp"
         if stated.chunks > max(self.most_chunks, 2 if stated.schedule == "zbv" else 1):
@@ -178,16 +175,16 @@ TARGETS: Mapping[str, Target] = {
         Target(
             "accelerate",
             "accelerate",
-            {"1.15": "read by accelerate 1.15.0 of PyPI"},
+            {
+                "1.15": "read by accelerate 1.15.0 of PyPI; tensor parallel beside FSDP starts "
+                "with transformers 5.0 to 5.14"
+            },
             zero=(3,),
             keeps=True,
             hybrid=True,
             needs_shards=True,
             needs_plan=True,
-            tensor_alone=True,
             unpriced=(
-                "tensor parallel beside FSDP (1.15 does not start with transformers 5.22: --for hf "
-                "has both)",
                 "context parallel, Ulysses",
                 "data parallel without shards (autocast)",
             ),

@@ -268,7 +268,7 @@ def huggingface(stated: Stated, job: Job) -> Written:
 
 
 def accelerate(stated: Stated, job: Job) -> Written:
-    """A configuration file of `accelerate launch`; FSDP, or tensor parallel alone."""
+    """A configuration file of `accelerate launch`: FSDP, tensor parallel, or both."""
     is_sharded = stated.shards > 1
     plain: dict[str, Any] = {
         "compute_environment": "LOCAL_MACHINE",
@@ -301,14 +301,18 @@ def _accelerate_notes(stated: Stated, job: Job) -> Iterator[str]:
     each = samples_per_pass(stated, job.samples)
     yield f"The batch is the script's: DataLoader(batch_size={each})."
     if stated.tensor > 1:
-        yield (
-            "Load the model after Accelerator(), with from_pretrained(..., "
-            f"distributed_config=DistributedConfig(tp_size={stated.tensor})) of transformers."
-        )
-        if stated.recompute == "full":
-            yield RECOMPUTE_IN_CODE
-        if stated.micro_batches > 1:
-            yield f"Accumulate with gradient_accumulation_steps={stated.micro_batches}."
+        how = f"distributed_config=DistributedConfig(tp_size={stated.tensor})) of transformers"
+        if stated.shards > 1:
+            how = (
+                f'tp_size={stated.tensor}, tp_plan="auto", device_mesh=accelerator.'
+                "torch_device_mesh) of transformers 5.0 to 5.14: later ones do not start with it "
+                "beside FSDP"
+            )
+        yield f"Load the model after Accelerator(), with from_pretrained(..., {how}."
+    if stated.recompute == "full" and stated.shards == 1:
+        yield RECOMPUTE_IN_CODE
+    if stated.micro_batches > 1 and stated.shards == 1:
+        yield f"Accumulate with gradient_accumulation_steps={stated.micro_batches}."
     elif stated.micro_batches > 1:
         yield (
             "Accumulate with GradientAccumulationPlugin("

@@ -67,7 +67,7 @@ def test_the_stages_of_a_pipeline_are_read() -> None:
     ("stack", "strategy", "found"),
     [
         ("hf", "fsdp=2 tp=2 sp", "fsdp=2 tp=2"),
-        ("accelerate", "fsdp=2 tp=2 sp", "dp=2 fsdp=2"),
+        ("accelerate", "fsdp=2 tp=2 sp", "fsdp=2 tp=2"),
         ("megatron", "fsdp=4", "dp=4 zero=1"),
         ("torchtitan", "dp=2 fsdp=2 reshard=never", "dp=2 fsdp=2 reshard=never"),
         ("deepspeed", "fsdp=4 micro-batches=2", "fsdp=4 micro-batches=2"),

@@ -64,7 +64,7 @@ def test_a_batch_that_is_not_cut_has_one_micro_batch() -> None:
         ("accelerate", "pp=2 fsdp=4 micro-batches=2", "no pipelines"),
         ("megatron", "fsdp=8", "no ZeRO stage 3"),
         ("megatron", "pp=2 dp=4 micro-batches=4 schedule=zbv", "no schedule zbv"),
-        ("accelerate", "fsdp=4 tp=2", "does not start beside its FSDP"),
+        ("accelerate", "dp=4 tp=2", "no ZeRO stage 0"),
         ("torchtitan", "tp=8 sp", "two or more FSDP shards"),
         ("deepspeed", "dp=2 fsdp=4", "no replicas of shards"),
         ("hf", "fsdp=8 reshard=never", "again in backward"),

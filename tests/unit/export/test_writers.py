@@ -173,6 +173,10 @@ def test_notes_say_what_a_file_cannot() -> None:
     notes = " ".join(write("accelerate", "1.15", sharded, job).notes)
     assert "batch_size=1" in notes
     assert "num_steps=2, sync_each_batch=True" in notes
+    both = " ".join(write("accelerate", "1.15", stated, JOB).notes)
+    assert 'tp_size=2, tp_plan="auto", device_mesh=accelerator.torch_device_mesh' in both
+    assert "transformers 5.0 to 5.14" in both
+    assert "sync_each_batch=True" in both
 
 
 @pytest.mark.parametrize(
