@@ -27,6 +27,7 @@ from torch import nn
 from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
+from shardfold.capture.dense_experts import dispatched
 from shardfold.capture.experts import one_operator
 from shardfold.capture.guards import watching
 from shardfold.capture.inner_gradients import GradientAskedError, in_autograds_operators
@@ -353,6 +354,7 @@ def _export(
                 program = torch.export.export(model, args, kwargs, strict=False)
             finally:
                 hint = watch.known.hint
+        dispatched(program)
         return Traced(program, tuple(watch.notes), watch.before, watch.after, has_gradients)
     except (ModelError, GradientAskedError):
         raise

@@ -45,7 +45,15 @@ MODELS = {
         "qk_nope_head_dim": 4,
         "v_head_dim": 8,
     },
+    "Llama4Text": {
+        "intermediate_size": 12,
+        "intermediate_size_mlp": 24,
+        "num_local_experts": 4,
+        "head_dim": 8,
+        "pad_token_id": 0,
+    },
 }
+CAUSAL = {"Llama4Text": "Llama4"}  # whose experts are of one implementation alone
 
 
 class Loss(nn.Module):
@@ -61,9 +69,10 @@ class Loss(nn.Module):
 def built(family: str, implementation: str) -> nn.Module:
     config = getattr(transformers, f"{family}Config")(**COMMON, **MODELS[family])
     config._attn_implementation = "eager"
-    config._experts_implementation = implementation
+    if family not in CAUSAL:
+        config._experts_implementation = implementation
     torch.manual_seed(0)
-    return Loss(getattr(transformers, f"{family}ForCausalLM")(config)).double()
+    return Loss(getattr(transformers, f"{CAUSAL.get(family, family)}ForCausalLM")(config)).double()
 
 
 @pytest.mark.parametrize("implementation", ["eager", "batched_mm", "grouped_mm"])
