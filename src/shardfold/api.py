@@ -214,10 +214,10 @@ class Planner:
         found = _ranged(estimate_stated(graph, asked.search, stated, runs), asked, stated.stages)
         if not beside_plan:
             return found
-        best = self._select(asked, self._captured(asked, short=asked.request.fold))[0]
-        if not best.fits:
+        best, fits = self._best(asked)
+        if not fits:
             return found
-        return replace(found, plan_seconds=best.winner.seconds, plan_bytes=best.winner.peak_bytes)
+        return replace(found, plan_seconds=best.seconds, plan_bytes=best.peak_bytes)
 
     @without_gc()
     def plan_for(
@@ -245,8 +245,8 @@ class Planner:
         found = replace(found, estimated=_ranged(found.estimated, asked, found.strategy.stages))
         if not beside_plan:
             return found
-        best = self._select(asked, self._captured(asked, short=asked.request.fold))[0]
-        return beside(found, best.winner.seconds, best.winner.peak_bytes) if best.fits else found
+        best, fits = self._best(asked)
+        return beside(found, best.seconds, best.peak_bytes) if fits else found
 
     @without_gc()
     def export(self, plan: Plan, stack: str) -> Projection:
@@ -301,6 +301,11 @@ class Planner:
         if wish not in ("max", "best"):
             raise InputError(f"Unknown batch {wish!r}: write a number, max or best.")
         asked = self._asked(Request(), None, self.options)
+        if strategy is None and asked.request.wants_stages:
+            raise InputError(
+                f"A batch that is {wish} is looked for without stages: leave pipeline out, or "
+                "give the batch as a number."
+            )
         devices, passes = asked.search.cluster.size, asked.request.micro_batches
         first = next((leaf for leaf in _leaves((self.args, self.kwargs)) if leaf), None)
         if first is None:
@@ -362,19 +367,26 @@ class Planner:
             figures = (e.step_seconds, e.rate, e.unit, e.peak_bytes)
             return ScaleRow(row.nodes, row.devices, str(told.strategy), *figures)
         asked = self._asked(Request(), cluster, {**self.options, **options})
-        captures = self._captured(asked, short=asked.request.fold)
-        found = self._select(asked, captures)[0]
-        if not found.fits:
+        best, fits = self._best(asked)
+        if not fits:
             return replace(row, reason="no plan fits in memory")
-        inputs = (t.type for t in captures.graph(1).tensors if t.role == "input" and t.type.shape)
+        whole = self._captured(asked, short=asked.request.fold).graph(1)
+        inputs = (t.type for t in whole.tensors if t.role == "input" and t.type.shape)
         first = next(inputs, None)
         count, unit = (1, "steps") if first is None else items_in(first.dtype, first.shape)
-        won, step = found.winner, found.winner.seconds
-        passes = won.case.tables.micro_batches
-        how = f"mesh {won.case.mesh}" + (f", {passes} micro-batches" if passes > 1 else "")
-        return ScaleRow(
-            row.nodes, row.devices, how, step, count / step, unit, found.winner.peak_bytes
-        )
+        how, rate = f"mesh {best.mesh}", count / best.seconds
+        if best.micro_batches > 1:
+            how += f", {best.micro_batches} micro-batches"
+        figures = (best.seconds, rate, unit, best.peak_bytes)
+        return ScaleRow(row.nodes, row.devices, how, *figures)
+
+    def _best(self, asked: _Asked) -> tuple[Candidate | PipelinePlan, bool]:
+        """What `plan` would return, with stages or without, and whether it fits."""
+        captures = self._captured(asked, short=asked.request.fold)
+        selection, pipelines, _ = self._searched(asked, captures)
+        if pipelines.plan is not None:
+            return pipelines.plan, pipelines.plan.fits
+        return selection.winner, selection.fits
 
     def _priced_for(self, asked: _Asked, target: Target) -> tuple[Prices, Job, Sizes]:
         """What prices configurations of a stack, and what of the model goes into its file."""

@@ -329,6 +329,16 @@ class Candidate:
         return self.least_bytes is None
 
     @property
+    def mesh(self) -> str:
+        """The mesh by its sizes."""
+        return str(self.case.mesh)
+
+    @property
+    def micro_batches(self) -> int:
+        """Of a step."""
+        return self.case.tables.micro_batches
+
+    @property
     def seconds(self) -> float:
         """The step: simulated, or the additive cost where it was not."""
         found = self.simulation

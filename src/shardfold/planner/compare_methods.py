@@ -269,7 +269,7 @@ class Methods:
         total, fits, simulation = found.solution.cost, self._fits(found), found.simulation
         return Result(
             method=name,
-            mesh=str(found.case.mesh),
+            mesh=found.mesh,
             step_seconds=found.seconds,
             additive_seconds=total,
             peak_bytes=found.peak_bytes,
@@ -294,7 +294,7 @@ def _of_stages(name: str, plan: PipelinePlan, seconds: float) -> Result:
     ]
     return Result(
         method=name,
-        mesh=f"{pipeline.devices} of {plan.candidate.case.mesh}",
+        mesh=plan.mesh,
         step_seconds=found.step_seconds,
         peak_bytes=found.peak_bytes,
         fits=plan.fits,

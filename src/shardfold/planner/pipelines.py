@@ -78,6 +78,11 @@ class PipelinePlan:
         return self.staged.step_seconds
 
     @property
+    def mesh(self) -> str:
+        """The parts of the cluster, and the mesh of each."""
+        return f"{self.staged.pipeline.devices} of {self.candidate.mesh}"
+
+    @property
     def micro_batches(self) -> int:
         """Of a step."""
         return self.staged.pipeline.micro_batches

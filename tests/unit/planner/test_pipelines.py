@@ -95,6 +95,20 @@ def test_where_links_are_slow_stages_win_and_no_stated_pipeline_is_faster(
             assert piped.estimate.step_seconds <= stated.step_seconds * (1 + 1e-9), text
 
 
+def test_the_plan_beside_an_estimate_and_on_more_nodes_is_the_plan(
+    stack: Planner, slow: str, piped: Plan
+) -> None:
+    assert piped.pipeline is not None
+    beside = stack.estimate("dp=4 micro-batches=8", cluster=slow, micro_batches=8)
+    (row,) = stack.scale([parse(slow)], [2], micro_batches=8).rows
+    step, peak = piped.estimate.step_seconds, piped.estimate.peak_bytes
+    assert (beside.plan_seconds, beside.plan_bytes) == (step, peak)
+    assert (row.step_seconds, row.peak_bytes) == (step, peak)
+    assert row.how.startswith(f"mesh {piped.pipeline.parts} of ")
+    with pytest.raises(InputError, match="batch that is max is looked for without stages"):
+        Planner(stack.model, stack.args, cluster=slow, pipeline=2).with_batch("max")
+
+
 def test_a_plan_with_stages_says_them_and_is_kept_in_a_file(piped: Plan, tmp_path: Path) -> None:
     entry = piped.pipeline
     assert entry is not None
