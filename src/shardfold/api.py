@@ -1,14 +1,13 @@
-"""The pipeline on one screen: from a module and a cluster to the best plan, and questions about it.
+"""From a module and a cluster to the best plan, and questions about it.
 
-A `Planner` holds a model with an example batch, captures it when that is first needed, and answers
-with what it captured. The functions below it are one-liners over it.
+`Planner._plan` is the way of a plan on one screen: captured, chosen, described. A `Planner` holds
+a model with an example batch, captures it when that is first needed, and answers with what it
+captured. The functions below it are one-liners over it.
 """
 
 from __future__ import annotations
 
-import math
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -34,30 +33,20 @@ from shardfold.operators.experts import imbalanced
 from shardfold.pipeline.cut import Layers, leaves_out_layers
 from shardfold.planner.batch_search import Tried, best, largest
 from shardfold.planner.batch_slices import items_in, mapped, scaled
-from shardfold.planner.case import Candidate, ResolvedRequest
+from shardfold.planner.case import ResolvedRequest
 from shardfold.planner.compare_methods import (
     METHODS,
     Comparison,
     Effort,
-    EqualLayers,
     Methods,
     check_methods,
 )
-from shardfold.planner.equal_layers import equal_layers
 from shardfold.planner.estimate import estimate as estimate_stated
 from shardfold.planner.estimated import Estimated
 from shardfold.planner.micro_batches import Captures, check_number
 from shardfold.planner.options import Options, Request
-from shardfold.planner.pipeline_bound import PipelineBound
-from shardfold.planner.pipelines import (
-    PipelinePlan,
-    SearchedPipelines,
-    micro_batches_for,
-    search_pipelines,
-)
-from shardfold.planner.planner import select_plan
 from shardfold.planner.scaling import ScaleRow, Scaling
-from shardfold.planner.select import Selection
+from shardfold.planner.with_stages import Question, best_of_equal_layers, choose, without_stages
 from shardfold.plans import Plan, check
 from shardfold.plans.batch import example_for
 from shardfold.plans.build import describe
@@ -71,9 +60,6 @@ from shardfold.strategies.stated import Stated, parse_strategy
 
 if TYPE_CHECKING:
     from torch import nn
-
-WORTH = 0.95  # of the best step without stages: what takes longer is not worth having them
-HOSTED = 0.9  # of a step: a host that asks for as much of it decides how long it is
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +111,8 @@ class Planner:
     ) -> Plan:
         """Find the fastest way to train the model on the cluster that fits in its memory.
 
-        `save_problem` writes the winning mesh's search problem to a file, for `shardfold solve`.
+        `save_problem` writes a search problem to a file, for `shardfold solve`: that of the mesh
+        that is best without stages.
         """
         asked = self._asked(Request(), cluster, {**self.options, **options})
         return self._plan(asked, save_problem)
@@ -151,12 +138,13 @@ class Planner:
         check_methods(methods)
         asked = self._asked(Request(), cluster, {**self.options, **options})
         captures = self._captured(asked, short=False)
-        selection, pipelines, searched = self._searched(asked, captures)
+        question = self._question(asked, captures)
+        chosen = choose(question)
         tried = Methods(
-            selection,
+            chosen.selection,
             effort or Effort(),
-            pipelines.plan,
-            lambda: self._equal_layers(asked),
+            chosen.pipelines.plan,
+            partial(best_of_equal_layers, question),
         )
         results = tried.results(methods, self._progress("comparing"))
         request = asked.request
@@ -165,9 +153,9 @@ class Planner:
             cost=request.cost,
             optimizer=request.optimizer,
             dtype=request.numbers or "as in the model",
-            limit_bytes=selection.limit_bytes,
-            operators=len(selection.additive.case.graph.ops),
-            tables_seconds=searched,
+            limit_bytes=chosen.selection.limit_bytes,
+            operators=len(chosen.selection.additive.case.graph.ops),
+            tables_seconds=chosen.seconds,
             results=results,
         )
         if save_plans is not None:
@@ -181,7 +169,7 @@ class Planner:
                     one,
                     request=request,
                     capture_seconds=captures.seconds,
-                    search_seconds=searched,
+                    search_seconds=chosen.seconds,
                     model=type(self.model).__name__,
                     cuts=captures.cuts(stages.plan.micro_batches if stages.plan else passes),
                     pipelines=stages,
@@ -214,10 +202,10 @@ class Planner:
         found = _ranged(estimate_stated(graph, asked.search, stated, runs), asked, stated.stages)
         if not beside_plan:
             return found
-        best, fits = self._best(asked)
-        if not fits:
+        plan = choose(self._question(asked))
+        if not plan.fits:
             return found
-        return replace(found, plan_seconds=best.seconds, plan_bytes=best.peak_bytes)
+        return replace(found, plan_seconds=plan.best.seconds, plan_bytes=plan.best.peak_bytes)
 
     @without_gc()
     def plan_for(
@@ -245,8 +233,8 @@ class Planner:
         found = replace(found, estimated=_ranged(found.estimated, asked, found.strategy.stages))
         if not beside_plan:
             return found
-        best, fits = self._best(asked)
-        return beside(found, best.seconds, best.peak_bytes) if fits else found
+        plan = choose(self._question(asked))
+        return beside(found, plan.best.seconds, plan.best.peak_bytes) if plan.fits else found
 
     @without_gc()
     def export(self, plan: Plan, stack: str) -> Projection:
@@ -336,7 +324,7 @@ class Planner:
     def _try_plan(self, samples: int, passes: int) -> Tried:
         asked = self._asked(Request(), None, {**self.options, "micro_batches": passes})
         try:
-            found = self._select(asked, self._captured(asked, short=asked.request.fold))[0]
+            found, _ = without_stages(self._question(asked))
         except InfeasibleError as error:
             return Tried(samples, 0.0, error.needed_bytes, fits=False)
         won = found.winner
@@ -367,26 +355,19 @@ class Planner:
             figures = (e.step_seconds, e.rate, e.unit, e.peak_bytes)
             return ScaleRow(row.nodes, row.devices, str(told.strategy), *figures)
         asked = self._asked(Request(), cluster, {**self.options, **options})
-        best, fits = self._best(asked)
-        if not fits:
+        plan = choose(self._question(asked))
+        if not plan.fits:
             return replace(row, reason="no plan fits in memory")
         whole = self._captured(asked, short=asked.request.fold).graph(1)
         inputs = (t.type for t in whole.tensors if t.role == "input" and t.type.shape)
         first = next(inputs, None)
         count, unit = (1, "steps") if first is None else items_in(first.dtype, first.shape)
+        best = plan.best
         how, rate = f"mesh {best.mesh}", count / best.seconds
         if best.micro_batches > 1:
             how += f", {best.micro_batches} micro-batches"
         figures = (best.seconds, rate, unit, best.peak_bytes)
         return ScaleRow(row.nodes, row.devices, how, *figures)
-
-    def _best(self, asked: _Asked) -> tuple[Candidate | PipelinePlan, bool]:
-        """What `plan` would return, with stages or without, and whether it fits."""
-        captures = self._captured(asked, short=asked.request.fold)
-        selection, pipelines, _ = self._searched(asked, captures)
-        if pipelines.plan is not None:
-            return pipelines.plan, pipelines.plan.fits
-        return selection.winner, selection.fits
 
     def _priced_for(self, asked: _Asked, target: Target) -> tuple[Prices, Job, Sizes]:
         """What prices configurations of a stack, and what of the model goes into its file."""
@@ -558,119 +539,37 @@ class Planner:
             )
         return self._captures[key]
 
-    def _select(self, asked: _Asked, captures: Captures) -> tuple[Selection, float]:
-        """What is selected over the numbers of micro-batches asked for; seconds of search."""
-        started, before = time.perf_counter(), captures.seconds
-        wish = 1 if asked.request.compile else asked.request.micro_batches
-        found = select_plan(captures, wish, asked.search, self.watch)
-        return found, time.perf_counter() - started - (captures.seconds - before)
-
     def _plan(self, asked: _Asked, save_problem: str | Path | None) -> Plan:
         search, request = asked.search, asked.request
         # A pin may tell apart what a short graph takes together.
         captures = self._captured(asked, short=request.fold and not search.pins)
         if request.compile:
             _check_compiled(captures.graph(1))
-        selection, pipelines, searched = self._searched(asked, captures)
-        won, piped = selection.winner.case, pipelines.plan
+        chosen = choose(self._question(asked, captures))
+        won = chosen.selection.winner.case
         if save_problem is not None:
             meta = {"cluster": search.cluster.name, "mesh": str(won.mesh), "unit": "seconds"}
             write_problem(won.unrolled.problem, save_problem, meta=meta)
         self._progress("describe")(0, 1)
         return describe(
-            selection,
+            chosen.selection,
             request=request,
             capture_seconds=captures.seconds,
-            search_seconds=searched,
+            search_seconds=chosen.seconds,
             model=type(self.model).__name__,
-            cuts=captures.cuts(won.tables.micro_batches if piped is None else piped.micro_batches),
-            pipelines=pipelines,
+            cuts=captures.cuts(chosen.best.micro_batches),
+            pipelines=chosen.pipelines,
         ).with_notes(*sorted(asked.notes))
 
-    def _searched(
-        self, asked: _Asked, captures: Captures
-    ) -> tuple[Selection, SearchedPipelines, float]:
-        """What is selected without stages, and the pipeline that beats it; seconds of search."""
-        search, refusal = asked.search, None
-        try:
-            selection, searched = self._select(asked, captures)
-        except InfeasibleError as error:
-            if not _may_have_stages(asked):
-                raise
-            refusal = error
-            free = replace(asked, search=replace(search, limit_bytes=None))
-            selection, searched = self._select(free, captures)
-            selection = replace(selection, limit_bytes=search.limit)
-        pipelines, looked = self._pipelined(asked, selection, refusal)
-        return selection, pipelines, searched + looked
+    def _question(self, asked: _Asked, captures: Captures | None = None) -> Question:
+        """What is asked of the planning loop; for stages, of graphs with all layers to cut."""
+        short = self._captured(asked, short=asked.request.fold)
 
-    def _equal_layers(self, asked: _Asked) -> EqualLayers:
-        """The best pipelines of equal layers, or why there are none."""
-        if not asked.search.pricing.overlaps:
-            return InputError("Stages are simulated, which these costs do not know.")
-        captures = self._staged_captures(asked)
+        def staged() -> Captures:
+            is_without = leaves_out_layers(short.graph(1))
+            return self._captured(asked, short=False) if is_without else short
 
-        def search() -> EqualLayers:
-            return equal_layers(
-                captures.likely_graph,
-                partial(_micro_batches, asked, captures),
-                asked.search,
-                self._progress("pipelines of equal layers"),
-            )
-
-        found = search()
-        while isinstance(found, Mapping) and not _are_confirmed(captures, found.values()):
-            found = search()
-        return found
-
-    def _staged_captures(self, asked: _Asked) -> Captures:
-        """Graphs that can be cut between all layers."""
-        captures = self._captured(asked, short=asked.request.fold)
-        if leaves_out_layers(captures.graph(1)):
-            return self._captured(asked, short=False)
-        return captures
-
-    def _pipelined(
-        self, asked: _Asked, selection: Selection, refusal: InfeasibleError | None
-    ) -> tuple[SearchedPipelines, float]:
-        """The best pipeline, where one is wished for or worth it; seconds of search.
-
-        `refusal` says why there is no plan without stages, where there is none.
-        """
-        request, rival = asked.request, math.inf
-        if not _may_have_stages(asked):
-            return SearchedPipelines(None, None), 0.0
-        if not asked.search.pricing.overlaps:
-            raise InputError("Stages are simulated, which these costs do not know: pipeline=off.")
-        captures = self._staged_captures(asked)
-        started, before = time.perf_counter(), captures.seconds
-        bound = PipelineBound.of([c.case for c in selection.searched])
-        if selection.fits:
-            rival = _step_to_beat(request, selection.winner)
-        wish = request.pipeline if isinstance(request.pipeline, int) else None
-
-        def search() -> SearchedPipelines:
-            micro_batches = partial(_micro_batches, asked, captures)
-            graphs = captures.likely_graph
-            return search_pipelines(
-                graphs, micro_batches, asked.search, bound, wish, rival, self.watch
-            )
-
-        found = search()
-        while not _are_confirmed(captures, [found.plan] if found.plan else []):
-            found = search()
-        best = found.plan
-        if best is not None and not best.fits and request.memory_limit is not None:
-            needed, limit = best.peak_bytes, asked.search.limit
-            if request.wants_stages or (refusal is not None and needed < refusal.needed_bytes):
-                refusal = InfeasibleError(needed_bytes=needed, limit_bytes=limit, hint=best.hint)
-        if refusal is not None and (best is None or not best.fits):
-            raise refusal
-        if best is not None and not best.fits and not request.wants_stages:
-            best = None
-        return replace(found, plan=best), time.perf_counter() - started - (
-            captures.seconds - before
-        )
+        return Question(asked.request, asked.search, captures or short, staged, self.watch)
 
     def _graph(self, plan: Plan, request: Request, factor: float = 1.0) -> Graph:
         """The whole graph of a micro-batch of the plan, of a batch that many times as large."""
@@ -708,31 +607,6 @@ def _ranged(found: Estimated, asked: _Asked, stages: int) -> Estimated:
     if spread is None:
         return found
     return replace(found, step_range_seconds=spread.of(found.step_seconds))
-
-
-def _micro_batches(asked: _Asked, captures: Captures, stages: int) -> list[int]:
-    return micro_batches_for(stages, asked.request.micro_batches, captures.samples)
-
-
-def _step_to_beat(request: Request, plain: Candidate) -> float:
-    """What the step of a pipeline has to be below to be taken, beside the best without stages.
-
-    Where the host decides, stages would only share out what it asks for: compiling spares that.
-    """
-    if request.prefer == "speed":
-        return plain.seconds
-    return 0.0 if plain.host_seconds > HOSTED * plain.seconds else WORTH * plain.seconds
-
-
-def _are_confirmed(captures: Captures, plans: Iterable[PipelinePlan]) -> bool:
-    """Whether the micro-batches of these plans are what the model makes of them."""
-    return all(captures.confirm(plan.micro_batches) for plan in plans)
-
-
-def _may_have_stages(asked: _Asked) -> bool:
-    """Whether stages are looked for: asked for, or free to win where they can be simulated."""
-    request = asked.request
-    return request.may_have_stages and (request.wants_stages or asked.search.pricing.overlaps)
 
 
 def _check_compiled(graph: Graph) -> None:

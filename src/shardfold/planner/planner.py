@@ -1,5 +1,7 @@
 """The planning loop, top to bottom: from a captured model to the selected candidate.
 
+No candidate here has pipeline stages: `with_stages.py` holds those against what is selected here.
+
     for micro-batches:        one, or as many as the memory limit asks for    micro_batches.py
         for meshes:           solve the additive problem, proven              mesh_search.py
         for proposers:        yield candidates that may win                   proposals.py

@@ -201,7 +201,7 @@ def test_stages_are_taken_where_they_are_worth_it(
         (0.99 * share, "simple", False),
         (0.99 * share, "speed", True),
     ):
-        monkeypatch.setattr("shardfold.api.WORTH", worth)
+        monkeypatch.setattr("shardfold.planner.with_stages.WORTH", worth)
         found = stack.plan(cluster=slow, prefer=prefer, micro_batches=8)
         assert (found.pipeline is not None) == wins
 
