@@ -20,11 +20,13 @@ from typing import Any
 
 import numpy as np
 
+from shardfold.graph import TensorType
 from shardfold.operators.kernels import Access, Kernel, LocalWork, Values, memory_pass, way
 from shardfold.operators.notation import TOKEN, Call, Exchange, Phase, Rule
 from shardfold.operators.operator import Extra, Operator
 
 WIDEST = 256  # features of a head in FlashAttention
+HALVES = ("float16", "bfloat16")  # which it multiplies in
 
 
 def _attention(call: Call) -> Rule:
@@ -158,20 +160,25 @@ def _kernels(work: LocalWork, phase: str) -> list[Kernel]:
     alone = work.parts_alone("q")
     whole = kernel(kind, np.sqrt(queries * keys))
     if not is_causal:
-        is_masked, merges = len(work.inputs) > 3, _merges(work, pieces - 1.0, 0.0 * pieces)
-        if is_masked and merges:
-            slices = _in_slices(phase, heads, queries, keys, depth, pieces)
+        merges = _merges(work, pieces - 1.0, 0.0 * pieces)
+        if merges and _in_slices(work.inputs):
+            slices = _sliced(phase, heads, queries, keys, depth, np.where(pieces > 1, pieces, 0.0))
             return [replace(whole, times=np.where(pieces > 1, 0.0, 1.0)), *slices, *merges]
         return [replace(whole, times=pieces), *merges]
     if np.all(pieces * alone == 1):
         return [whole]
     # The last device's queries: a square on the diagonal, and all that lies before it.
     others = pieces - 1.0 + (alone > 1)
+    merges = _merges(work, others, np.minimum(pieces - 1, 1))
     seen = queries * keys * pieces * (2.0 * alone - 1.0) / alone
+    if _in_slices(work.inputs):
+        times = np.where(others > 0, pieces, 0.0)
+        slices = _sliced(phase, heads, queries, seen / (2.0 * pieces * queries), depth, times)
+        return [replace(whole, times=np.where(others > 0, 0.0, 1.0)), *slices, *merges]
     square = np.where(others > 0, queries * np.minimum(queries, keys), seen)
     length = np.sqrt(np.maximum(seen - square, 0.0) / 2.0 / np.maximum(others, 1.0))
     own = kernel(kind, np.sqrt(square))
-    return [own, kernel("full", length, others), *_merges(work, others, np.minimum(pieces - 1, 1))]
+    return [own, kernel("full", length, others), *merges]
 
 
 def _merges(work: LocalWork, times: Values, dealt: Values) -> list[Kernel]:
@@ -204,19 +211,18 @@ def _materialised(
     ]
 
 
-def _in_slices(
+def _sliced(
     phase: str, heads: Values, queries: Values, keys: Values, depth: Values, pieces: Values
 ) -> list[Kernel]:
-    """What goes round meets a mask's rows, as many at a time as there are features.
+    """What goes round meets some rows at a time, as many as there are features.
 
-    The kernels that know masks do not give sums. Backward, the scores are made once more.
+    Backward, the scores are made once more.
     """
     rows = np.minimum(queries, depth)
-    times = np.where(pieces > 1, pieces * np.ceil(queries / depth), 0.0)
     found = _materialised(phase, heads, rows, keys, depth)
     if phase == "backward":
         found += _materialised("forward", heads, rows, keys, depth)[:2]
-    return [replace(kernel, times=times) for kernel in found]
+    return [replace(kernel, times=pieces * np.ceil(queries / depth)) for kernel in found]
 
 
 def _extras(call: Call, access: Access) -> tuple[Extra, ...]:
@@ -244,24 +250,37 @@ def _scores(call: Call) -> Iterator[Extra]:
 def _round(call: Call) -> Iterator[Extra]:
     """Where keys go round: a piece that is met and one that comes, and sums in float32.
 
-    Backward, gradients go round behind them. Of a causal mask, results are kept as they were dealt;
-    backward, their gradients are, too. Of another mask, scores of some rows are written to memory,
-    no more than there are keys for every head; keys and values are in float32 then.
+    Backward, gradients go round behind them, and shared heads are copied for all that share them.
+    Of a causal mask, results are kept as they were dealt; backward, their gradients are, too. Where
+    rows are met in slices, their scores are written to memory, no more than there are keys for
+    every head; keys and values are in float32 then.
     """
     item = float(call.results[0].item_bytes)
+    query, key = call.shape("query"), call.shape("key")
+    many = math.prod(query[:-2]) / math.prod(key[:-2])  # heads that share one
+    in_slices = _in_slices(call.inputs)
+    copied = 2.0 * many * item if many > 1 and not in_slices else 0.0
     for of in (1, 2):
         yield Extra(of, 2.0 * item, life="forward", factor="c")
-        yield Extra(of, 5.0 * item + 8.0, life="backward", factor="c")
+        yield Extra(of, 5.0 * item + 8.0 + copied, life="backward", factor="c")
     yield Extra(-1, 8.0 + item, life="forward", factor="c")
     yield Extra(0, 4.0 + item, life="backward", factor="c")
     if call.attribute("is_causal", False):
         yield Extra(-1, item, factor="c")
         yield Extra(-1, item, life="backward", factor="c")
-    if call.has("attn_mask"):
-        query, key = call.shape("query"), call.shape("key")
-        each = 4.0 * math.prod(query[:-2]) / math.prod(key[:-2])
-        yield Extra(1, (2.0 + 2.0) * each, life="forward", factor="c")
-        yield Extra(1, (2.0 + 5.0) * each, life="backward", factor="c")
+    if in_slices:
+        yield Extra(1, (2.0 + 2.0) * 4.0 * many, life="forward", factor="c")
+        yield Extra(1, (2.0 + 5.0) * 4.0 * many, life="backward", factor="c")
+
+
+def _in_slices(inputs: Sequence[TensorType]) -> bool:
+    """Whether rows that meet a piece do so a few at a time: no fused kernel gives their sums.
+
+    Kernels that know a mask, or float32, or wide heads, give results alone.
+    """
+    query, value = inputs[0], inputs[2]
+    is_wide = max(query.shape[-1], value.shape[-1]) > WIDEST
+    return len(inputs) > 3 or is_wide or query.dtype not in HALVES
 
 
 TABLE: Mapping[str, Operator] = {

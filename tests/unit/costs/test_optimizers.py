@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import weakref
-
 import pytest
 import torch
-from torch import is_tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
+from allocations import Allocations
 from shardfold.costs.kernels import PASSES
 from shardfold.costs.optimizers import OPTIMIZERS, optimizer_named
 from shardfold.costs.profile import FAMILIES
@@ -43,25 +39,3 @@ def test_copies_are_what_torch_makes_while_it_updates_all_at_once(name: str) -> 
         made.step()
     whole = sum(parameter.nbytes for parameter in parameters)
     assert seen.most == pytest.approx(OPTIMIZERS[name].copies * whole, abs=whole / 20)
-
-
-class Allocations(TorchDispatchMode):
-    """The most bytes that were there at once, of what was allocated meanwhile."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.now = self.most = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        known = {t.untyped_storage()._cdata for t in tree_leaves((args, kwargs)) if is_tensor(t)}
-        results = func(*args, **(kwargs or {}))
-        for each in filter(is_tensor, tree_leaves(results)):
-            storage = each.untyped_storage()
-            if storage._cdata not in known:
-                self.now += storage.nbytes()
-                weakref.finalize(storage, self._freed, storage.nbytes())
-        self.most = max(self.most, self.now)
-        return results
-
-    def _freed(self, size: int) -> None:
-        self.now -= size

@@ -255,8 +255,18 @@ class Coming:
     def __init__(self, piece: Tensor, rows: int, ring: Ring, groups: Groups) -> None:
         shape = (*piece.shape[:-2], rows, piece.shape[-1])
         to, of = (ring.at + 1) % ring.members, (ring.at - 1) % ring.members
-        self.sent = piece.contiguous()  # held until it has gone
+        self.sent: Tensor | None = piece.contiguous()  # held until it has gone
         self.wait = groups.start_hop(self.sent, shape, to, of, ring.axes)
+
+    def taken(self) -> Tensor:
+        """What came; what was sent has gone, and is held no longer."""
+        found = self.wait()
+        self.sent, self.wait = None, _nothing
+        return found
+
+
+def _nothing() -> Tensor:
+    raise AssertionError("A piece is taken once.")
 
 
 class RingAttention(torch.autograd.Function):
@@ -268,11 +278,11 @@ class RingAttention(torch.autograd.Function):
     ) -> Tensor:
         """Merge the results of all pieces, each as it comes."""
         ring, groups = how
-        pairs = torch.cat([key, value], -1)
+        pairs, widths = torch.cat([key, value], -1), (key.shape[-1], value.shape[-1])
         if ring.is_dealt:
             query = ring.queries.there(query, groups, ring.axes)
             pairs = ring.keys.there(pairs, groups, ring.axes)
-        wide, rows = statistics_dtype(query.dtype), _rows_at_once(query, key, value, mask)
+        wide = statistics_dtype(query.dtype)
         out = query.new_zeros((*query.shape[:-1], value.shape[-1]), dtype=wide)
         lse = query.new_full(query.shape[:-1], -math.inf, dtype=wide)
         piece = pairs
@@ -281,54 +291,80 @@ class RingAttention(torch.autograd.Function):
             coming = None
             if hop < ring.members - 1:
                 coming = Coming(piece, ring.keys.rows((number - 1) % ring.members), ring, groups)
-            k, v = piece.split([key.shape[-1], value.shape[-1]], -1)
-            seen = ring.columns(mask, number)
-            for block in ring.blocks(number, rows):
-                _merge(out, lse, block, attend(query, k, v, block, seen, ring.scale))
-            piece = piece if coming is None else coming.wait()
+            _meet((out, lse), query, piece.split(widths, -1), ring, number, mask)
+            piece = piece if coming is None else coming.taken()
         out = out.to(query.dtype)
         ctx.save_for_backward(query, pairs, out, lse, mask)
-        ctx.how = (ring, groups, key.shape[-1], value.shape[-1])
+        ctx.how = (ring, groups, widths)
         return ring.queries.back(out, groups, ring.axes) if ring.is_dealt else out
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
         """The pieces once more, with their gradients behind them."""
         query, pairs, out, lse, mask = ctx.saved_tensors
-        ring, groups, *widths = ctx.how
-        key, value = pairs.split(widths, -1)
-        rows = _rows_at_once(query, key, value, mask)
+        ring, groups, widths = ctx.how
         if ring.is_dealt:
             dy = ring.queries.there(dy, groups, ring.axes)
-        wide = lse.dtype
-        dq = torch.zeros_like(query, dtype=wide)
-        piece, behind, own = pairs, None, dq
+        dq = torch.zeros_like(query, dtype=lse.dtype)
+        piece, own = pairs, dq
+        behind: Coming | None = None
         for hop in range(ring.members):
             number = (ring.at - hop) % ring.members
             before = ring.keys.rows((number - 1) % ring.members)
             coming = Coming(piece, before, ring, groups) if hop < ring.members - 1 else None
-            k, v = piece.split(widths, -1)
-            gradient = torch.zeros_like(piece, dtype=wide)
-            parts = (dq, *gradient.split(widths, -1))
-            kept = (out, lse, ring.columns(mask, number))
-            for block in ring.blocks(number, rows):
-                found = attend_backward(dy, query, k, v, block, kept, ring.scale)
-                ends = (block.queries, block.keys, block.keys)
-                for total, part, (low, high) in zip(parts, found, ends, strict=True):
-                    total[..., low:high, :] += part
+            given = (dy, query, *piece.split(widths, -1))
+            gradient = _meet_again(dq, given, (out, lse, mask), ring, number)
+            if behind is not None:
+                gradient += behind.taken()
             if hop == 0:
                 own = gradient
             else:
-                gradient = gradient if behind is None else gradient.add_(behind.wait())
                 behind = Coming(gradient.to(pairs.dtype), before, ring, groups)
-            piece = piece if coming is None else coming.wait()
-        summed = (own if behind is None else own.add_(behind.wait())).to(pairs.dtype)
-        dq = dq.to(query.dtype)
+            del gradient, given
+            piece = piece if coming is None else coming.taken()
+        if behind is not None:
+            own += behind.taken()
+        summed, dq = own.to(pairs.dtype), dq.to(query.dtype)
         if ring.is_dealt:
             dq = ring.queries.back(dq, groups, ring.axes)
             summed = ring.keys.back(summed, groups, ring.axes)
         dk, dv = summed.split(widths, -1)
         return dq, dk, dv, None, None
+
+
+def _meet(
+    sums: tuple[Tensor, Tensor],
+    query: Tensor,
+    piece: tuple[Tensor, ...],
+    ring: Ring,
+    number: int,
+    mask: Tensor | None,
+) -> None:
+    """Add what the queries see of one member's keys to what they have."""
+    (key, value), seen = piece, ring.columns(mask, number)
+    for block in ring.blocks(number, _rows_at_once(query, key, value, mask)):
+        _merge(*sums, block, attend(query, key, value, block, seen, ring.scale))
+
+
+def _meet_again(
+    dq: Tensor,
+    given: Sequence[Tensor],
+    kept: tuple[Tensor, Tensor, Tensor | None],
+    ring: Ring,
+    number: int,
+) -> Tensor:
+    """The gradient of one member's keys and values; that of the queries is added up."""
+    (dy, query, key, value), (out, lse, mask) = given, kept
+    widths = (key.shape[-1], value.shape[-1])
+    gradient = dq.new_zeros((*key.shape[:-1], sum(widths)))
+    parts, kept = (dq, *gradient.split(widths, -1)), (out, lse, ring.columns(mask, number))
+    for block in ring.blocks(number, _rows_at_once(query, key, value, mask)):
+        ends = (block.queries, block.keys, block.keys)
+        found = attend_backward(dy, query, key, value, block, kept, ring.scale)
+        for total, part, (low, high) in zip(parts, found, ends, strict=True):
+            total[..., low:high, :] += part
+        del found, part
+    return gradient
 
 
 def _merge(out: Tensor, lse: Tensor, block: Block, more: tuple[Tensor, Tensor]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from concurrent.futures import ThreadPoolExecutor
 from queue import SimpleQueue
 from typing import Any
@@ -12,8 +13,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
+from torch._subclasses import FakeTensorMode
 from torch.nn.functional import scaled_dot_product_attention
 
+from allocations import Allocations
+from shardfold.graph import Op, Operand, TensorType
+from shardfold.operators.attention import _in_slices
+from shardfold.operators.kernels import Access
+from shardfold.operators.notation import Call
+from shardfold.operators.registry import operator_of
+from shardfold.runtime.ops import ring as rings
 from shardfold.runtime.ops.ring import Deal, Ring, RingAttention, blocks
 
 cuts = st.lists(st.integers(1, 5), min_size=1, max_size=5)
@@ -171,3 +180,88 @@ def test_any_form_of_a_call_in_pieces(form: str, is_causal: bool) -> None:
     for k, expected in enumerate(wanted):
         together = torch.cat([each[k] for each in found], -2)
         torch.testing.assert_close(together, expected, rtol=1e-10, atol=1e-10)
+
+
+class Alone:
+    """A device among others of which nothing comes but room for it."""
+
+    def start_hop(self, tensor: Tensor, shape: Any, to: int, of: int, axes: Any) -> Any:
+        found = tensor.new_zeros(shape)
+        return lambda: found
+
+    def all_to_all(self, sent: list[Tensor], counts: list[int], axes: Any) -> list[Tensor]:
+        return [sent[0].new_zeros(count) for count in counts]
+
+
+def as_on_cuda(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float) -> Any:
+    """What CUDA's kernel takes and gives, with the copies of shared heads around it."""
+    copies = [rings._like(t, q) for t in (k, v)]
+    del copies
+    return torch.zeros_like(q), q.new_zeros(q.shape[:-1], dtype=torch.float32)
+
+
+def as_on_cuda_backward(*given: Any) -> Any:
+    _, q, k, v = given[:4]
+    copies = [rings._like(t, q) for t in (k, v)]
+    dq, dk, dv = torch.zeros_like(q), *map(torch.zeros_like, copies)
+    return dq, rings._fewer(dk, k), rings._fewer(dv, v)
+
+
+def counted(shapes: list[tuple[int, ...]], dtype: str, *, is_causal: bool) -> dict[str, float]:
+    """The bytes of every life that prices take a ring for, beside what every attention keeps."""
+    query, key = (TensorType(shape, dtype) for shape in shapes)
+    names = ("query", "key", "value")
+    attributes = {"is_causal": is_causal, "enable_gqa": True}
+    operands = tuple(Operand(name, k) for k, name in enumerate(names))
+    op = Op("a", "aten.scaled_dot_product_attention", operands, (3,), attributes)
+    found = dict.fromkeys(("kept", "forward", "backward"), 0.0)
+    call, access = Call(op, (query, key, key), (query,)), Access(attributes=attributes)
+    for extra in operator_of(op.kind).extras(call, access):
+        if extra.factor == "c":
+            items = math.prod((query, key, key, query)[extra.of].shape)
+            found[extra.life] += extra.per_item * items
+    return found
+
+
+@pytest.mark.parametrize("is_causal", [True, False])
+@pytest.mark.parametrize("heads", [4, 16])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_a_ring_takes_the_memory_that_is_counted(
+    dtype: str, heads: int, is_causal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on CUDA: its fused kernel for halves, rows in slices for float32."""
+    fused = {"cpu": (as_on_cuda, as_on_cuda_backward)} if dtype == "bfloat16" else {}
+    monkeypatch.setattr(rings, "FUSED", fused)
+    rows, members = 256, 4
+    shapes = [(1, heads, rows, 64), (1, 4, rows, 64)]
+    kind = getattr(torch, dtype)
+    given = [torch.randn(s, dtype=kind).requires_grad_() for s in (*shapes, shapes[1])]
+    own = ranges([rows] * members)
+    deal = Deal.of(own, 0, in_balance=is_causal)
+    with Allocations() as seen:
+        out = RingAttention.apply(*given, None, (Ring(deal, deal, is_causal, 0.1), Alone()))
+        forward = seen.most
+        dy = torch.ones_like(out)
+        seen.most = before = seen.now
+        torch.autograd.grad(out, given, dy)
+    wanted = counted(shapes, dtype, is_causal=is_causal)
+    kept = sum(t.nbytes for t in (*given[1:], out))
+    assert 0.7 < forward / (kept + wanted["kept"] + wanted["forward"]) < 1.001
+    least = 0.95 if dtype == "bfloat16" else 0.7  # of slices, the worst is counted
+    assert least < (seen.most - before) / wanted["backward"] < 1.001
+
+
+@pytest.mark.parametrize("width", [64, 256, 264])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32", "float64"])
+@pytest.mark.parametrize("is_masked", [True, False])
+def test_rows_are_priced_in_slices_where_a_gpu_runs_them_so(
+    dtype: str, width: int, is_masked: bool
+) -> None:
+    shapes = [(1, 8, 512, width), (1, 2, 512, width), (1, 2, 512, width)]
+    with FakeTensorMode():
+        given = [torch.empty(s, dtype=getattr(torch, dtype), device="cuda") for s in shapes]
+        mask = torch.empty(512, 512, dtype=torch.bool, device="cuda") if is_masked else None
+        is_sliced = rings._rows_at_once(*given, mask) is not None
+    types = [TensorType(shape, dtype) for shape in shapes]
+    types += [TensorType((512, 512), "bool")] if is_masked else []
+    assert _in_slices(types) == is_sliced
