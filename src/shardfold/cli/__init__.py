@@ -16,8 +16,8 @@ from shardfold.errors import LostError, ShardfoldError
 COMMANDS = {
     "plan": ("shardfold.cli.plan", "Find the best way to train a model on a cluster."),
     "estimate": ("shardfold.cli.plan", "Price the strategy that you run, beside the plan."),
-    "scale": ("shardfold.cli.plan", "Plan for ever more nodes: step, rate, cost."),
-    "export": ("shardfold.cli.stacks", "Say a saved plan in another stack's words."),
+    "scale": ("shardfold.cli.plan", "Plan for 1, 2, 4, ... nodes: step, throughput, cost."),
+    "export": ("shardfold.cli.stacks", "Write a saved plan as another stack's configuration."),
     "show": ("shardfold.cli.inspect", "Print a saved plan, or check it against a model."),
     "report": ("shardfold.cli.inspect", "Draw a saved plan as one HTML page."),
     "explain": ("shardfold.cli.explain", "Say why operators are split as they are."),
@@ -109,4 +109,4 @@ shardfold plan train.py:make --cluster 8xa100 --save plan.json
 @click.version_option(__version__, prog_name="shardfold")
 def main() -> None:
     """The command line."""
-    atexit.register(gc.freeze)  # what is left at the end is not scanned for cycles
+    atexit.register(gc.freeze)  # else Python looks for cycles in all graphs before it ends

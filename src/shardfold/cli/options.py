@@ -152,7 +152,7 @@ PLANNING: dict[str, Callable[[Any], Any]] = {
         "--compile/--eager",
         "compile",
         default=None,
-        help="Price the step as torch.compile makes it, and run it so.  [default: eager]",
+        help="Price the step under torch.compile, and run it compiled.  [default: eager]",
     ),
     "optimizer": click.option(
         "--optimizer", help="sgd, momentum, adam or adamw.  [default: adamw]"
@@ -164,7 +164,8 @@ PLANNING: dict[str, Callable[[Any], Any]] = {
         "--host-pace",
         type=float,
         metavar="TIMES",
-        help="How slow the host beside the GPU is: shardfold calibrate --host.  [default: 1]",
+        help="How many times slower than usual the host is that launches the kernels; shardfold "
+        "calibrate --host measures it.  [default: 1]",
     ),
     "memory_limit": click.option(
         "--memory-limit",
@@ -210,9 +211,12 @@ PLANNING: dict[str, Callable[[Any], Any]] = {
         "--imbalance",
         type=float,
         metavar="TIMES",
-        help="Rows of the fullest device where experts are split, in even shares.  [default: 1]",
+        help="Of split experts: how many times the even share of rows the fullest device gets.  "
+        "[default: 1]",
     ),
     "fold": click.option(
-        "--fold/--no-fold", default=None, help="Trace repeated blocks once, or each."
+        "--fold/--no-fold",
+        default=None,
+        help="Trace repeated blocks once (the default), or each of them.",
     ),
 }

@@ -32,8 +32,8 @@ from shardfold.errors import InputError, PlanError
     "--for",
     "stack",
     metavar="STACK",
-    help="The best that torchtitan, megatron, hf, accelerate, deepspeed or nanotron can be told, "
-    "as its own file or arguments.",
+    help="Write the best configuration of torchtitan, megatron, hf, accelerate, deepspeed or "
+    "nanotron, as its own file or arguments.",
 )
 @click.option(
     "--beside/--no-beside", "beside_plan", default=True, help="With --for: find the plan, too."
@@ -64,10 +64,10 @@ def plan(
     example batch for it; or hf:config.json, a Hugging Face configuration.
 
     \b
-    shardfold plan gpt2 --cluster 8xa100 --dtype bf16 --save plan.json
+    shardfold plan gpt2 --cluster 8xa100 --precision bf16 --save plan.json
     shardfold plan train.py:make --cluster 4x8xh100 --batch 512
     shardfold plan gpt2 --cluster 2xa100 --batch 256 --micro-batches search
-    shardfold plan llama3-8b --cluster 8xh100 --dtype bf16 --for torchtitan
+    shardfold plan llama3-8b --cluster 8xh100 --precision bf16 --for torchtitan
     """
     from shardfold.cli.model import planner_for
     from shardfold.cli.printing import emit
@@ -113,7 +113,7 @@ def plan(
     default="shardfold",
     show_default=True,
     metavar="NAME",
-    help="Who runs it: what is float32 and what overlaps is its habit, such as megatron's.",
+    help="The stack that runs it, such as megatron: it says what is float32 and what overlaps.",
 )
 @click.option("--plan/--no-plan", "beside_plan", default=True, help="Find the best plan, too.")
 @searched_size_options
@@ -149,7 +149,7 @@ def estimate(
     virtual=N        chunks on each device, of schedule=interleaved
 
     \b
-    shardfold estimate gpt2 --cluster 8xh100 --dtype bf16 --strategy dp=8
+    shardfold estimate gpt2 --cluster 8xh100 --precision bf16 --strategy dp=8
     shardfold estimate gpt2 --cluster 4x8xh100 --strategy "fsdp=32 recompute=full"
     shardfold estimate gpt2 --cluster 8xh100 --strategy "tp=8 sp" --stack megatron
     """
@@ -202,9 +202,14 @@ def check_writable(target: Path) -> None:
 @click.argument("model")
 @click.option("--cluster", required=True, help="Hardware such as h100 or 4xa100, or lab.toml.")
 @click.option("--nodes", default="1,2,4,8,16", show_default=True, help="Numbers of nodes.")
-@click.option("--per-node", is_flag=True, help="The batch is of one node, and grows with them.")
-@click.option("--for", "stack", metavar="STACK", help="As this stack runs it, such as torchtitan.")
-@click.option("--price", type=click.FloatRange(min=0), help="Of an hour of one device.")
+@click.option("--per-node", is_flag=True, help="The batch is for one node, and grows with them.")
+@click.option(
+    "--for",
+    "stack",
+    metavar="STACK",
+    help="The best configuration of this stack, such as torchtitan, in place of the plan.",
+)
+@click.option("--price", type=click.FloatRange(min=0), help="What an hour of one device costs.")
 @size_options
 @planning_options
 @click.option("--save", type=click.Path(dir_okay=False), help="Draw it: FILE.svg or FILE.html.")
@@ -220,12 +225,12 @@ def scale(
     as_json: bool,
     **options: Any,
 ) -> None:
-    r"""Say how MODEL trains on ever more nodes: step, rate, efficiency, memory, cost.
+    r"""Plan MODEL for more and more nodes: step, throughput, efficiency, memory, cost.
 
     The batch stays the same whole batch, or with --per-node grows with the nodes.
 
     \b
-    shardfold scale gpt2 --cluster h100 --nodes 1,2,4 --dtype bf16 --batch 512
+    shardfold scale gpt2 --cluster h100 --nodes 1,2,4 --precision bf16 --batch 512
     shardfold scale llama3-8b --cluster h100 --for torchtitan --save scale.svg
     """
     from shardfold.cli.model import planner_for

@@ -61,7 +61,7 @@ def show(lines: Iterable[str], text: str) -> None:
 
 
 def check_free(options: Options) -> None:
-    """Refuse options that a stack has no word for."""
+    """Refuse options that no configuration of a stack has."""
     for name in ("mesh", "pins", "recompute", "pipeline", "prefer"):
         if name in options:
             flag = {"pins": "--pin"}.get(name, f"--{name}")
@@ -93,10 +93,10 @@ def export(
     as_json: bool,
     **sizes: int | None,
 ) -> None:
-    r"""Say PLAN.json in the words of another stack, and what that costs; or as DTensor placements.
+    r"""Write PLAN.json as another stack's configuration, with what that costs; or for DTensor.
 
     STACK is torchtitan, megatron, hf, accelerate, deepspeed or nanotron: the configuration nearest
-    to the plan, priced as the stack runs it. What its words cannot say is listed. dtensor: the
+    to the plan, priced as the stack runs it. What it cannot express is listed. dtensor: the
     placements of every parameter and result, as JSON.
 
     \b

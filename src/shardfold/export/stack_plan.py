@@ -113,7 +113,7 @@ def best_for(
     choices = list(configurations(target, cluster, sizes, micro_batches))
     if not choices:
         raise InputError(
-            f"{target.name} can be told nothing for a batch of {sizes.samples} samples on "
+            f"{target.name} has no configuration for a batch of {sizes.samples} samples on "
             f"{cluster.size} devices: the batch must divide by the devices that share it out."
         )
     write(target.name, version, choices[0], job)  # what the stack lacks is said before the work

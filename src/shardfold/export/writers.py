@@ -63,7 +63,7 @@ FLOAT = {None: "float32", "fp32": "float32", "bf16": "bfloat16"}
 def write(target: str, version: str, stated: Stated, job: Job) -> Written:
     """The configuration for a version of a stack."""
     if job.dtype == "fp64":
-        raise InputError(f"{target} does not train in float64: plan with --dtype bf16 or fp32.")
+        raise InputError(f"{target} does not train in float64: plan with --precision bf16 or fp32.")
     return WRITERS[target, version](stated, job)
 
 
@@ -110,7 +110,7 @@ def _torchtitan_training(stated: Stated, job: Job) -> dict[str, Any]:
 
 def _torchtitan_dtype(job: Job) -> str:
     if job.dtype not in FLOAT:
-        raise InputError(f"torchtitan has no {job.dtype}: plan with --dtype bf16 or fp32.")
+        raise InputError(f"torchtitan has no {job.dtype}: plan with --precision bf16 or fp32.")
     return FLOAT[job.dtype]
 
 
@@ -323,7 +323,7 @@ def _accelerate_notes(stated: Stated, job: Job) -> Iterator[str]:
 
 def _bf16_alone(stack: str, job: Job) -> bool:
     if job.dtype == "fp16":
-        raise InputError(f"{stack} has no fp16: plan with --dtype bf16 or fp32.")
+        raise InputError(f"{stack} has no fp16: plan with --precision bf16 or fp32.")
     return job.dtype == "bf16"
 
 

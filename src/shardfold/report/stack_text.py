@@ -31,8 +31,8 @@ def stack_plan_lines(found: StackPlan, model: str, saved: str | None = None) -> 
     yield from _runners_up(found)
     yield ""
     yield (
-        f"Of {found.possible:,} configurations that {found.stack} can be told, {found.priced} were "
-        "priced; the others cannot be faster, or do not fit."
+        f"Of {found.possible:,} configurations of {found.stack}, {found.priced} were priced; the "
+        "others cannot be faster, or do not fit."
     )
     yield from (*found.written.notes, *found.notes)
     yield f"Fields of {found.stack} {found.version}: {found.checked}."
@@ -56,7 +56,7 @@ def projection_lines(found: Projection, model: str, saved: str | None = None) ->
     for cause in found.causes:
         yield f"  {cause.seconds / found.plan_seconds:+.1%}  {cause.text}"
     if found.unsaid:
-        yield "What the stack cannot be told:"
+        yield f"What {found.stack} cannot express:"
         yield from (f"  {text}" for text in found.unsaid[:MOST_UNSAID])
         if len(found.unsaid) > MOST_UNSAID:
             yield f"  and {len(found.unsaid) - MOST_UNSAID} more (--json has them)"

@@ -94,7 +94,7 @@ def _step(plan: Plan) -> Iterator[str]:
 
 
 def _proven(plan: Plan) -> Iterator[str]:
-    """How much faster any other plan can be, rounded up."""
+    """How much shorter the step of any other plan can be, rounded up."""
     bound, step = plan.estimate.step_lower_bound_seconds, plan.estimate.step_seconds
     staged = plan.estimate.pipeline_lower_bound_seconds
     if step and staged is not None:
@@ -111,8 +111,8 @@ def _proven(plan: Plan) -> Iterator[str]:
     ]
     words = " ".join(["No plan", *which])
     yield (
-        f"{words} is more than {gap:.1%} faster in this simulation: a step of {seconds(bound)} is "
-        "a proven lower bound."
+        f"{words} has a step that is more than {gap:.1%} shorter in this simulation: "
+        f"{seconds(bound)} is a proven lower bound."
     )
 
 
@@ -120,8 +120,8 @@ def _proven_of_pipelines(bound: float, step: float) -> str:
     if bound >= step:
         return f"No pipeline in the search is faster: none has a step below {seconds(bound)}."
     return (
-        f"No pipeline in the search can be more than {_gap(bound, step):.1%} faster: none has a "
-        f"step below {seconds(bound)}."
+        f"No pipeline in the search has a step that is more than {_gap(bound, step):.1%} shorter: "
+        f"none is below {seconds(bound)}."
     )
 
 
@@ -268,6 +268,8 @@ def _against_baselines(plan: Plan) -> Iterator[str]:
     if best is not None:
         wins = best.step_seconds / plan.estimate.step_seconds - 1
         won = "as fast as" if abs(wins) < 5e-4 else f"{abs(wins):.1%} faster than"
+        if wins >= 1:
+            won = f"{1 + wins:.1f} times as fast as"
         if wins <= -5e-4:  # with pins, which baselines need not follow
             won = f"{abs(wins):.1%} slower than"
         tried = f" (of {len(hands)} tried)" if len(hands) > 1 else ""

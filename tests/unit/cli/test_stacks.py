@@ -70,8 +70,8 @@ def test_the_lines_say_it_all() -> None:
         "    step  slower                 peak  strategy",
         "  250 ms  +25.0%  5.0 GiB (too large)  dp=8 zero=2",
         "",
-        "Of 10 configurations that accelerate can be told, 2 were priced; the others cannot be "
-        "faster, or do not fit.",
+        "Of 10 configurations of accelerate, 2 were priced; the others cannot be faster, or do not "
+        "fit.",
         "Do this.",
         "Not searched: that.",
         "Fields of accelerate 1.15: read.",

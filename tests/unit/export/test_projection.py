@@ -96,7 +96,7 @@ def test_causes_add_up_to_the_loss() -> None:
         assert sum(each.seconds for each in found.causes) == pytest.approx(lost, rel=1e-9)
         assert any("sp" in text or "ZeRO" in text for text in found.unsaid)
         lines = "\n".join(projection_lines(found, "llama"))
-        assert "What the stack cannot be told:" in lines
+        assert f"What {found.stack} cannot express:" in lines
         assert found.as_plain()["text"] == found.written.text
 
 

@@ -185,5 +185,5 @@ def test_notes_say_what_a_file_cannot() -> None:
 def test_a_type_that_a_stack_lacks_is_refused(stack: str, dtype: str) -> None:
     target, version = target_named(stack)
     job = Job(64, 8192, 32, dtype, 64, 8)
-    with pytest.raises(InputError, match="plan with --dtype bf16"):
+    with pytest.raises(InputError, match="plan with --precision bf16"):
         write(target.name, version, parse_strategy("fsdp=64", 64), job)

@@ -75,7 +75,9 @@ def test_a_plan_says_how_much_faster_any_other_can_be() -> None:
     assert bound is not None
     assert 0.5 * step < bound <= step
     said = [each.text for each in sentences(plan)]
-    assert any(text.startswith("No plan on this mesh is more than ") for text in said)
+    assert any(
+        text.startswith("No plan on this mesh has a step that is more than ") for text in said
+    )
     paper = sf.plan(*zoo.build("alexnet", batch=256), cluster="2x4xa100", cost="paper")
     assert paper.estimate.step_lower_bound_seconds is None
     assert not any(each.text.startswith("No plan") for each in sentences(paper))
