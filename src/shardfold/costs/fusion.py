@@ -87,7 +87,6 @@ class _Group:
     writes: dict[object, float] = field(default_factory=dict)
     extra: float = 0.0  # of reductions that read again
     kernels: int = 1
-
     has_rows: bool = False  # some operator needs a whole row before it can go on
 
     @property

@@ -1,10 +1,12 @@
 """The best configuration of a stack: every one is bounded, and those that may win are priced.
 
-For each tensor-parallel, context and expert degree and each way to recompute, one run is priced
-with the largest micro-batch: data parallel, without a limit. A higher degree of tensor or context
-parallel is no less work, so data parallel bounds all of them, and the others' runs are made only
-where that does not end the matter; then those with the micro-batch itself, whatever the stages and
-the schedule. A batch of fewer samples than devices is run on fewer. Smaller
+A configuration is bounded by runs without stages, an ever closer one as long as it may win:
+
+    1. data and expert parallel with the largest micro-batch: tp and cp are no less work
+    2. its own tensor, context and expert degrees, with the largest micro-batch
+    3. its own micro-batch, too
+
+Many configurations share a run; a batch of fewer samples than devices is run on fewer. Smaller
 micro-batches do the same work in smaller kernels, and a pipeline divides it and adds a bubble, so
 
     step  >=  samples of a device x work of the busiest stage  +  stages - 1 parts of a micro-batch
@@ -115,7 +117,7 @@ class Prices:
         found = self._runs.pop(whole, None)
         if found is None:
             found = run_stated(graph, request, split, stack, self._schedulers[key])
-        self._runs[whole] = found  # the last
+        self._runs[whole] = found  # behind all others: the first is the one not used for longest
         if len(self._runs) > MOST_RUNS:
             del self._runs[next(iter(self._runs))]
         return replace(found, stated=stated)

@@ -31,8 +31,8 @@ from shardfold.search.subproblem import Subproblem, restrict
 from shardfold.search.weights import Strongest, WeightSet
 
 LABEL = "search with overlap"
-ROUNDS = 8  # of solves on a mesh, at most
-AGAIN = 4  # once more was simulated to guide them
+ROUNDS = 8  # of solves on a mesh, at most, the first time
+AGAIN = 4  # of solves on a mesh where a bound is raised further, at most
 SHARES = (1 / 4, 1 / 2, 3 / 4)  # of the parameters that are stored another way
 FEW = 4  # choices that are mixed with one another
 DEAREST = 4.0  # times the cost of a choice: what all of a device's memory may be worth

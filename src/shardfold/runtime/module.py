@@ -141,7 +141,8 @@ class Parallel(Captured):
         for written in run.lowered.written:
             buffer = self._buffer(written.tensor)
             part = perform(written.there, buffer, run.context.groups)
-            buffer.data.copy_(perform(written.back, part, run.context.groups))  # own part: as it is
+            # `.data`: a forward may have saved the buffer, whose own part does not change.
+            buffer.data.copy_(perform(written.back, part, run.context.groups))
         if run.stages is not None:
             for tensor, device in run.stages.changed.items():
                 run.stages.links.from_part(self._buffer(tensor), device)

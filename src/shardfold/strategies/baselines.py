@@ -7,7 +7,8 @@ independent, so each takes its cheapest allowed one.
 The others fix the splits of the operators that they name. What a baseline leaves open (layouts of
 shared tensors, which of several axes a factor takes) is solved for, so that no baseline is priced
 worse than it could be. One that does not apply says why. A new one is a function here, and its line
-in `STRATEGIES`; `plan` and `compare` then try it.
+in `STRATEGIES`; `plan` and `compare` then try it. One that comes in several degrees has a line in
+`DEGREES`, too: then `plan` simulates each, and not only the one of least additive cost.
 """
 
 from __future__ import annotations
