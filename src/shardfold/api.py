@@ -187,12 +187,13 @@ class Planner:
         beside_plan: bool = True,
         **options: Unpack[Options],
     ) -> Estimated:
-        """What a strategy that people state comes to, such as `fsdp=32 tp=8 sp recompute=full`.
+        """Price a strategy that is stated, such as `fsdp=32 tp=8 sp recompute=full`.
 
-        The words are those of `shardfold.strategies.stated`. `stack` is who runs it, a name of
-        `shardfold.strategies.stacks`: what it keeps in float32 and overlaps is its habit.
-        With `beside_plan` the best plan is found, too, and its figures are beside; the options of
-        recomputation, micro-batches, mesh and pins are the plan's, the strategy states its own.
+        The words are those of `shardfold.strategies.stated`. `stack` is the training stack that
+        runs it, a name of `shardfold.strategies.stacks`: it says what is kept in float32 and what
+        overlaps. With `beside_plan` the best plan is found, too, and its figures are beside;
+        options of recomputation, micro-batches, stages, mesh and pins are for that plan, as the
+        strategy states its own.
         """
         asked = self._asked(Request(), cluster, {**self.options, **options})
         stated = parse_strategy(strategy, asked.search.cluster.size)
@@ -219,8 +220,9 @@ class Planner:
         """The best configuration of a training stack, with its own file or arguments.
 
         `stack` is a name of `shardfold.export.targets`, such as `torchtitan`, `megatron@0.16` or
-        `accelerate`. Only what that stack can be told is searched, and priced as it runs it: the
-        words are those of `estimate`. With `beside_plan` the free plan is found, too.
+        `accelerate`. Only configurations of that stack are searched, and priced as it runs them;
+        the result states its strategy in the words of `estimate`. With `beside_plan` shardfold's
+        own plan is found, too.
         """
         target, version = target_named(stack)
         asked = self._asked(Request(), cluster, {**self.options, **options})

@@ -80,7 +80,8 @@ def parallelize(
     each process on its own, or gloo on CPUs; one process needs none. Weights of a real model are
     sliced; those of a meta-device model are drawn module by module from `seed`, which also seeds
     dropout. `float64` runs everything in float64, whatever the plan's dtype: for checking numbers.
-    Under a plan of several micro-batches, the example is still the whole batch.
+    Under a plan of several micro-batches, the example is still the whole batch. Under a plan with
+    pipeline stages, `module.accumulate(*batch)` runs forward and backward.
     """
 
     def lowering() -> tuple[Program, Subdims, Lowered]:
