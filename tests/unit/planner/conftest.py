@@ -1,8 +1,13 @@
-"""Clusters for tests of pipelines."""
+"""A model and a cluster for tests of pipelines, and the plan that they have."""
 
 from __future__ import annotations
 
 import pytest
+
+from shardfold.api import Planner
+from shardfold.plans import Plan
+
+from .test_staged import planner
 
 SLOW = """
 name = "slow"
@@ -28,3 +33,13 @@ def slow(tmp_path_factory: pytest.TempPathFactory) -> str:
     file = tmp_path_factory.mktemp("cluster") / "slow.toml"
     file.write_text(SLOW)
     return str(file)
+
+
+@pytest.fixture(scope="session")
+def stack() -> Planner:
+    return planner(layers=6, tied=True)
+
+
+@pytest.fixture(scope="session")
+def piped(stack: Planner, slow: str) -> Plan:
+    return stack.plan(cluster=slow, micro_batches=8)

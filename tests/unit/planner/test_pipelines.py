@@ -18,14 +18,12 @@ from torch import nn
 from shardfold.api import Planner
 from shardfold.cli import main
 from shardfold.cluster import parse
-from shardfold.errors import ClusterError, InfeasibleError, InputError, PlanError
+from shardfold.errors import ClusterError, InputError, PlanError
 from shardfold.planner.pipelines import _Cuts, stage_numbers
 from shardfold.plans import Plan
 from shardfold.plans.drawing_data import stage_timeline
 from shardfold.plans.files import dumps, loads
 from shardfold.plans.plan import TiedSum
-
-from .test_staged import planner
 
 
 def brute_force(cuts: _Cuts, flying: list[int], room: float) -> float:
@@ -69,16 +67,6 @@ def test_stages_take_what_the_levels_allow() -> None:
     assert stage_numbers(parse("6xh100")) == [2, 3, 6]
 
 
-@pytest.fixture(scope="module")
-def stack() -> Planner:
-    return planner(layers=6, tied=True)
-
-
-@pytest.fixture(scope="module")
-def piped(stack: Planner, slow: str) -> Plan:
-    return stack.plan(cluster=slow, micro_batches=8)
-
-
 def test_where_links_are_slow_stages_win_and_no_stated_pipeline_is_faster(
     stack: Planner, slow: str, piped: Plan
 ) -> None:
@@ -93,20 +81,6 @@ def test_where_links_are_slow_stages_win_and_no_stated_pipeline_is_faster(
             text = f"{degrees} micro-batches=8 schedule={schedule}"
             stated = stack.estimate(text, cluster=slow, beside_plan=False)
             assert piped.estimate.step_seconds <= stated.step_seconds * (1 + 1e-9), text
-
-
-def test_the_plan_beside_an_estimate_and_on_more_nodes_is_the_plan(
-    stack: Planner, slow: str, piped: Plan
-) -> None:
-    assert piped.pipeline is not None
-    beside = stack.estimate("dp=4 micro-batches=8", cluster=slow, micro_batches=8)
-    (row,) = stack.scale([parse(slow)], [2], micro_batches=8).rows
-    step, peak = piped.estimate.step_seconds, piped.estimate.peak_bytes
-    assert (beside.plan_seconds, beside.plan_bytes) == (step, peak)
-    assert (row.step_seconds, row.peak_bytes) == (step, peak)
-    assert row.how.startswith(f"mesh {piped.pipeline.parts} of ")
-    with pytest.raises(InputError, match="batch that is max is looked for without stages"):
-        Planner(stack.model, stack.args, cluster=slow, pipeline=2).with_batch("max")
 
 
 def test_a_plan_with_stages_says_them_and_is_kept_in_a_file(piped: Plan, tmp_path: Path) -> None:
@@ -127,7 +101,8 @@ def test_a_plan_states_how_far_other_pipelines_can_be(stack: Planner, piped: Pla
     bound = piped.estimate.pipeline_lower_bound_seconds
     assert bound is not None
     assert 0 < bound <= piped.estimate.step_seconds
-    assert "can be more than" in " ".join(str(piped).split())
+    said = "No pipeline in the search has a step that is more than"
+    assert said in " ".join(str(piped).split())
     free = stack.plan(cluster="2x2xa100", prefer="speed", micro_batches=4)
     least = free.estimate.pipeline_lower_bound_seconds
     assert least is not None
@@ -179,65 +154,6 @@ def test_a_file_that_contradicts_itself_is_refused(
         said = "have 3 devices, its cluster 4"
     with pytest.raises(PlanError, match=said):
         loads(dumps(wrong))
-
-
-def test_stages_are_asked_for_by_number_even_if_they_lose(stack: Planner) -> None:
-    found = stack.plan(cluster="2x2xa100", pipeline=2, micro_batches=4)
-    assert found.pipeline is not None
-    assert found.pipeline.parts == 2
-    free = stack.plan(cluster="2x2xa100", prefer="speed", micro_batches=4)
-    off = stack.plan(cluster="2x2xa100", pipeline="off", prefer="speed", micro_batches=4)
-    steps = (found.estimate.step_seconds, off.estimate.step_seconds)
-    assert free.estimate.step_seconds <= min(steps)
-
-
-def test_stages_are_taken_where_they_are_worth_it(
-    stack: Planner, slow: str, piped: Plan, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    off = stack.plan(cluster=slow, pipeline="off", micro_batches=8)
-    share = piped.estimate.step_seconds / off.estimate.step_seconds
-    for worth, prefer, wins in (
-        (1.15 * share, "simple", True),
-        (0.99 * share, "simple", False),
-        (0.99 * share, "speed", True),
-    ):
-        monkeypatch.setattr("shardfold.planner.with_stages.WORTH", worth)
-        found = stack.plan(cluster=slow, prefer=prefer, micro_batches=8)
-        assert (found.pipeline is not None) == wins
-
-
-def test_where_the_host_decides_stages_are_not_looked_for(stack: Planner) -> None:
-    asked = {"cluster": "4xh100", "cost": "kernels", "micro_batches": 4}
-    hosted = stack.plan(**asked)
-    assert hosted.pipeline is None
-    least = hosted.estimate.pipeline_lower_bound_seconds
-    assert least is not None
-    assert least < 0.9 * hosted.estimate.step_seconds
-    fast = stack.plan(prefer="speed", **asked)
-    assert fast.pipeline is not None
-
-
-@pytest.mark.parametrize("options", [{"mesh": "2x2"}, {"pins": {"head": "vocab/2"}}])
-def test_what_stages_do_not_go_with_is_planned_without(
-    stack: Planner, slow: str, options: dict[str, object]
-) -> None:
-    found = stack.plan(cluster=slow, micro_batches=8, **options)  # type: ignore[arg-type]
-    assert found.pipeline is None
-    assert found.estimate.pipeline_lower_bound_seconds is None
-
-
-def test_a_limit_that_only_stages_meet_is_met(stack: Planner) -> None:
-    plain = stack.plan(cluster="4xa100", pipeline="off", micro_batches=4, recompute="never")
-    with_stages = stack.plan(cluster="4xa100", pipeline=4, micro_batches=4, recompute="never")
-    assert with_stages.fits
-    limit = with_stages.estimate.peak_bytes
-    again = stack.plan(
-        cluster="4xa100", pipeline=4, micro_batches=4, recompute="never", memory_limit=limit
-    )
-    assert again.estimate.peak_bytes <= limit
-    with pytest.raises(InfeasibleError, match=r"Part \d of 4 is the fullest"):
-        stack.plan(cluster="4xa100", pipeline=4, micro_batches=4, memory_limit=1000.0)
-    assert plain.fits
 
 
 def test_a_model_without_layers_has_no_stages() -> None:
