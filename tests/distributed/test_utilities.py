@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.utils.prune
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
@@ -74,6 +75,51 @@ class Signed(torch.optim.Optimizer):
         return loss
 
 
+class Cautious(torch.optim.AdamW):
+    """A step of its base's, of which only what goes against the gradient is kept."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        parameters = [p for group in self.param_groups for p in group["params"]]
+        before = [p.detach().clone() for p in parameters]
+        loss = super().step(closure)
+        for p, old in zip(parameters, before, strict=True):
+            kept = ((p - old) * p.grad < 0).to(p.dtype)
+            p.copy_(old + (p - old) * kept / kept.mean().clamp(min=0.1))
+        return loss
+
+
+def cautious(module: nn.Module) -> Cautious:
+    """Its base's step is torch's own, and watched, once its base has been used."""
+    torch.optim.AdamW([torch.zeros(1)])
+    return Cautious(module.parameters(), lr=0.05)
+
+
+class Sharpened(torch.optim.Optimizer):
+    """In the manner of SAM: around another optimizer, whose groups are its own."""
+
+    def __init__(self, params: Any, base: Any, **given: Any) -> None:
+        super().__init__(params, given)
+        self.base = base(self.param_groups, **given)
+        self.param_groups = self.base.param_groups
+
+    @torch.no_grad()
+    def step(self, closure: Any) -> Any:
+        with torch.enable_grad():
+            loss = closure()
+        parameters = [p for group in self.param_groups for p in group["params"]]
+        norm = torch.stack([p.grad.norm() for p in parameters]).norm()
+        moves = [0.05 * p.grad / norm for p in parameters]
+        for p, move in zip(parameters, moves, strict=True):
+            p.add_(move)
+        with torch.enable_grad():
+            closure()
+        for p, move in zip(parameters, moves, strict=True):
+            p.sub_(move)
+        self.base.step()
+        return loss
+
+
 def matrices(module: nn.Module) -> list[Tensor]:
     return [p for p in module.parameters() if p.ndim == 2]
 
@@ -91,10 +137,14 @@ OPTIMIZERS: dict[str, Callable[[nn.Module], Any]] = {
     "adamw, one by one": lambda m: torch.optim.AdamW(m.parameters(), lr=0.05, foreach=False),
     "sgd, fused": lambda m: torch.optim.SGD(m.parameters(), lr=0.05, momentum=0.9, fused=True),
     "adagrad, fused": lambda m: torch.optim.Adagrad(m.parameters(), lr=0.05, fused=True),
+    "cautious": cautious,
+    "sharpened": lambda m: Sharpened(m.parameters(), torch.optim.SGD, lr=0.05, momentum=0.9),
     "signed": lambda m: Signed(m.parameters()),
     "adadelta": lambda m: torch.optim.Adadelta(m.parameters()),
     "asgd": lambda m: torch.optim.ASGD(m.parameters()),
 }
+
+UNSAVED = ("lbfgs", "sharpened")  # whose state is lists of tensors, or another optimizer's
 
 
 def _closure(module: nn.Module, optimizer: Any, batch: Any) -> Any:
@@ -134,10 +184,10 @@ def optimized(rank: int, cases: list[Any], folder: str) -> list[str]:
             first = make(module)
             stepped(module, first, args, range(2))
             where = Path(folder) / f"{name} {label} {kind}"
-            if kind != "lbfgs":  # its history is lists of tensors
+            if kind not in UNSAVED:
                 sf.save(module, first, where, step=2)
-            again = first if kind == "lbfgs" else make(module)
-            if kind != "lbfgs":
+            again = first if kind in UNSAVED else make(module)
+            if kind not in UNSAVED:
                 module.load_state_dict(start)
                 sf.load(module, again, where)
             found = stepped(module, again, args, range(2, 4))
@@ -279,6 +329,7 @@ def refusals(rank: int, case: Any) -> list[str]:
         lambda: torch.autograd.grad(
             module.train()(*args), list(module.parameters()), create_graph=True
         ),
+        lambda: module(*args).backward(create_graph=True),
     ):
         with pytest.raises(RunError) as error:
             call()
@@ -307,6 +358,10 @@ def lost(rank: int, data: bytes) -> list[str]:
         lambda m: setattr(m.a, "weight", nn.Parameter(torch.zeros(6, 6))),
         lambda m: m.double(),
         lambda m: m.b.requires_grad_(True),
+        lambda m: m.load_state_dict(m.state_dict(), assign=True),
+        lambda m: nn.utils.prune.l1_unstructured(m.a, "weight", 0.5),
+        lambda m: nn.utils.parametrizations.weight_norm(m.a),
+        lambda m: m._modules["a"]._parameters.pop("weight"),
     ):
         torch.manual_seed(0)
         module = parallelize(Parts(), loads(data), (x,))
@@ -328,6 +383,62 @@ def test_what_would_be_lost_is_refused(on_ranks: Launch) -> None:
         assert "'weight' of the parallel module cannot be replaced" in said[2]
         assert "cannot be converted from torch.float32 on cpu to torch.float64" in said[3]
         assert "b.weight requires a gradient now, but was frozen" in said[4]
+        assert "leave assign out, and they take the values" in said[5]
+        assert "cannot be called 'weight_orig'" in said[6]
+        assert "'weight' of the parallel module cannot be taken away" in said[7]
+        assert "a.weight was taken out of the parallel module" in said[8]
+
+
+class Named(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(6, 6)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(
+        self, x: Tensor, y: Tensor, scale: float = 2.0, *, weight: Tensor | None = None
+    ) -> Tensor:
+        self.calls += 1
+        loss = (self.a(x) - y).square() * scale
+        return (loss if weight is None else loss * weight).mean()
+
+
+def called(rank: int, data: bytes) -> list[Any]:
+    """The losses of calls whose arguments are given otherwise, and what is refused."""
+    x, y, weight = torch.ones(4, 6), torch.zeros(4, 6), torch.full((6,), 0.5)
+    torch.manual_seed(0)
+    module = parallelize(Named(), loads(data), (x, y), {"weight": weight}, float64=True)
+    found: list[Any] = [
+        float(call())
+        for call in (
+            lambda: module(x, y, weight=weight),
+            lambda: module(x, weight=weight, y=y),
+            lambda: module(weight=weight, y=y, x=x),
+            lambda: module(x, y, 2.0, weight=weight),
+            lambda: module.eval()(x, scale=2.0, y=y, weight=weight),
+        )
+    ]
+    calls = float(module.calls)
+    for refused in (
+        lambda: module(x, y),
+        lambda: module(x, y=y, scale=3.0, weight=weight),
+        lambda: module(x, y, wait=weight),
+    ):
+        with pytest.raises(RunError) as error:
+            refused()
+        found.append(str(error.value))
+    compiled = torch.compile(module.train(), backend="aot_eager")
+    compiled(x, y, weight=weight).backward()
+    return [*found, float(module.calls) - calls]
+
+
+def test_arguments_by_position_or_by_name(on_ranks: Launch) -> None:
+    given = (torch.ones(4, 6), torch.zeros(4, 6)), {"weight": torch.full((6,), 0.5)}
+    _, plan = Chooser(Named(), *given, "2xcpu", "2").baselines()
+    for found in on_ranks(called, 2, dumps(plan).encode()):
+        assert len(set(found[:5])) == 1
+        assert all("not how the example of the plan was given" in said for said in found[5:8])
+        assert found[8] == 1
 
 
 def test_what_is_not_right_is_refused(on_ranks: Launch) -> None:
@@ -340,7 +451,8 @@ def test_what_is_not_right_is_refused(on_ranks: Launch) -> None:
             assert "Call the module with all of them, labels included" in message
             assert "TreeSpec" not in message
         assert "cannot be pickled: save it with sf.save" in said[5]
-        assert "a penalty on gradients must be part of the model" in said[6]
+        for message in said[6:]:
+            assert "a penalty on gradients must be part of the model" in message
 
 
 SUBDIMS = {  # of parameters: sizes, and the dim of each

@@ -6,16 +6,25 @@ from collections.abc import Callable, Mapping
 from dataclasses import is_dataclass, replace
 from typing import Any
 
+import numpy as np
 from torch import Tensor, nn
 from torch.export._tree_utils import reorder_kwargs
 from torch.utils import _pytree as pytree
 
 from shardfold.capture.convert import convert, convert_folded
 from shardfold.capture.experiment import with_experiments
-from shardfold.capture.export import Traced, WithLoss, check_model, export, on_meta, skeleton
+from shardfold.capture.export import (
+    Traced,
+    WithLoss,
+    check_mode,
+    check_model,
+    export,
+    on_meta,
+    skeleton,
+)
 from shardfold.capture.graph_builder import WRITE
 from shardfold.capture.guards import check_memory, check_modules
-from shardfold.capture.program import Program
+from shardfold.capture.program import Program, key_of
 from shardfold.capture.repeated_blocks import Hollow, Run, UnfoldableError, hollow
 from shardfold.capture.replicas import Folded, fold_short, has_global_hooks
 from shardfold.capture.replicas import fold as fold_blocks
@@ -89,7 +98,9 @@ def _trace(
 ) -> Program:
     check_model(model)
     check_modules(model)
+    check_mode(model)
     _register_dataclasses((args, kwargs))
+    _check_arguments((tuple(args), dict(kwargs or {})))
     example = on_meta((tuple(args), dict(kwargs or {})), dtype)
     program = with_experiments(_first_of(model, example, dtype, loss, folding))
     check_memory(model, _written(program))
@@ -104,6 +115,25 @@ def _register_dataclasses(given: Any) -> None:
     while kinds := {type(x) for x in pytree.tree_leaves(given) if is_dataclass(x)}:
         for kind in kinds:
             pytree.register_dataclass(kind)
+
+
+def _check_arguments(given: Any) -> None:
+    """Refuse functions and what is NumPy's."""
+    for path, leaf in pytree.tree_flatten_with_path(given)[0]:
+        is_function = callable(leaf) and not isinstance(leaf, Tensor | nn.Module | type)
+        is_numpys = isinstance(leaf, np.ndarray | np.generic) and not isinstance(leaf, float | str)
+        if not is_function and not is_numpys:
+            continue
+        name = ".".join(str(key_of(key)) for key in path[1:])
+        advice = (
+            "give it as a tensor (torch.from_numpy)"
+            if is_numpys
+            else "give tensors, numbers and text, in lists, dictionaries or dataclasses; keep what "
+            "else forward needs as an attribute of the model"
+        )
+        raise ModelError(
+            f"The argument {name} is a {type(leaf).__name__}, which cannot be captured: {advice}."
+        )
 
 
 def _first_of(

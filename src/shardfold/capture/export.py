@@ -180,10 +180,37 @@ def for_training(module: nn.Module) -> nn.Module:
     """
     if not module.training:
         return module.train()
-    for part in list(_parts(module)):
-        if "train" in vars(part) or type(part).train is not nn.Module.train:
-            part.train()
+    for part in filter(has_own_mode, list(_parts(module))):
+        part.train()
     return module
+
+
+def has_own_mode(part: nn.Module) -> bool:
+    """Whether a module has its own idea of training mode."""
+    return "train" in vars(part) or type(part).train is not nn.Module.train
+
+
+def check_mode(model: nn.Module) -> None:
+    """Refuse a model in training mode that its own `train()` would put into another one.
+
+    Whether forward is meant as the model is now, or as it is after that call, nobody can say.
+    """
+    if not model.training or not any(map(has_own_mode, model.modules())):
+        return
+    copies = skeleton(model, None).modules()
+    for (path, part), twin in zip(model.named_modules(), copies, strict=True):
+        if _mode(part) != _mode(twin):
+            raise ModelError(
+                f"{f'module {path!r}' if path else 'The model'} ({type(part).__name__}) is not in "
+                "the mode that train() sets, which a class has overridden: it switches parts to "
+                "eval mode, or freezes them. Call train() on the model before it is planned."
+            )
+
+
+def _mode(part: nn.Module) -> tuple[bool, ...]:
+    """Whether a part alone is in training mode, and which of its parameters are trained."""
+    parameters = (p for p in part._parameters.values() if p is not None)
+    return part.training, *(p.requires_grad for p in parameters)
 
 
 def _parts(module: nn.Module) -> Iterator[nn.Module]:

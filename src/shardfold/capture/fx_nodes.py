@@ -5,6 +5,7 @@ What cannot be called outside its trace, has no fixed shape or loses its casts i
 
 from __future__ import annotations
 
+import operator
 import re
 from dataclasses import dataclass
 from typing import Any
@@ -164,6 +165,7 @@ def idle_nodes(module: fx.GraphModule) -> set[fx.Node]:
             continue
         schema = getattr(node.target, "_schema", None)
         is_number = schema is None and isinstance(node.meta.get("val"), NUMBERS)
+        is_number |= node.target is operator.getitem  # one of several results
         is_pure = schema is not None and not schema.is_mutable
         is_pure = is_pure and not operator_of(kind_of(node)).writes
         if is_number or (is_pure and kind_of(node).startswith("aten.")):

@@ -89,6 +89,7 @@ HOOKS = {
 }
 OWN = ("_parameters", "_buffers", "_modules")  # of a module: what is traced as such
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+NUMBERS = {Tensor.__float__: "float", Tensor.__int__: "int", Tensor.__index__: "index"}
 HALVES = (torch.float16, torch.bfloat16)
 AUTOCAST_ADVICE = (
     "Leave autocast out of forward; plan with dtype='bf16', or call the parallel module itself "
@@ -374,6 +375,13 @@ class Watch(TorchFunctionMode):
         """A number taken out of a tensor: known of a constant; what a check asks for is taken."""
         if func is Tensor.__bool__ and self.known.of(args[0]) is None:
             return self.checked(func, args)
+        if func in NUMBERS and self.known.of(args[0]) is None:
+            raise self.refuse(
+                f"takes a number out of a tensor, as a Python {NUMBERS[func]}",
+                "What forward computes with, branches on or indexes by must stay a tensor or come "
+                "from the configuration; what is only logged can be returned or kept as a "
+                "detached tensor, and made a number outside of forward",
+            )
         return self.known.number(func, args, kwargs)
 
     def checked(self, func: Any, args: Any) -> Any:
@@ -608,7 +616,7 @@ HANDLERS: dict[Any, Handler] = {
     torch.normal: Watch.drawn,
     F.gaussian_nll_loss: Watch.gaussian,
     F.ctc_loss: Watch.ctc,
-    torch.rand: _of_known(KnownValues.coin),
+    **dict.fromkeys((torch.rand, Tensor.uniform_), _of_known(KnownValues.coin)),
     **dict.fromkeys(CERTAIN, _of_known(KnownValues.tossed)),
 }
 

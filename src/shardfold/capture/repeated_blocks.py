@@ -44,6 +44,7 @@ from shardfold.capture.export import (
     functions_of,
     skeleton,
 )
+from shardfold.capture.user_code import Unseen
 
 FEWEST = 3
 
@@ -294,7 +295,7 @@ def _shell_class(cls: type[nn.Module]) -> type[nn.Module]:
         return self
 
     own = {"__getattr__": otherwise, "train": train, "__module__": cls.__module__}
-    shell: type[nn.Module] = type(cls.__name__, (cls,), own)
+    shell: type[nn.Module] = type(cls.__name__, (Unseen, cls), own)
     return shell
 
 

@@ -7,6 +7,12 @@ operators that treat each item for itself, and a mean, a sum or a loss is taken 
 back where it came from (`y[mask] = f(x[mask])`). What reads the selection otherwise finds a size
 that depends on values, and is refused as such.
 
+A mask may also be given by the positions of its ones, as in loops over experts:
+
+    token, choice = torch.where(experts == 3)               places of one mask, dim by dim
+    rows = x[token] * weights[token, choice, None]          what the mask selects, of x spread out
+    found.index_add_(0, token, rows)                        sums over the other dims of the mask
+
 In the whole, what is not selected is one half, a number that nearly all functions accept: it is
 left out by `torch.where`, forward and backward.
 """
@@ -60,6 +66,15 @@ IN_PLACE = {
     for name in (f"{made}_", f"__i{'truediv' if made == 'div' else made}__")
 }
 PUTS = {Tensor.__setitem__}
+LOCATES = {torch.nonzero, Tensor.nonzero, torch.argwhere, Tensor.argwhere}
+SHAPES = {torch.reshape, Tensor.reshape, Tensor.view}
+FLAT = SHAPES | {torch.flatten, Tensor.flatten}
+SQUEEZES = {torch.squeeze, Tensor.squeeze}
+UNBINDS = {torch.unbind, Tensor.unbind}
+ADDS = {torch.index_add, Tensor.index_add, Tensor.index_add_}
+PICKS = {torch.index_select, Tensor.index_select}
+INSIDE = {torch.unsqueeze, Tensor.unsqueeze, torch.chunk, Tensor.chunk, torch.split, Tensor.split}
+INSIDE |= {torch.unflatten, Tensor.unflatten}
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,14 +93,26 @@ class Selected:
 
     def shaped(self) -> Tensor:
         """The mask, for every number of the whole."""
-        return self.mask.reshape(*self.mask.shape, *[1] * self.inner)
+        return _over(self.mask, self.whole)
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where a mask has its ones: in one of its dims, or in all of them (a row for each one)."""
+
+    traced: Tensor
+    mask: Tensor
+    dim: int | None
+    version: int
 
 
 class Selections:
-    """All that masks have selected, by identity."""
+    """All that masks have selected, and the places of their ones, by identity."""
 
     def __init__(self) -> None:
         self.found: dict[int, Selected] = {}
+        self.places: dict[int, Places] = {}
+        self.lifted: dict[int, tuple[Tensor, Tensor]] = {}  # with one more dim: it, the rows
 
     def of(self, tensor: Any) -> Selected | None:
         """What is known of a tensor, if it and its mask are still as they were."""
@@ -106,8 +133,35 @@ class Selections:
         self.found[id(found)] = Selected(found, whole, mask, mask._version)
         return found
 
+    def locate(self, mask: Any, found: Any) -> None:
+        """Remember the places that `nonzero` or `where` has found."""
+        if not isinstance(mask, Tensor) or not mask.dim():
+            return
+        mask = mask if mask.dtype == torch.bool else mask != 0
+        if isinstance(found, Tensor):
+            self._placed(found, mask, None)
+        for dim, each in enumerate(found if isinstance(found, tuple) else ()):
+            self._placed(each, mask, dim)
+
+    def _placed(self, traced: Tensor, mask: Tensor, dim: int | None) -> Tensor:
+        self.places[id(traced)] = Places(traced, mask, dim, mask._version)
+        return traced
+
+    def at(self, tensor: Any) -> Places | None:
+        """Of which mask a tensor is the places, if it and the mask are still as they were."""
+        known = self.places.get(id(tensor))
+        if known is None or tensor._version or known.mask._version != known.version:
+            return None
+        return known
+
     def call(self, func: Any, args: Any, kwargs: Any) -> tuple[bool, Any]:
         """Whether a function of what was selected can be followed, and what it gives."""
+        leaves = pytree.tree_leaves((args, kwargs)) if self.places else ()
+        if any(self.at(leaf) is not None for leaf in leaves):
+            made = self.by_places(func, args, kwargs)
+            return made is not None, None if made is NOTHING else made
+        if self.lifted and (rows := self.lowered(func, args, kwargs)) is not None:
+            return True, rows
         if not self.found:
             return False, None
         given = [self.of(leaf) for leaf in pytree.tree_leaves((args, kwargs))]
@@ -122,6 +176,158 @@ class Selections:
 
     # -- each gives None where it cannot say
 
+    def by_places(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """A function that is given places: what it reads, writes or adds there."""
+        first = self.at(args[0])
+        if first is not None:
+            return self._dims_of(first, func, args, kwargs)
+        if func is Tensor.__getitem__:
+            return self.read(*args)
+        if func is Tensor.__setitem__:
+            return self.write(*args)
+        if func in PICKS and not kwargs and args[1] == 0:
+            return self.read(args[0], args[2])
+        return self.add(func, *args, **kwargs) if func in ADDS else None
+
+    def _dims_of(self, places: Places, func: Any, args: Any, kwargs: Any) -> Any:
+        """Of places with a row for each, those in one dim."""
+        mask, given = places.mask, (*args[1:], *kwargs.values())
+        if func in FLAT:
+            is_flat = given == ((-1,) if func in SHAPES else ()) and mask.dim() == 1
+            return self._placed(func(*args, **kwargs), mask, 0) if is_flat else None
+        if places.dim is not None:
+            return None
+        if func in SQUEEZES and mask.dim() == 1 and given in ((1,), (-1,)):
+            return self._placed(func(*args, **kwargs), mask, 0)
+        if func in UNBINDS and given in ((1,), (-1,)):
+            columns = enumerate(func(*args, **kwargs))
+            return tuple(self._placed(each, mask, dim) for dim, each in columns)
+        index = given[0] if func is Tensor.__getitem__ else None
+        if isinstance(index, tuple) and len(index) == 2:
+            rows, dim = index
+            if isinstance(rows, slice) and rows == slice(None) and isinstance(dim, int):
+                return self._placed(func(*args), mask, dim % mask.dim())
+        return None
+
+    def _indices(self, index: Any) -> tuple[Tensor, list[int], tuple[Any, ...]] | None:
+        """The mask of an index by places, its dims in their order, and what the index adds."""
+        items = index if isinstance(index, tuple) else (index,)
+        places = [self.at(each) for each in items]
+        count = next((k for k, each in enumerate(places) if each is None), len(items))
+        own = [each for each in places[:count] if each is not None]
+        dims = [each.dim for each in own if each.dim is not None]
+        is_known = bool(own) and len({*dims}) == count and all(e.mask is own[0].mask for e in own)
+        if not is_known or any(isinstance(each, Tensor) for each in items[count:]):
+            return None
+        return own[0].mask, dims, items[count:]
+
+    def read(self, source: Any, index: Any) -> Tensor | None:
+        """`x[places]`: of a mask of several dims, x is spread over those that it lacks."""
+        is_lifted = isinstance(index, tuple) and len(index) == 2 and index[0] is None
+        found = self._indices(index[1] if is_lifted else index)
+        if found is None or self.of(source) is not None:
+            return None
+        mask, dims, rest = found
+        if any(n < mask.shape[d] for n, d in zip(source.shape, dims, strict=False)):
+            return None
+        whole = _spread(source, mask, dims)[(slice(None),) * mask.dim() + rest]
+        if source.is_floating_point():
+            whole = torch.where(_over(mask, whole), whole, UNREAD)
+        made = self._selected(whole, mask)
+        if not is_lifted:
+            return made
+        lifted = made[None]  # x[None, places], to be reshaped to rows again
+        self.lifted[id(lifted)] = lifted, made
+        return lifted
+
+    def lowered(self, func: Any, args: Any, kwargs: Any) -> Tensor | None:
+        """The rows of what was read with one more dim before them."""
+        known = self.lifted.get(id(args[0])) if args else None
+        if known is None or known[0]._version or kwargs:
+            return None
+        sizes = args[1:]
+        is_rows = (func in SHAPES and sizes == (-1, *known[1].shape[1:])) or (
+            func in SQUEEZES and sizes == (0,)
+        )
+        return known[1] if is_rows else None
+
+    def _selected(self, whole: Tensor, mask: Tensor) -> Tensor:
+        found = whole[mask]
+        self.found[id(found)] = Selected(found, whole, mask, mask._version)
+        return found
+
+    def write(self, into: Tensor, index: Any, value: Any) -> Any:
+        """`y[places] = ...`: of two in one row, the last is left, as torch leaves it."""
+        found = self._indices(index)
+        if found is None or found[2] or self.of(into) is not None:
+            return None
+        mask, dims, _ = found
+        shape = (*(mask.shape[d] for d in dims), *into.shape[len(dims) :])
+        whole = self._as_whole(value, mask, into.shape[len(dims) :])
+        if whole is None or tuple(into.shape) != shape or dims != sorted(dims):
+            return None
+        made, over = into, _over(mask, whole)
+        left = [d for d in range(mask.dim()) if d not in dims]
+        for turn in _turns(mask, left):
+            made = torch.where(over[turn], whole[turn].to(into.dtype), made)
+        into.copy_(made)
+        return NOTHING
+
+    def _as_whole(self, value: Any, mask: Tensor, inner: Any) -> Tensor | None:
+        """What is written, for every place of a mask."""
+        known = self.of(value)
+        if known is not None:
+            is_alike = known.mask is mask and known.whole.shape[mask.dim() :] == inner
+            return known.whole if is_alike else None
+        if isinstance(value, Tensor) and value.dim() > len(inner):
+            return None
+        made = value if isinstance(value, Tensor) else torch.tensor(value, device=mask.device)
+        return made.expand(*mask.shape, *inner)
+
+    def add(
+        self, func: Any, into: Tensor, dim: int, index: Any, source: Any, *, alpha: Any = 1
+    ) -> Tensor | None:
+        """`index_add`: what has one place in a dim is summed up."""
+        places, known = self.at(index), self.of(source)
+        if places is None or known is None or known.mask is not places.mask or dim != 0:
+            return None
+        inner, size = known.whole.shape[known.mask.dim() :], known.mask.shape[places.dim or 0]
+        if places.dim is None or into.shape[1:] != inner or into.shape[0] < size:
+            return None
+        total = _kept(known)
+        others = [d for d in range(known.mask.dim()) if d != places.dim]
+        total = total.sum(others) if others else total
+        more = into.shape[0] - size
+        total = F.pad(total, (*[0, 0] * len(inner), 0, more)) if more else total
+        return into.add_(total, alpha=alpha) if func is Tensor.index_add_ else into + alpha * total
+
+    def inside(self, first: Selected, func: Any, args: Any, kwargs: Any) -> Any:
+        """A view of each item, by a dim that is named from behind."""
+        is_new = func in (torch.unsqueeze, Tensor.unsqueeze)
+        dim = kwargs.get("dim", args[1 if is_new or len(args) < 3 else 2])
+        is_inside = isinstance(dim, int) and -first.inner - is_new <= dim < 0
+        if not is_inside or self.of(args[0]) is None:
+            return None
+        found = func(first.whole, *args[1:], **kwargs)
+        if isinstance(found, Tensor):
+            return self._again(first, found)
+        return tuple(self._again(first, each) for each in found)
+
+    def items(self, first: Selected, func: Any, args: Any, kwargs: Any) -> Tensor | None:
+        """`rows[:, None]`, `rows[..., :3]`: within each item."""
+        source, index = args
+        items = index if isinstance(index, tuple) else (index,)
+        behind = items[1:]
+        is_plain = all(each is None or isinstance(each, int | slice) for each in behind)
+        reads = sum(each is not None for each in behind)
+        if self.of(source) is not first or not is_plain or reads > first.inner:
+            return None
+        if items[0] is Ellipsis:
+            return self._again(first, first.whole[index])
+        if not isinstance(items[0], slice) or items[0] != slice(None):
+            return None
+        return self._again(first, first.whole[(slice(None),) * first.mask.dim() + behind])
+
     def _wholes(self, tree: Any) -> Any:
         def whole(leaf: Any) -> Any:
             known = self.of(leaf)
@@ -130,9 +336,10 @@ class Selections:
         return pytree.tree_map(whole, tree)
 
     def _fits(self, first: Selected, tree: Any) -> bool:
-        """Whether other tensors have no dims but those of an item."""
-        others = [t for t in pytree.tree_leaves(tree) if isinstance(t, Tensor)]
-        return all(t.dim() <= first.inner for t in others if self.of(t) is None)
+        """Whether items have as many dims, and other tensors no dims but those of an item."""
+        leaves = [t for t in pytree.tree_leaves(tree) if isinstance(t, Tensor)]
+        items = {known.inner for t in leaves if (known := self.of(t)) is not None}
+        return len(items) == 1 and all(t.dim() <= first.inner for t in leaves if self.of(t) is None)
 
     def _again(self, first: Selected, whole: Tensor) -> Tensor:
         """The selection of a whole that was computed."""
@@ -270,6 +477,35 @@ def _reduced(selected: Selected, is_mean: bool, dim: int | None) -> Tensor:
     return total / (_items(selected) if dim is None else mask.sum())
 
 
+NOTHING = object()  # what a write gives
+
+
+def _over(mask: Tensor, whole: Tensor) -> Tensor:
+    """A mask, for every number of a whole."""
+    return mask.reshape(*mask.shape, *[1] * (whole.dim() - mask.dim()))
+
+
+def _spread(source: Tensor, mask: Tensor, dims: list[int]) -> Tensor:
+    """A tensor whose first dims are some of a mask's, over all of them."""
+    for place, dim in enumerate(dims):
+        if source.shape[place] != mask.shape[dim]:
+            source = source.narrow(place, 0, mask.shape[dim])
+    order = sorted(range(len(dims)), key=dims.__getitem__)
+    source = source.permute(*order, *range(len(dims), source.dim()))
+    for dim in range(mask.dim()):
+        source = source if dim in dims else source.unsqueeze(dim)
+    return source.expand(*mask.shape, *source.shape[mask.dim() :])
+
+
+def _turns(mask: Tensor, dims: list[int]) -> list[tuple[Any, ...]]:
+    """Indices of the parts of a mask in which some dims have one place."""
+    found: list[tuple[Any, ...]] = [()]
+    for dim in range(mask.dim()):
+        own = range(mask.shape[dim]) if dim in dims else (slice(None),)
+        found = [(*before, each) for before in found for each in own]
+    return found
+
+
 Rule = Callable[[Selections, Selected, Any, Any, Any], Tensor | None]
 RULES: tuple[tuple[Any, Rule], ...] = (
     (EACH, Selections.each),
@@ -282,4 +518,6 @@ RULES: tuple[tuple[Any, Rule], ...] = (
     (NORMS, Selections.norms),
     (SPREADS, Selections.spreads),
     (set(IN_PLACE), Selections.in_place),
+    (INSIDE, Selections.inside),
+    ({Tensor.__getitem__}, Selections.items),
 )

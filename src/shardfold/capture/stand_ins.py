@@ -8,6 +8,7 @@ numbers are known from then on, also of what is computed from them alone. A call
 from __future__ import annotations
 
 import hashlib
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +19,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
-from shardfold.capture.selection import Selections
+from shardfold.capture.selection import LOCATES, Selections
 
 NUMBERS = (bool, int, float, complex, str, list, tuple, dict)
 SMALL = 4096  # elements of a constant that is followed
@@ -137,6 +138,8 @@ class KnownValues:
     def call(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Call a function of torch, and follow what it gives."""
         found = func(*args, **kwargs)
+        if func in LOCATES or (func is torch.where and len(args) == 1 and not kwargs):
+            self.selections.locate(args[0], found)
         if self.known and isinstance(found, Tensor):
             return self._follow(func, args, kwargs, found)
         return found
@@ -235,38 +238,75 @@ class KnownValues:
         """A number taken out of a tensor, if that is a constant out of its numbers."""
         known = self.of(args[0]) if args else None
         if known is None:
-            return func(*args, **kwargs)
+            found = func(*args, **kwargs)
+            return Toss(self, found) if args and id(args[0]) in self.coins else found
         with _disable_current_modes(), torch._C.DisableTorchFunction():
             return func(known, *args[1:], **kwargs)
 
     def coin(self, func: Any, args: Any, kwargs: Any) -> Any:
         """A uniform random number is remembered, if it is a single one."""
         found = func(*args, **kwargs)
-        if found.numel() == 1:
+        is_plain = func is torch.rand or (len(args) == 1 and not kwargs)  # between 0 and 1
+        if found.numel() == 1 and is_plain:
             self.coins[id(found)] = found
         return found
 
     def tossed(self, func: Any, args: Any, kwargs: Any) -> Any:
         """A comparison of a random number, decided where it is certain."""
-        if len(args) == 2 and id(args[0]) in self.coins and isinstance(args[1], int | float):
-            certain = CERTAIN[func](args[1])
+        if len(args) == 2 and id(args[0]) in self.coins:
+            certain = self.outcome(func, args[1])
             if certain is not None:
                 return certain
+        return self.call(func, args, kwargs)
+
+    def outcome(self, func: Any, limit: Any) -> bool | None:
+        """The outcome of comparing a coin; None where it is open."""
+        if not isinstance(limit, int | float):
+            return None
+        certain = CERTAIN[func](limit)
+        if certain is None:
             self.hint = (
                 "Forward tosses a coin and branches on it (LayerDrop, stochastic depth?): set its "
                 "probability to 0"
             )
-        return self.call(func, args, kwargs)
+        return certain
+
+
+class Toss:
+    """A single uniform random number as Python's (`torch.rand(1).item()`)."""
+
+    def __init__(self, known: KnownValues, number: Any) -> None:
+        self.known, self.number = known, number
+
+
+def _compared(name: str) -> Callable[[Toss, Any], Any]:
+    def compare(toss: Toss, limit: Any) -> Any:
+        certain = toss.known.outcome(getattr(Tensor, name), limit)
+        return getattr(operator, name)(toss.number, limit) if certain is None else certain
+
+    return compare
+
+
+def _computed(name: str) -> Callable[..., Any]:
+    return lambda toss, *others: getattr(toss.number, name)(*others)
+
+
+for _name in ("__lt__", "__gt__", "__le__", "__ge__"):
+    setattr(Toss, _name, _compared(_name))
+for _name in "add radd sub rsub mul rmul truediv rtruediv neg pow bool float int".split():
+    setattr(Toss, f"__{_name}__", _computed(f"__{_name}__"))
 
 
 _GREATER = (Tensor.__gt__, Tensor.gt, torch.gt)
 _LESS = (Tensor.__lt__, Tensor.lt, torch.lt)
+_AT_LEAST = (Tensor.__ge__, Tensor.ge, torch.ge)
+_AT_MOST = (Tensor.__le__, Tensor.le, torch.le)
 # The outcome of comparing a number in [0, 1) with p, or None where it is open.
 CERTAIN: dict[Any, Callable[[float], bool | None]] = {
     **dict.fromkeys(_LESS, lambda p: False if p <= 0 else True if p >= 1 else None),
     **dict.fromkeys(_GREATER, lambda p: True if p < 0 else False if p >= 1 else None),
-    **dict.fromkeys((Tensor.__ge__, Tensor.ge, torch.ge), lambda p: True if p <= 0 else None),
-    **dict.fromkeys((Tensor.__le__, Tensor.le, torch.le), lambda p: False if p < 0 else None),
+    **dict.fromkeys(_AT_LEAST, lambda p: True if p <= 0 else False if p >= 1 else None),
+    **dict.fromkeys(_AT_MOST, lambda p: False if p < 0 else True if p >= 1 else None),
 }
 
 

@@ -33,6 +33,16 @@ STRUCTURE = {"_parameters", "_buffers", "_modules", "_non_persistent_buffers_set
 HOOK_TABLES = {k for k, v in vars(nn.Module()).items() if isinstance(v, dict)} - STRUCTURE
 
 
+class Unseen:
+    """First among the bases of a class that we derive from a user's, whose own do not hear of it.
+
+    A class may keep a register of all that are derived from it.
+    """
+
+    def __init_subclass__(cls, **given: Any) -> None:
+        pass
+
+
 def attributes_of(module: nn.Module) -> dict[str, Any]:
     """As `vars`, unseen: while a block is recorded, that counts as reading all its attributes."""
     found: dict[str, Any] = object.__getattribute__(module, "__dict__")

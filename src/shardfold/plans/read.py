@@ -187,6 +187,11 @@ def _config(plan: Plan, index: int, subdims: Subdims, mesh: Mesh, of_any_size: b
     row = []
     for name in entry.config:
         if name not in FACTORS and name not in rule.factors:
+            if of_any_size:
+                raise PlanError(
+                    f"Operator {entry.name} ({entry.kind}) is split by {name!r}, a dim that has a "
+                    "single point here: a part would be empty."
+                )
             raise PlanError(
                 f"Operator {entry.name} ({entry.kind}) has no factor {name!r}. "
                 f"{nearest(name, rule.factors)}"

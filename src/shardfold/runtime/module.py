@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache, partial
+from inspect import Parameter
 from typing import Any, Self
 
 import torch
@@ -121,6 +122,17 @@ class Parallel(Captured):
         finally:
             SWITCHING.pop()
 
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> Any:
+        """As torch's own; values are written into the parameters that are there."""
+        if assign:
+            raise RunError(
+                "load_state_dict(assign=True) would put other parameters in the place of those in "
+                "parts: leave assign out, and they take the values."
+            )
+        return super().load_state_dict(state_dict, strict)
+
     @property
     def seed(self) -> int:
         """Of the dropout masks; all ranks must agree."""
@@ -154,6 +166,7 @@ class Parallel(Captured):
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         """The loss of a batch; the same on every rank."""
+        args, kwargs = self._as_planned(args, kwargs)
         if torch.compiler.is_compiling() and self.training:
             return self._counted(self._run.traced(self, args, kwargs))
         return self.observed(None, *args, **kwargs)
@@ -166,6 +179,7 @@ class Parallel(Captured):
         gradients are wanted, there is no backward.
         """
         run = self._run
+        args, kwargs = self._as_planned(args, kwargs)
         if (run.passes > 1 or run.stages) and self._compiled_call_impl is not None:
             raise RunError(
                 f"The plan takes {run.passes} micro-batches, which a compiled module cannot add "
@@ -195,6 +209,29 @@ class Parallel(Captured):
             total = stages.norm(self, norm_type)
             nn.utils.clip_grads_with_norm_(self.parameters(), max_norm, total)
         return total
+
+    def _as_planned(self, args: Any, kwargs: Any) -> Batch:
+        """The arguments by position and by name as the example's were, where that can be told."""
+        spec = self._run.program.in_spec
+        count, named = spec.child(0).num_children, spec.child(1).context
+        if len(args) == count and kwargs.keys() == set(named):
+            return args, kwargs
+        takes = self._stands_for().takes
+        kinds = {p.kind for p in takes.parameters.values()} if takes is not None else set()
+        if takes is None or kinds & {Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD}:
+            return args, kwargs
+        try:
+            given = takes.bind(*args, **kwargs)
+        except TypeError:
+            return args, kwargs
+        is_named = given.arguments.keys() >= set(named)
+        given.apply_defaults()
+        values = list(given.arguments.items())
+        rest = dict(values[count:])
+        is_default = (v is takes.parameters[n].default for n, v in rest.items() if n not in named)
+        if not is_named or len(values) < count or not all(is_default):
+            return args, kwargs
+        return tuple(v for _, v in values[:count]), {name: rest[name] for name in named}
 
     def observed(self, observe: Observer | None, *args: Any, **kwargs: Any) -> Tensor:
         """As `forward`; `observe` sees the local results of every operator."""
@@ -243,7 +280,8 @@ class Parallel(Captured):
         run = self._run
         run.context.clock[1].add_(1)
         for name, by in run.program.increments.items():
-            self.get_buffer(run.name(name)).add_(by)
+            # By a view: torch's compilers lose what is written into a single float64.
+            self.get_buffer(run.name(name))[None].add_(by)
         return loss
 
 
@@ -564,7 +602,16 @@ class Run:
 
     def _named(self, module: Parallel, role: str) -> dict[int, Tensor]:
         """The parameters, or buffers, as the module has them now."""
-        return {tensor: held[leaf] for kind, tensor, held, leaf in self.owners if kind == role}
+        found = {}
+        for kind, tensor, held, leaf in self.owners:
+            if kind == role:
+                if leaf not in held:
+                    raise RunError(
+                        f"{self.program.graph.tensors[tensor].name} was taken out of the parallel "
+                        "module, but the plan reads it. Change the model before it is planned."
+                    )
+                found[tensor] = held[leaf]
+        return found
 
     def given(
         self,

@@ -106,13 +106,13 @@ class Differentiable(torch.autograd.Function):
         """On to the loss; or the gradients of the parameters, where nothing else is asked for."""
         if isinstance(gradient, DTensor):  # of a loss to which a norm of parameters was added
             gradient = gradient.full_tensor()
-        if torch._C._will_engine_execute_node(ctx.loss.grad_fn):
-            return gradient, *[None] * len(ctx.parameters)
         if torch.is_grad_enabled():
             raise RunError(
                 "create_graph=True asks for gradients of gradients, which a plan does not have: "
                 "a penalty on gradients must be part of the model that is planned."
             )
+        if torch._C._will_engine_execute_node(ctx.loss.grad_fn):
+            return gradient, *[None] * len(ctx.parameters)
         before = [parameter.grad for parameter in ctx.parameters]
         try:
             for parameter in ctx.parameters:

@@ -10,14 +10,17 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import cache
+from inspect import Signature, signature
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from shardfold.capture.user_code import Unseen
 from shardfold.errors import RunError
 
 OWN = frozenset({*vars(nn.Module()), *dir(nn.Module), "_run"})
@@ -30,6 +33,7 @@ class Original:
     kind: Any = nn.Module
     attributes: Mapping[str, Any] | None = None
     absent: tuple[tuple[str, str], ...] = ()  # parameters and buffers that are None, and in what
+    takes: Signature | None = None  # of the model as a whole: how its forward is called
 
     def __deepcopy__(self, memo: Any) -> Original:
         """Attributes are shared with the model, as they are only read."""
@@ -41,7 +45,7 @@ class Original:
         return self.attributes or {}
 
 
-class Captured(nn.Module):
+class Captured(Unseen, nn.Module):
     """In place of a module of the model: tensors can be set, what forward read in Python cannot."""
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -59,6 +63,27 @@ class Captured(nn.Module):
                 "parallelize again."
             )
         super().__setattr__(name, value)
+
+    def __delattr__(self, name: str) -> None:
+        """Refuse to lose what the plan reads, as parametrizations of a part do."""
+        if "_original" in vars(self) and (name in self._parameters or name in self._buffers):
+            raise RunError(
+                f"{name!r} of the parallel module cannot be taken away: the plan reads it. What "
+                "puts something else in the place of a parameter (weight norm, pruning, another "
+                "parametrization) must be done to the model, before it is planned."
+            )
+        super().__delattr__(name)
+
+    def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
+        """Refuse another name for a parameter that is there, as pruning gives it."""
+        own = vars(self).get("_parameters", {})
+        if param is not None and any(param is p and name != k for k, p in own.items()):
+            raise RunError(
+                f"A parameter of the parallel module cannot be called {name!r}: the plan reads it "
+                "under its name. Prune the model before it is planned, or multiply parameters by "
+                "a mask after every step of the optimizer."
+            )
+        super().register_parameter(name, param)
 
     def __getattr__(self, name: str) -> Any:
         """What the model's own part has under this name, unless that holds tensors or modules.
@@ -183,6 +208,8 @@ def originals_of(model: nn.Module) -> dict[str, Original]:
         id(module): Original(type(module), _attributes(module), tuple(_absent(module)))
         for module in model.modules()
     }
+    with suppress(TypeError, ValueError):
+        found[id(model)] = replace(found[id(model)], takes=signature(model.forward))
     named = model.named_modules(remove_duplicate=False)
     return {path: found[id(module)] for path, module in named}
 

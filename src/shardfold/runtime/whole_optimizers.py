@@ -13,8 +13,10 @@ after every step.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache, partial, wraps
+from types import FrameType
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -22,6 +24,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import (
+    Optimizer,
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
@@ -36,7 +39,10 @@ ELEMENTWISE = frozenset(
 OF_A_STEP = ("step", "mu_product", "eta", "mu")  # numbers that torch's optimizers count by
 FUSED = frozenset({"Adam", "AdamW"})  # of those, whose fused kernel knows DTensors
 
+STEP = Optimizer.profile_hook_step(lambda: None).__code__  # of torch, around every step
+
 _KEEPINGS: Any = WeakTensorKeyDictionary()  # of the parameters of parallel modules
+_GATHERED: Any = WeakTensorKeyDictionary()  # whole: its gradient as it was gathered, its version
 _SWAPPED: WeakKeyDictionary[Any, dict[Tensor, Tensor]] = WeakKeyDictionary()  # whole: in parts
 _WHOLE: WeakKeyDictionary[Any, dict[Tensor, Tensor]] = WeakKeyDictionary()  # in parts: whole
 
@@ -55,7 +61,12 @@ def _watch_steps() -> None:
 
 
 def sees_whole(optimizer: Any) -> bool:
-    """Whether an optimizer's step is made on whole tensors."""
+    """Whether an optimizer's step is made on whole tensors.
+
+    One around another is not: what it does itself is done to parts as in any training loop.
+    """
+    if any(isinstance(each, Optimizer) for each in vars(optimizer).values()):
+        return False
     kind = type(optimizer)
     is_fused = any(group.get("fused") for group in optimizer.param_groups)
     known = FUSED if is_fused else ELEMENTWISE
@@ -73,6 +84,8 @@ def _before(optimizer: Any, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
     """Put whole tensors in place of those in parts."""
     if not sees_whole(optimizer):
         _take_state(optimizer)
+        return None
+    if _is_inner(optimizer):
         return None
     _put_back(optimizer)  # where an error ended the last step
     wholes = _WHOLE.setdefault(optimizer, {})
@@ -95,6 +108,16 @@ def _before(optimizer: Any, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
         return None
     around = _around(optimizer, closure, swapped)
     return ((its, around, *rest[1:]), kwargs) if rest else (args, {**kwargs, "closure": around})
+
+
+def _is_inner(optimizer: Any) -> bool:
+    """Whether a step is a part of another one of the same optimizer (`super().step()`)."""
+    frame: FrameType | None = sys._getframe(1)
+    steps = 0
+    while frame is not None:
+        steps += frame.f_code is STEP and frame.f_locals.get("self") is optimizer
+        frame = frame.f_back
+    return steps > 1
 
 
 def _take_state(optimizer: Any) -> None:
@@ -136,7 +159,7 @@ def _around(
 
 def _after(optimizer: Any, args: Any, kwargs: Any) -> None:
     """Take the parts of what the step has left, and put the parameters back."""
-    if optimizer in _SWAPPED:
+    if optimizer in _SWAPPED and not _is_inner(optimizer):
         _scatter(_SWAPPED[optimizer])
         _put_back(optimizer)
 
@@ -163,12 +186,19 @@ def _gather(swapped: dict[Tensor, Tensor]) -> None:
         whole.data = part.full_tensor().detach()
         if isinstance(part.grad, DTensor):
             whole.grad = part.grad.full_tensor()
+            _GATHERED[whole] = whole.grad, whole.grad._version
 
 
 @torch.no_grad()
 def _scatter(swapped: dict[Tensor, Tensor]) -> None:
     for whole, part in swapped.items():
-        part._local_tensor.copy_(_KEEPINGS[part].part(whole.detach()))
+        keeping, gradient = _KEEPINGS[part], whole.grad
+        part._local_tensor.copy_(keeping.part(whole.detach()))
+        before, version = _GATHERED.pop(whole, (None, 0))
+        if gradient is None:  # a step may clear gradients, or change them
+            part.grad = None
+        elif gradient is not before or gradient._version != version:
+            part.grad = keeping.wrapped(keeping.part(gradient), part.device_mesh)
 
 
 def _move_state(optimizer: Any, names: dict[Tensor, Tensor]) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 from unittest.mock import patch
 
 import numpy as np
@@ -831,6 +831,94 @@ class LayerDropOff(Case):
         return self.b(h)
 
 
+class LayerDropByNumber(Case):
+    """The coin as Python's number, or drawn in place."""
+
+    def between(self, h: Tensor) -> Tensor:
+        if self.training and torch.rand(1).item() < 0.0:
+            return h
+        if torch.empty(1).uniform_().item() >= 1 or torch.empty(()).uniform_() < 0.0:
+            return h * 3
+        return h * 2
+
+
+class LayerDropByNumberOn(Case):
+    def between(self, h: Tensor) -> Tensor:
+        return h if torch.rand(1).item() < 0.5 else h * 2
+
+
+class LoggedNumbers(Case):
+    def forward(self, x: Tensor) -> Any:
+        loss = super().forward(x)
+        return loss, {"loss": float(loss)}
+
+
+class FunctionGiven(Case):
+    def forward(self, x: Tensor, act: Any) -> Tensor:
+        return super().forward(act(x))
+
+    def steps(self) -> list[Step]:
+        return [((torch.ones(BATCH, WIDTH), F.gelu), {})]
+
+
+class ArrayGiven(Case):
+    def forward(self, x: Tensor, *, w: Any) -> Tensor:
+        return super().forward(x * torch.from_numpy(w))
+
+    def steps(self) -> list[Step]:
+        return [((torch.ones(BATCH, WIDTH),), {"w": np.ones(WIDTH)})]
+
+
+class OwnTrainingMode(Case):
+    """Its norm is frozen by `train()`, which nobody has called yet."""
+
+    def prepare(self) -> None:
+        self.norm = nn.BatchNorm1d(WIDTH)
+
+    def between(self, h: Tensor) -> Tensor:
+        return self.norm(h)
+
+    def train(self, mode: bool = True) -> OwnTrainingMode:
+        super().train(mode)
+        self.norm.eval()
+        return self
+
+
+class OwnTrainingModeSet(OwnTrainingMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.train()
+
+
+class Registered(nn.Module):
+    """A class that keeps a register of all that are derived from it, under names they give."""
+
+    known: ClassVar[dict[str, type[nn.Module]]] = {}
+
+    def __init_subclass__(cls, *, name: str, **given: Any) -> None:
+        super().__init_subclass__(**given)
+        Registered.known[name] = cls
+
+
+class Half(Registered, name="half"):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + 0.5 * self.a(x)
+
+
+class RegisteredBlocks(Case):
+    def prepare(self) -> None:
+        self.blocks = nn.ModuleList(Registered.known["half"]() for _ in range(4))
+
+    def between(self, h: Tensor) -> Tensor:
+        for block in self.blocks:
+            h = block(h)
+        return h
+
+
 class Noise(Case):
     def between(self, h: Tensor) -> Tensor:
         return h + 0.1 * torch.randn_like(h)
@@ -848,6 +936,66 @@ class LoopOverExperts(Case):
             rows = (h[:, 0] > expert).nonzero().squeeze(-1)
             out.index_add_(0, rows, self.b(h[rows]))
         return out
+
+
+class RowsOfExperts(Case):
+    """Every token goes to two experts; their rows are found by `where`, as is usual."""
+
+    def prepare(self) -> None:
+        self.gate = nn.Linear(WIDTH, 3)
+        self.up = nn.ModuleList(nn.Linear(WIDTH, 2 * WIDTH) for _ in range(3))
+
+    def between(self, h: Tensor) -> Tensor:
+        weights, chosen = self.gate(h).softmax(-1).topk(2)
+        found, marks = torch.zeros_like(h), F.one_hot(chosen, 3).permute(2, 1, 0)
+        for number, up in enumerate(self.up):
+            place, token = torch.where(marks[number])
+            rows = h[None, token].reshape(-1, WIDTH)
+            gate, value = up(rows).chunk(2, dim=-1)
+            rows = F.silu(gate) * value * weights[token, place, None]
+            found.index_add_(0, token, rows.to(found.dtype))
+        return found
+
+
+class RowsOfExpertsPut(RowsOfExperts):
+    """The same, by the places' own matrix, and put back by indices."""
+
+    def between(self, h: Tensor) -> Tensor:
+        weights, chosen = self.gate(h).softmax(-1).topk(2)
+        found = h * 0.1
+        for number, up in enumerate(self.up):
+            token, place = (chosen == number).nonzero().unbind(-1)
+            rows = up(h[token])[:, :WIDTH] * weights[token, place][:, None]
+            found[token] += rows
+        only = torch.nonzero(chosen[:, 0] == 1)[:, 0]
+        found[only] = 0.5 * found.index_select(0, only)
+        some = (chosen[:, 0] < 2).nonzero(as_tuple=True)[0]
+        grown = torch.zeros(BATCH + 2, WIDTH, dtype=h.dtype).index_add(0, some, h[some], alpha=3)
+        labels = torch.arange(BATCH) % WIDTH
+        return found + grown[:BATCH] + F.cross_entropy(self.b(h)[some], labels[some])
+
+
+class PlacesCounted(Case):
+    """A branch on how many there are."""
+
+    def between(self, h: Tensor) -> Tensor:
+        rows = (h[:, 0] > 0).nonzero().squeeze(-1)
+        return h if rows.numel() == 0 else h + h[rows].mean()
+
+
+class PlacesSqueezed(Case):
+    """A single place would lose its dim."""
+
+    def between(self, h: Tensor) -> Tensor:
+        return h + h[(h[:, 0] > 0).nonzero().squeeze()].mean()
+
+
+class PlacesOfAnother(Case):
+    """The places of one mask beside what another selects."""
+
+    def between(self, h: Tensor) -> Tensor:
+        some, others = torch.where(h[:, 0] > 0)[0], torch.where(h[:, 1] > 0)[0]
+        return torch.zeros_like(h).index_add_(0, some, h[others])
 
 
 class Complex(Case):

@@ -65,7 +65,14 @@ REFUSED = {
     "InputWritten": r"writes into the input x .*meanings.py:\d+",
     "FrozenInForward": r"meanings.py:\d+\) sets requires_grad to False inside forward",
     "BackwardInForward": r"meanings.py:\d+\) runs a backward pass inside forward",
-    "LoopOverExperts": r"aten.nonzero.* a size or a number that depends on the values",
+    "LayerDropByNumberOn": r"tosses a coin and branches on it \(LayerDrop",
+    "LoggedNumbers": r"meanings.py:\d+\) takes a number out of a tensor, as a Python float",
+    "FunctionGiven": r"The argument 1 is a builtin_function_or_method, which cannot be captured",
+    "ArrayGiven": r"The argument w is a ndarray.* give it as a tensor \(torch.from_numpy\)",
+    "OwnTrainingMode": r"'norm' \(BatchNorm1d\) is not in the mode .* Call train\(\) on the model",
+    "PlacesCounted": r"meanings.py:\d+\) failed .*\n.*branch or a shape depends on the values",
+    "PlacesSqueezed": r"aten.* a size or a number that depends on the values",
+    "PlacesOfAnother": r"aten.* a size or a number that depends on the values",
     "DetachedInPlace": r"detach_ .* writes, without autograd",
     "FunctionWithModule": r"gives torch.autograd.Function ByModule Linear",
     "TupleOfLosses": r"returns 2 scalars with a gradient",
@@ -215,6 +222,13 @@ def test_a_function_of_which_draws_show_nothing_is_never_split(name: str) -> Non
     found = [op for op in graph.ops if op.kind == "shardfold.function"]
     assert found
     assert all(op.splits is None for op in found)
+
+
+def test_classes_of_users_hear_of_no_class_that_is_derived_from_theirs() -> None:
+    before = dict(meanings.Registered.known)
+    module = assembled("RegisteredBlocks")
+    assert isinstance(module.blocks[0], meanings.Half)
+    assert meanings.Registered.known == before
 
 
 CELL = """

@@ -261,6 +261,7 @@ def own_train_of_a_module_in_a_block(model: Stack) -> None:
 def test_a_module_with_its_own_idea_of_training_mode(change: Any) -> None:
     model = stack()
     change(model)
+    model.train()
     assert same_graph(model)
     on = [op for op in capture(model, BATCH).ops if op.attributes.get("train") is True]
     assert len(on) == 4
