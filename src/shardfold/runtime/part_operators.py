@@ -36,6 +36,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import return_and_correct_aliasing
 
 from shardfold.errors import RunError
+from shardfold.runtime.ranks import two_sums
 
 aten = torch.ops.aten
 DRAWS = torch.Tag.nondeterministic_seeded
@@ -284,7 +285,7 @@ def _take_firsts(tensor: Tensor, mesh: Any) -> None:
 @torch.no_grad()
 def _check_same(op: Any, given: list[Tensor], mesh: Any) -> None:
     """Refuse plain tensors that ranks have different values of: nobody knows which are meant."""
-    sums = torch.stack([_sums(tensor) for tensor in given]).to(mesh.device_type)
+    sums = torch.stack([two_sums(tensor) for tensor in given]).to(mesh.device_type)
     firsts = sums.clone()
     _take_firsts(firsts, mesh)
     differs = (sums.view(torch.int64) != firsts.view(torch.int64)).any().long()
@@ -297,14 +298,6 @@ def _check_same(op: Any, given: list[Tensor], mesh: Any) -> None:
             f"{shapes}) of different values. Beside a parameter or its gradient a plain tensor is "
             "the whole one, the same on every rank: draw it, or load it, alike on all ranks."
         )
-
-
-def _sums(tensor: Tensor) -> Tensor:
-    """Two sums of a tensor, one by position, for comparing it with those of other ranks."""
-    real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
-    flat = real.detach().reshape(-1).double()
-    ramp = torch.arange(len(flat), device=flat.device, dtype=torch.float64) % 1021 + 1
-    return torch.stack([flat.sum(), (flat * ramp).sum()]).cpu()
 
 
 def _memory(tensor: Tensor) -> int:

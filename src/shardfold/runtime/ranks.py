@@ -295,16 +295,22 @@ def _listed(ranks: Sequence[int]) -> str:
     return ", ".join(map(str, ranks[:SHOWN])) + (", ..." if len(ranks) > SHOWN else "")
 
 
-@torch.no_grad()
 def fingerprint(tensor: Tensor) -> str:
-    """Two sums of a tensor, one by position: what other values, or another order, would change."""
+    """Two sums of a tensor in words: what other values, or another order, would change."""
+    plain, by_position = two_sums(tensor).tolist()
+    return f"{tuple(tensor.shape)} {plain:.17g} {by_position:.17g}"
+
+
+@torch.no_grad()
+def two_sums(tensor: Tensor) -> Tensor:
+    """The sum of a tensor and one by position, a piece at a time: it may fill the device."""
     flat = (torch.view_as_real(tensor) if tensor.is_complex() else tensor).reshape(-1)
     total = torch.zeros(2, dtype=torch.float64, device=tensor.device)
     for part in flat.split(CHUNK):
         wide = part.double()
         ramp = torch.arange(len(part), device=tensor.device, dtype=torch.float64) % 1021 + 1
         total += torch.stack([wide.sum(), (wide * ramp).sum()])
-    return f"{tuple(tensor.shape)} {total[0].item():.17g} {total[1].item():.17g}"
+    return total
 
 
 def check_tensors_alike(found: Mapping[str, str]) -> None:
