@@ -63,6 +63,45 @@ LLAMA4 = Architecture(
     "experts",
     {**GROUPED, **IDS, "intermediate_size_mlp": 64, "num_local_experts": 4},
 )
+SMALL = {  # each family has its own names for these
+    **GROUPED,
+    **IDS,
+    "moe_intermediate_size": 16,
+    "shared_expert_intermediate_size": 16,
+    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), 4),
+    **dict.fromkeys(("num_experts_per_tok", "moe_topk", "moe_k"), 2),
+    "n_group": 1,
+    "topk_group": 1,
+    "n_shared_experts": 1,
+    "first_k_dense_replace": 1,
+    "num_dense_layers": 1,
+    "sliding_window": 4,
+    "max_position_embeddings": 64,
+}
+LATENT = {"num_key_value_heads": 4, "head_dim": 4, "q_lora_rank": 8, "kv_lora_rank": 8} | {
+    "qk_rope_head_dim": 4,
+    "qk_nope_head_dim": 4,
+    "v_head_dim": 8,
+}
+FURTHER = {
+    "qwen2_moe": "Qwen2MoeForCausalLM",
+    "phimoe": "PhimoeForCausalLM",
+    "ernie4_5_moe": "Ernie4_5_MoeForCausalLM",
+    "glm4_moe": "Glm4MoeForCausalLM",
+    "hunyuan_v1_moe": "HunYuanMoEV1ForCausalLM",
+    "minimax_m2": "MiniMaxM2ForCausalLM",
+    "flex_olmo": "FlexOlmoForCausalLM",
+    "afmoe": "AfmoeForCausalLM",
+    "cohere2_moe": "Cohere2MoeForCausalLM",
+    "deepseek_v2": "DeepseekV2ForCausalLM",
+}
+OWN_FIELDS: Mapping[str, Mapping[str, Any]] = {
+    "deepseek_v2": {**LATENT, "topk_method": "greedy"},
+}
+OTHERS = tuple(
+    Architecture(name, class_name, "experts", {**SMALL, **OWN_FIELDS.get(name, {})})
+    for name, class_name in FURTHER.items()
+)
 MESHES = {2: ("2",), 4: ("2x2", "4"), 8: ("2x2x2",)}
 STEPS, LR = 20, 1e-3
 # With batch norm over few samples, training at that rate magnifies rounding: InceptionV3 on one
@@ -108,7 +147,7 @@ def built(model: str, dtype: str | None = None) -> tuple[Any, Any, Any]:
     """The model, with weights and a batch, alike on every rank."""
     from shardfold import zoo
 
-    known = next((each for each in (*ARCHITECTURES, LLAMA4) if each.name == model), None)
+    known = next((each for each in (*ARCHITECTURES, LLAMA4, *OTHERS) if each.name == model), None)
     if known is not None:
         module, args, kwargs = as_it_is(known)
         return module if dtype is None else module.double(), args, kwargs

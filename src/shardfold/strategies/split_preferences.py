@@ -14,8 +14,8 @@ allow as many parts, an operator is split over as many devices as they allow.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +29,7 @@ from shardfold.sharding.layouts import Layouts
 from shardfold.sharding.names import Rows, batch_classes, words_of
 
 Classes = frozenset[int]  # identities of sub-dims
+SOFTMAXES = ("aten.softmax", "aten._safe_softmax")
 CONTEXTS = ("ulysses", "gather", "ring")  # heads by all-to-all, keys gathered, keys going round
 
 
@@ -71,11 +72,15 @@ class Roles:
     def of(cls, graph: Graph, subdims: Subdims) -> Roles:
         """Read the roles off a graph."""
         words = words_of(graph, subdims)
-        products = tuple(_products(graph, subdims))
-        heads = _named(words, "heads") | _named(words, "queries")
+        products, batch = tuple(_products(graph, subdims)), batch_classes(graph, subdims)
+        heads, positions = _named(words, "heads") | _named(words, "queries"), Classes()
+        attention = _telling(subdims, "heads")
+        if not attention:
+            attention, heads, positions = _written_out(graph, subdims)
+            heads -= batch
         return cls(
-            batch=batch_classes(graph, subdims),
-            seq=_named(words, "seq"),
+            batch=batch,
+            seq=_named(words, "seq") | (positions - batch - heads),
             heads=heads,
             inner=_inner(products, heads) | _named(words, "inner"),
             vocabulary=_vocabulary(graph, subdims),
@@ -83,26 +88,56 @@ class Roles:
             dispatch=_named(words, "dispatch"),
             ring=_named(words, "ring"),
             products=products,
-            attention=_telling(subdims, "heads"),
+            attention=attention,
             routed=_telling(subdims, "experts"),
             has_convolutions=any(rule.rule.operator.is_convolution for rule in subdims.rules),
         )
 
 
-def told_by_scores(roles: Roles, graph: Graph, subdims: Subdims) -> Roles:
-    """The roles of a model whose attention is written as two products: their batch is its heads."""
-    heads: set[int] = set()
-    for index, op in enumerate(graph.ops):
-        rule = subdims.rules[index]
-        both = [graph.tensors[t].role == "activation" for t in op.inputs] == [True, True]
-        if rule.rule.engine == "matrix" and both:
-            left, right = ({f for dim in each for f in dim} for each in rule.rule.operands)
-            kept = {f for dim in rule.rule.results[0] for f in dim}
-            for base in left & right & kept:
-                heads |= _features(subdims, index, base)
-    found = frozenset(heads) - roles.batch
-    inside = _named(words_of(graph, subdims), "inner")
-    return replace(roles, heads=found, inner=_inner(roles.products, found) | inside)
+def _written_out(graph: Graph, subdims: Subdims) -> tuple[frozenset[int], Classes, Classes]:
+    """Attention that is written as two products around a softmax, with all that is between them.
+
+    Also its heads and its positions: what is a batch to the products, and the queries' rows.
+    """
+    readers, writers = graph.readers(), graph.writers()
+    is_product = [rule.rule.engine == "matrix" for rule in subdims.rules]
+
+    def before(index: int) -> Iterator[int]:
+        return (writers[t][0] for t in graph.ops[index].inputs if t in writers)
+
+    def after(index: int) -> Iterator[int]:
+        return (i for t in graph.ops[index].results for i, _ in readers.get(t, ()))
+
+    def up_to_products(starts: Iterable[int], beside: Callable[[int], Iterator[int]]) -> set[int]:
+        """Some operators, and those on every way from them to the next product, with it."""
+        asked = list(starts)
+        seen = set(asked)
+        while asked:
+            fresh = set(beside(asked.pop())) - seen
+            seen |= fresh
+            asked += [each for each in fresh if not is_product[each]]
+        return seen
+
+    def of_activations(found: set[int]) -> set[int]:
+        roles = {i: [graph.tensors[t].role for t in graph.ops[i].inputs] for i in found}
+        return {i for i in found if is_product[i] and roles[i] == ["activation"] * 2}
+
+    attention, heads, positions = set[int](), set[int](), set[int]()
+    for index in [i for i, op in enumerate(graph.ops) if op.kind in SOFTMAXES]:
+        made_of, made_by = up_to_products([index], before), up_to_products([index], after)
+        scores, values = of_activations(made_of), of_activations(made_by)
+        if not (scores and values):
+            continue
+        attention |= made_of & up_to_products(scores, after)
+        attention |= made_by & up_to_products(values, before)
+        for product in scores:
+            rule = subdims.rules[product].rule
+            left, right, kept = (
+                {f for dim in dims for f in dim} for dims in (*rule.operands[:2], rule.results[0])
+            )
+            heads.update(*(_features(subdims, product, f) for f in left & right & kept))
+            positions.update(*(_features(subdims, product, f) for f in (left & kept) - right))
+    return frozenset(attention), frozenset(heads), frozenset(positions)
 
 
 def _telling(subdims: Subdims, word: str) -> frozenset[int]:

@@ -48,7 +48,6 @@ from shardfold.strategies.split_preferences import (
     Ways,
     choose_ways,
     parts_over,
-    told_by_scores,
 )
 
 DEGREES = ("pp", "dp", "fsdp", "cp", "tp")
@@ -300,8 +299,6 @@ def _cut(stated: Stated) -> list[tuple[str, int]]:
 def choose_stated(setting: Setting, stated: Stated, placed: Placed) -> Choice:
     """The choice that a strategy states for a model; an error where a size does not allow it."""
     roles = setting.roles
-    if not roles.heads:
-        roles = told_by_scores(roles, setting.graph, setting.subdims)
     tried = (roles.tensor_parallel, roles.seq) if stated.sequence else (roles.tensor_parallel,)
     ways = _ways(placed, roles.batch, roles.seq, tried)
     if stated.tensor > 1 and not roles.heads:

@@ -11,6 +11,9 @@ from functools import cache
 
 import numpy as np
 import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from shardfold import zoo
 from shardfold.capture import capture
@@ -353,6 +356,61 @@ def test_a_sequence_is_split_within_a_node_and_the_batch_between(
     )
     assert set(moved.items()) == sent
     assert all("replicated" not in e.layout for e in parameter_entries(found.decoded))
+
+
+class WrittenOut(nn.Module):
+    """Attention in products, as those with caps and sinks are: no fused kernel knows them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.packed = nn.Embedding(32, 32), nn.Linear(32, 96)
+        self.out, self.sinks = nn.Linear(32, 32), nn.Parameter(torch.zeros(4))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.table(tokens)
+        q, k, v = (t.unflatten(-1, (4, 8)).transpose(1, 2) for t in self.packed(x).chunk(3, -1))
+        scores = 5.0 * torch.tanh(torch.matmul(q, k.transpose(2, 3)) / 5.0)
+        scores = scores + torch.full((16, 16), -torch.inf, device=x.device).triu(1)
+        sinks = self.sinks.reshape(1, -1, 1, 1).expand(len(x), -1, 16, -1)
+        weights = torch.cat([scores, sinks], -1).softmax(-1)[..., :-1]
+        x = x + self.out(torch.matmul(weights, v).transpose(1, 2).flatten(2))
+        return F.cross_entropy(F.linear(x, self.table.weight).flatten(0, 1), tokens.flatten())
+
+
+@pytest.mark.parametrize(
+    ("name", "word", "sent"),
+    [
+        ("megatron", "dim1", {}),
+        ("cp-ulysses", "dim1", {"all_to_all": 4}),  # queries, keys, values, and the sinks
+        ("cp-gather", "seq", {"all_gather": 2}),
+    ],
+)
+def test_attention_that_is_written_out_has_heads_and_positions(
+    name: str, word: str, sent: dict[str, int]
+) -> None:
+    """All between its products is split over four devices, and nothing is sent there."""
+    graph = capture(WrittenOut(), (torch.randint(32, (1, 16)),))
+    desk = Desk.of(graph, "4xh100", "4", "adamw")
+    (choice, *_) = every(name, Setting(desk.graph, desk.subdims, desk.tables))
+    decoded = desk.decoded(choice)
+    entries = {e.name: e for e in operator_entries(decoded)}
+    inside = ("matmul", "tanh", "cat", "softmax", "matmul_1")
+    assert {tuple(entries[each].split) for each in inside[1:-1]} == {(word,)}
+    assert {tuple(entries[each].split.values()) for each in inside} == {(4,)}
+    moved = Counter(
+        c.kind
+        for each in inside
+        for c in entries[each].collectives
+        for _ in range(c.count)
+        if c.phase == "forward"
+    )
+    assert moved == sent
+
+
+def test_keys_of_attention_that_is_written_out_do_not_go_round() -> None:
+    graph = capture(WrittenOut(), (torch.randint(32, (1, 16)),))
+    desk = Desk.of(graph, "4xh100", "4", "adamw")
+    assert every("cp-ring", Setting(desk.graph, desk.subdims, desk.tables)) == []
 
 
 def test_zero_2_gathers_once_and_zero_3_twice() -> None:
