@@ -32,7 +32,7 @@ from shardfold.operators import Rules, rules_of
 from shardfold.operators.experts import imbalanced
 from shardfold.pipeline.cut import Layers, leaves_out_layers
 from shardfold.planner.batch_search import Tried, best, largest
-from shardfold.planner.batch_slices import items_in, mapped, scaled
+from shardfold.planner.batch_slices import items_of, mapped, scaled
 from shardfold.planner.case import ResolvedRequest
 from shardfold.planner.compare_methods import (
     METHODS,
@@ -360,10 +360,7 @@ class Planner:
         plan = choose(self._question(asked))
         if not plan.fits:
             return replace(row, reason="no plan fits in memory")
-        whole = self._captured(asked, short=asked.request.fold).graph(1)
-        inputs = (t.type for t in whole.tensors if t.role == "input" and t.type.shape)
-        first = next(inputs, None)
-        count, unit = (1, "steps") if first is None else items_in(first.dtype, first.shape)
+        count, unit = items_of(self._captured(asked, short=asked.request.fold).graph(1))
         best = plan.best
         how, rate = f"mesh {best.mesh}", count / best.seconds
         if best.micro_batches > 1:

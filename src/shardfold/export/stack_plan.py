@@ -13,7 +13,7 @@ from shardfold.export.targets import Sizes, Target, configurations
 from shardfold.export.writers import Job, Written, write
 from shardfold.graph import Graph
 from shardfold.operators.experts import experts_in
-from shardfold.planner.batch_slices import Samples, items_in
+from shardfold.planner.batch_slices import Samples, first_input, items_of
 from shardfold.planner.estimated import Estimated
 from shardfold.strategies.stated import Stated
 
@@ -75,12 +75,10 @@ class StackPlan:
 
 def job_of(graph: Graph, samples: Samples, layers: int, dtype: str | None, cluster: Cluster) -> Job:
     """What a file says besides the strategy; `graph` is of the whole batch."""
-    inputs = (t.type for t in graph.tensors if t.role == "input" and t.type.shape)
-    first = next(inputs, None)
-    count = samples.count
+    first, count = first_input(graph), samples.count
     if samples.reason:
         count = first.shape[0] if first is not None else 1
-    is_text = first is not None and items_in(first.dtype, first.shape)[1] == "tokens"
+    is_text = items_of(graph)[1] == "tokens"
     seq = first.shape[1] if first is not None and is_text else None
     inner = cluster.levels[-1].size if cluster.levels else 1
     return Job(count, seq, layers, dtype, cluster.size, cluster.size // inner)

@@ -27,7 +27,7 @@ from itertools import zip_longest
 from typing import Any
 
 from shardfold.errors import InputError, ModelError, PlanError
-from shardfold.graph import Graph, Op
+from shardfold.graph import Graph, Op, TensorType
 from shardfold.operators import Operator
 from shardfold.sharding import Subdims
 from shardfold.sharding.subdims import WHOLE
@@ -46,6 +46,18 @@ def items_in(dtype: str, shape: Sequence[int]) -> tuple[int, str]:
     if len(shape) > 1 and dtype.startswith(("int", "uint")):
         return math.prod(shape), "tokens"
     return shape[0], "samples"
+
+
+def first_input(graph: Graph) -> TensorType | None:
+    """The first input that has dims: what a batch is counted by."""
+    inputs = (t.type for t in graph.tensors if t.role == "input" and t.type.shape)
+    return next(inputs, None)
+
+
+def items_of(graph: Graph) -> tuple[int, str]:
+    """What the batch of a graph counts, and which items; without an input it is a step."""
+    first = first_input(graph)
+    return (1, "steps") if first is None else items_in(first.dtype, first.shape)
 
 
 def cut(args: Sequence[Any], kwargs: Mapping[str, Any], cuts: Cuts, parts: int) -> list[Batch]:

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from shardfold.errors import InputError
 from shardfold.graph import Graph
-from shardfold.planner.batch_slices import items_in
+from shardfold.planner.batch_slices import items_of
 from shardfold.planner.case import ResolvedRequest
 from shardfold.planner.estimated import Communication, Estimated
 from shardfold.planner.staged import Staged, stage
@@ -85,9 +85,7 @@ def _of_stages(request: ResolvedRequest, stated: Stated, found: Staged) -> Estim
 
 def _rate(graph: Graph, stated: Stated, step_seconds: float) -> tuple[float, str]:
     """Tokens or samples in a second, and which of them."""
-    inputs = (t.type for t in graph.tensors if t.role == "input" and t.type.shape)
-    first = next(inputs, None)
-    count, unit = (1, "steps") if first is None else items_in(first.dtype, first.shape)
+    count, unit = items_of(graph)
     return count * stated.micro_batches / step_seconds, unit
 
 
