@@ -137,8 +137,8 @@ class Planner:
         """
         check_methods(methods)
         asked = self._asked(Request(), cluster, {**self.options, **options})
-        captures = self._captured(asked, short=False)
-        question = self._question(asked, captures)
+        question = self._question(asked, is_short=False)
+        captures = question.captures
         chosen = choose(question)
         tried = Methods(
             chosen.selection,
@@ -540,11 +540,11 @@ class Planner:
 
     def _plan(self, asked: _Asked, save_problem: str | Path | None) -> Plan:
         search, request = asked.search, asked.request
-        # A pin may tell apart what a short graph takes together.
-        captures = self._captured(asked, short=request.fold and not search.pins)
+        question = self._question(asked)
+        captures = question.captures
         if request.compile:
             _check_compiled(captures.graph(1))
-        chosen = choose(self._question(asked, captures))
+        chosen = choose(question)
         won = chosen.selection.winner.case
         if save_problem is not None:
             meta = {"cluster": search.cluster.name, "mesh": str(won.mesh), "unit": "seconds"}
@@ -560,15 +560,18 @@ class Planner:
             pipelines=chosen.pipelines,
         ).with_notes(*sorted(asked.notes))
 
-    def _question(self, asked: _Asked, captures: Captures | None = None) -> Question:
+    def _question(self, asked: _Asked, *, is_short: bool = True) -> Question:
         """What is asked of the planning loop; for stages, of graphs with all layers to cut."""
         short = self._captured(asked, short=asked.request.fold)
+        # A pin may tell apart what a short graph takes together.
+        is_short = is_short and asked.request.fold and not asked.search.pins
+        captures = self._captured(asked, short=is_short)
 
         def staged() -> Captures:
             is_without = leaves_out_layers(short.graph(1))
             return self._captured(asked, short=False) if is_without else short
 
-        return Question(asked.request, asked.search, captures or short, staged, self.watch)
+        return Question(asked.request, asked.search, captures, staged, self.watch)
 
     def _graph(self, plan: Plan, request: Request, factor: float = 1.0) -> Graph:
         """The whole graph of a micro-batch of the plan, of a batch that many times as large."""

@@ -9,6 +9,8 @@ from shardfold.cluster import parse
 from shardfold.errors import InfeasibleError, InputError
 from shardfold.plans import Plan
 
+from .test_staged import planner
+
 
 def test_stages_are_asked_for_by_number_even_if_they_lose(stack: Planner) -> None:
     found = stack.plan(cluster="2x2xa100", pipeline=2, micro_batches=4)
@@ -81,3 +83,14 @@ def test_the_plan_beside_an_estimate_and_on_more_nodes_is_the_plan(
     assert row.how.startswith(f"mesh {piped.pipeline.parts} of ")
     with pytest.raises(InputError, match="batch that is max is looked for without stages"):
         Planner(stack.model, stack.args, cluster=slow, pipeline=2).with_batch("max")
+
+
+def test_a_pin_of_one_layer_holds_beside_an_estimate_and_on_more_nodes() -> None:
+    """Of a long run of layers a short graph has the first and the last few."""
+    cluster, pins = "2x2xa100", {"layers.5.up": "out/4"}
+    stack = planner(layers=12)
+    plan = stack.plan(cluster=cluster, pins=pins)
+    assert plan.pinned is not None
+    beside = stack.estimate("dp=4", cluster=cluster, pins=pins)
+    (row,) = stack.scale([parse(cluster)], [1], pins=pins).rows
+    assert beside.plan_seconds == row.step_seconds == plan.estimate.step_seconds
