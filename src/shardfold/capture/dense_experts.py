@@ -146,8 +146,8 @@ class _Reading:
         if len(products) != 1 or len(after) + 1 != len(factors):
             return None
         (second,) = products
-        first = self.source(second.args[0])
-        if first is None or not all(map(self.is_of_experts, (first, second))):
+        first = self.source(second.args[0]) if self.is_of_experts(second) else None
+        if first is None or not self.is_of_experts(first):
             return None
         given = shape_of(first.args[0])
         self.sizes["m"] = given[-1]

@@ -133,6 +133,13 @@ def rows_again(model: Mixture, x: Tensor) -> Tensor:
     return torch.bmm(inner, model.down).sum(0)
 
 
+def one_by_one(model: Mixture, x: Tensor) -> Tensor:
+    """A sum over a stack, which is a product of nothing."""
+    share = scores(model, x.reshape(-1, WIDE)).sigmoid()
+    each = (gated(x @ model.up[e]) @ model.down[e] for e in range(EXPERTS))
+    return torch.stack(list(each)).sum(0) * share.sum()
+
+
 def without_gate(y: Tensor) -> Tensor:
     return F.silu(y[..., :INNER])
 
@@ -168,6 +175,7 @@ WHOLE: dict[str, tuple[Way, int]] = {
     "rows see each other": (of_shares(zero_off, over_rows), 2),
     "rows of another number": (rows_again, 2),
     "rows are written later": (written_later, 2),
+    "experts one by one": (one_by_one, 2),
 }
 
 
