@@ -389,8 +389,7 @@ class Planner:
     def _stated_graph(self, asked: _Asked, stated: Stated) -> Graph:
         """The graph of a micro-batch; of a pipeline, one that can be cut between all layers."""
         captures = self._captured(asked, short=asked.request.fold)
-        if stated.micro_batches > 1:
-            check_number(stated.micro_batches, captures.samples)
+        check_number(stated.micro_batches, captures.samples)
         graph = captures.graph(stated.micro_batches)
         if stated.stages > 1 and leaves_out_layers(graph):
             return self._captured(asked, short=False).graph(stated.micro_batches)

@@ -66,8 +66,8 @@ def choose_micro_batches(
 
 
 def check_number(count: int, samples: Samples) -> None:
-    """Refuse a number of micro-batches that the batch cannot be cut into."""
-    if samples.reason:
+    """Refuse a number of micro-batches that the batch cannot be cut into; one takes any batch."""
+    if count > 1 and samples.reason:
         raise InputError(
             f"The batch cannot be taken in {count} micro-batches: the loss would be another one. "
             f"{samples.reason} Leave micro_batches out, or set it to 1."

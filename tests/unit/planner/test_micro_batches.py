@@ -193,16 +193,28 @@ def test_folded_and_unfolded_agree():
     assert short.simulation.peak_bytes == full.simulation.peak_bytes
 
 
-def test_batch_norm_is_not_taken_in_parts():
-    model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8))
-    with pytest.raises(InputError, match="statistics over the batch"):
-        sf.plan(
-            model,
-            (torch.zeros(8, 8),),
-            cluster="2xa100",
-            loss=lambda y: y.square().mean(),
-            micro_batches=2,
+class Normed(nn.Module):
+    """Layers whose statistics are those of a batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 8))
+            for _ in range(3)
         )
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = x + layer(x)
+        return x.square().mean()
+
+
+def test_batch_norm_is_not_taken_in_parts():
+    planner = sf.Planner(Normed(), (torch.zeros(8, 8),), cluster="2xa100")
+    with pytest.raises(InputError, match="statistics over the batch"):
+        planner.plan(micro_batches=2)
+    whole = planner.plan(micro_batches=1, pipeline=2)
+    assert whole.pipeline is not None
 
 
 class Sized(nn.Module):
