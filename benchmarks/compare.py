@@ -64,7 +64,8 @@ def better(row: Row) -> Iterator[str]:
         step = result["step_seconds"]
         if result["fits"] >= plan["fits"] and step < plan["step_seconds"] * (1 - LEAST):
             yield name
-        is_below = result["additive_seconds"] < exact["additive_seconds"] * (1 - LEAST)
+        total = result["additive_seconds"]  # pipelines have none
+        is_below = total is not None and total < exact["additive_seconds"] * (1 - LEAST)
         if name != "selected" and result["fits"] and exact["fits"] and is_below:
             yield f"{name} (sum)"
 
