@@ -118,6 +118,11 @@ out = p.detach().numpy().sum()
 out = torch.allclose(p, v)
 out = torch.linalg.pinv(p)
 a = p.norm(dim=1); a += 1; out = p / a[:, None]
+out = p.norm(dim=0).sum()
+out = p.norm(3, dim=1).cumsum(0)
+out = torch.stack([p.norm(dim=0).mean(), p.grad.norm(1)]).sum()
+out = (p > 0).any(0) * 2.0 + (p > 0).all(0).sum()
+out = p.amax(0).sum() * p.amin(1).prod()
 """.strip().splitlines()
 
 EACH = 2  # so many of the storages are tried with each statement

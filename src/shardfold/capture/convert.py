@@ -34,7 +34,6 @@ from shardfold.capture.fx_nodes import (
     bags_in_rows,
     check_autocast,
     check_operator,
-    have_one_shape,
     idle_nodes,
     invocation_of,
     is_left_out,
@@ -242,9 +241,13 @@ class _Converter:
             return None
         if is_left_out(described, node):
             self.memory.link(node, args[0].node, is_same=True)
+            is_view = described.left_out in ("same shape", "always")  # the others give it back
+            is_stopped = is_view and not grad and self.graph.tensors[args[0].value].requires_grad
+            if is_stopped:
+                return self._emit(node, ATEN.detach.default, [args[0].value], [])
             return args[0].value
-        if kind == "aten.broadcast_tensors" and have_one_shape([a.node for a in args[0]]):
-            return [a.value for a in args[0]]
+        if kind in ("aten.broadcast_tensors", "aten.meshgrid"):
+            return [self._expanded(node, a, position) for position, a in enumerate(args[0])]
         if kind == "aten.embedding_bag":
             bags = bags_in_rows(node)
             if bags is not None:
@@ -268,6 +271,22 @@ class _Converter:
         if not is_copy(node, source.node):
             self.memory.link(node, source.node, is_same=False)
         return self._emit(node, target, [source.value], [list(made.shape)])
+
+    def _expanded(self, node: fx.Node, given: Ref, position: int) -> int:
+        """One of several tensors that a call broadcasts: each has its gradient from its own alone.
+
+        A result of `meshgrid` has one dim that is not expanded.
+        """
+        made, value = node.meta["val"][position], given.value
+        before = self.graph.tensors[value].type.shape
+        if kind_of(node) == "aten.meshgrid":
+            swapped = named_arguments(node, node.args, dict(node.kwargs)).get("indexing") == "xy"
+            at = 1 - position if swapped and position < 2 else position
+            before = tuple(n if k == at else 1 for k, n in enumerate(made.shape))
+            value = self._emit(node, ATEN.view.default, [value], [list(before)])
+        if before == tuple(made.shape):
+            return int(value)
+        return self._emit(node, ATEN.expand.default, [value], [list(made.shape)])
 
     def _link_item(self, node: fx.Node, source: fx.Node, position: Any) -> None:
         """What is taken out of a region's results is that result; out of views, a view."""

@@ -135,11 +135,6 @@ def _plain(value: Any) -> Any:
     return str(value).removeprefix("torch.")
 
 
-def have_one_shape(nodes: list[fx.Node]) -> bool:
-    """Whether all tensors have one shape, so that there is nothing to broadcast."""
-    return len({tuple(node.meta["val"].shape) for node in nodes}) == 1
-
-
 def is_left_out(described: Operator, node: fx.Node) -> bool:
     """Whether a call returns what it was given: a cast to the same dtype, a dropout of nothing."""
     if described.left_out in ("never", "always"):
@@ -153,7 +148,7 @@ def is_left_out(described: Operator, node: fx.Node) -> bool:
     if described.left_out == "same shape":
         return bool(before.shape == after.shape)
     if described.left_out == "idle":
-        return bool(node.args[1] == 0.0)
+        return node.args[1] == 0.0 or node.args[2] is False
     return described.left_out == "same dtype" or before.is_contiguous()
 
 

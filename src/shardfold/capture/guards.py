@@ -55,6 +55,9 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.proxy_tensor import (
     PreDispatchTorchFunctionMode,
     disable_proxy_modes_tracing,
+    get_proxy_mode,
+    get_proxy_slot,
+    set_proxy_slot,
 )
 from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
@@ -187,6 +190,11 @@ class Watch(TorchFunctionMode):
         if not self.is_inside:  # around forward, torch handles tensors for its own ends
             return self.known.call(func, args, kwargs)
         args, kwargs = self._traced(args, kwargs)
+        with _left_as_traced((args, kwargs)):
+            return self._called(func, args, kwargs)
+
+    def _called(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Call a function of forward's."""
         if kwargs.get("generator") is not None and not self.is_in_function:
             raise self.refuse(
                 "draws random numbers from a torch.Generator of its own, which a plan does not ask",
@@ -532,6 +540,26 @@ class Watch(TorchFunctionMode):
             "replaces a tensor's memory (`.data = ...`)",
             "Write into the tensor instead: under torch.no_grad(), with copy_()",
         )
+
+
+@contextmanager
+def _left_as_traced(given: Any) -> Iterator[None]:
+    """What a function does not write to stays what it was in the trace.
+
+    Some functions give back their very argument (`broadcast_tensors`, dropout in eval mode): torch
+    traces that as made by them, and without a gradient under `no_grad`, also where it is read
+    later on.
+    """
+    mode = get_proxy_mode()
+    if mode is None:
+        yield
+        return
+    tensors = [leaf for leaf in pytree.tree_leaves(given) if isinstance(leaf, Tensor)]
+    before = [(t, t._version, get_proxy_slot(t, mode.tracer, None)) for t in tensors]
+    yield
+    for tensor, version, proxy in before:
+        if proxy is not None and tensor._version == version:
+            set_proxy_slot(tensor, mode.tracer, proxy)
 
 
 class _Draws(TorchDispatchMode):

@@ -25,7 +25,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed._functional_collectives import _are_we_tracing
-from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor import DTensor, Partial, Replicate
 from torch.distributed.tensor._dispatch import OpDispatcher
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor._op_schema import OutputSharding
@@ -42,6 +42,8 @@ aten = torch.ops.aten
 DRAWS = torch.Tag.nondeterministic_seeded
 MOVES_DIMS = torch.Tag.inplace_view
 REGROUPING = (aten.view.default, aten._unsafe_view.default)
+# What keeps norms of parts to be put together later, as clipping does; not so their sum.
+OF_NORMS = (aten.stack.default, aten.cat.default, aten.linalg_vector_norm.default)
 
 
 @dataclass(slots=True)
@@ -161,6 +163,7 @@ def _is_otherwise(op: Any, args: Any, kwargs: Any) -> bool:
     It draws for each part, takes the mean of the parts' means as the loss, also where parts are
     unequal, writes a result that is given (`out=`) as if the part were all, reads indices and masks
     as if they were of the part, and makes other views of parts that are unequal, nested or strided.
+    It adds up what is still to be put together in another way than by a sum (norms, `any`).
     """
     arguments = op._schema.arguments
     if DRAWS in op.tags or any(each.name == "reduction" or each.is_out for each in arguments):
@@ -168,8 +171,17 @@ def _is_otherwise(op: Any, args: Any, kwargs: Any) -> bool:
     if op in REGROUPING and not _is_even(args[0]):
         return True
     given = [*_tensors(args, kwargs)]
+    if op not in OF_NORMS and any(map(_is_no_sum, given)):
+        return True
     is_index = any(not (t.is_floating_point() or t.is_complex()) for t in given[1:])
     return is_index and torch.Tag.pointwise not in op.tags
+
+
+def _is_no_sum(tensor: Any) -> bool:
+    """Whether parts are still to be put together, and not by a sum."""
+    partial = [p for p in getattr(tensor, "placements", ()) if p.is_partial()]
+    is_plain = all(type(p) is Partial and p.reduce_op in ("sum", "avg") for p in partial)
+    return bool(partial) and (not is_plain or tensor.dtype == torch.bool)
 
 
 def _is_even(tensor: DTensor) -> bool:

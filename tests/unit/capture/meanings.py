@@ -1134,6 +1134,51 @@ class GradModeByFlag(Case):
             return h * frozen
 
 
+class GivenBack(Case):
+    """Functions that may give their argument itself, in a region without gradients, and views."""
+
+    def between(self, h: Tensor) -> Tensor:
+        same = (
+            lambda t: torch.broadcast_tensors(t, t[:, :1])[0],
+            lambda t: torch.atleast_2d(t),
+            lambda t: F.dropout(t, 0.5, False),
+            lambda t: F.dropout(t, 0.0),
+            lambda t: t.contiguous().to(t.dtype).type_as(t).expand_as(t),
+            lambda t: +t.resolve_conj().real,
+            lambda t: t.view(t.shape),
+            lambda t: t[:],
+            lambda t: t.expand(-1, -1),
+            lambda t: t.view_as(t).reshape(BATCH, WIDTH),
+        )
+        for count, give in enumerate(same):
+            h = self.a(h)
+            with torch.no_grad():
+                given = give(h)
+            h = h.tanh() + given * (h - count)
+        return h
+
+
+class OldChances(Case):
+    """The chances before a step, of a distribution that is asked again with gradients."""
+
+    def between(self, h: Tensor) -> Tensor:
+        chances, actions = torch.distributions.Categorical(logits=h), torch.arange(BATCH) % WIDTH
+        with torch.no_grad():
+            old, spread = chances.log_prob(actions), chances.entropy()
+        ratio = (chances.log_prob(actions) - 0.9 * old).exp()
+        return h + (ratio + chances.entropy() * spread).mean()
+
+
+class BroadcastTogether(Case):
+    """Each of several has its own gradient, or none."""
+
+    def between(self, h: Tensor) -> Tensor:
+        one, two = torch.broadcast_tensors(h[:, None], (h > 0).to(h.dtype))
+        x, y, z = torch.meshgrid(h[0], h.detach()[1], h[2, :2], indexing="xy")
+        bernoulli = torch.distributions.Bernoulli(logits=one).log_prob(two).mean()
+        return h + bernoulli + (x * y.tanh() - z).square().mean()
+
+
 class FrozenBranch(Case):
     def prepare(self) -> None:
         self.frozen = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH)).eval()

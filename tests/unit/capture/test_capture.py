@@ -199,3 +199,22 @@ def test_a_loss_may_come_alone_in_a_dict_or_first(wrap) -> None:  # type: ignore
 
     graph = capture(Model(), (torch.zeros(2, 4),))
     assert kinds(graph) == ["aten.linear", "aten.sum"]
+
+
+class Targets(nn.Module):
+    """Distributions broadcast what they are asked with what they are made of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(4, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        chances = torch.distributions.Bernoulli(logits=self.up(x).expand(3, -1, -1))
+        return -chances.log_prob((x.sum(-1, keepdim=True) > 0).to(x.dtype)).mean()
+
+
+def test_what_is_broadcast_beside_a_gradient_has_none() -> None:
+    graph = capture(Targets(), (torch.zeros(4, 4),))
+    (loss,) = (op for op in graph.ops if "binary_cross_entropy" in op.kind)
+    flows = {o.name: graph.tensors[o.tensor].requires_grad for o in loss.operands}
+    assert flows == {"self": True, "target": False}
