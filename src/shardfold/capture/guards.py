@@ -39,10 +39,9 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import fields, is_dataclass
-from functools import partial
+from functools import partial, wraps
 from inspect import getsource, signature
 from pathlib import Path
-from types import FunctionType
 from typing import Any
 from unittest.mock import patch
 
@@ -97,6 +96,10 @@ HALVES = (torch.float16, torch.bfloat16)
 AUTOCAST_ADVICE = (
     "Leave autocast out of forward; plan with dtype='bf16', or call the parallel module itself "
     "under torch.autocast"
+)
+_GENERATOR = "_checkpoint_without_reentrant_generator"
+CHECKPOINTED = next(  # torch's name for what runs a part again in backward: since 2.14 the first
+    name for name in (f"{_GENERATOR}_impl", _GENERATOR) if hasattr(checkpointing, name)
 )
 WAY_OUT_OF_HOOKS = (
     "a captured program has no place for it. Remove the hook, or write what it does to the "
@@ -328,6 +331,16 @@ class Watch(TorchFunctionMode):
             )
         return stand_in(cls, args, found)
 
+    def kept(self, original: Callable[..., Any], cls: Any, args: Any, kwargs: Any) -> Any:
+        """A call of an autograd.Function by a name that was kept before."""
+        if self.has_gradients:
+            raise self.refuse(
+                f"calls torch.autograd.Function {cls.__qualname__} by another name, and asks for "
+                "gradients itself",
+                f"Call {cls.__name__}.apply itself",
+            )
+        return self.function(original, cls, args, kwargs)
+
     def _called_whole(self, call: Callable[[], Any], name: str, tensors: list[Tensor]) -> Any:
         """What a function gives whose own operators are not looked at, but for random ones."""
         self.is_in_function = True
@@ -433,6 +446,7 @@ class Watch(TorchFunctionMode):
         if isinstance(variance, Tensor):
             cut = least + (variance - variance.detach())
             given.arguments["var"] = torch.where(variance < least, cut, variance)
+            given.arguments["eps"] = least - 1  # leaves them all, and their gradients, as they are
         self._taken_to_pass(func.__name__)
         with patch.object(torch, "any", lambda _: False):
             return func(*given.args, **given.kwargs)
@@ -656,9 +670,8 @@ def watching(model: nn.Module) -> Iterator[Watch]:
     before = dice()
     try:
         with ExitStack() as stack:
-            for target, name, made in _patches(watch):
+            for target, name, made in (*_patches(watch), *_of_functions(watch)):
                 stack.enter_context(patch.object(target, name, made))
-            stack.enter_context(_redirecting(watch))
             stack.enter_context(watch)
             yield watch
     except Exception as error:
@@ -670,50 +683,58 @@ def watching(model: nn.Module) -> Iterator[Watch]:
     check_dice(before)
 
 
-_APPLY = torch.autograd.Function.__dict__["apply"].__func__
-_original = FunctionType(_APPLY.__code__, _APPLY.__globals__, "apply", None, _APPLY.__closure__)
-_watches: list[Watch] = []  # that look on, the last of them now
+_apply = torch.autograd.Function.__dict__["apply"]  # of a class: _apply.__get__(None, cls)
 
 
-class _Redirected:
-    """The code that stands in for that of `autograd.Function.apply` while a model is traced.
+def _of_functions(watch: Watch) -> Iterator[tuple[Any, str, Any]]:
+    """What calls `autograd.Function`s: their `apply`, which forward may have under other names.
 
-    The code, not the attribute: `Fn.apply` may have been kept under another name before.
+    Such a name, kept before (`f = Fn.apply`), still asks the class for its forward.
     """
 
-    def apply(cls, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
-        """Leave it to the watch."""
-        __class__  # type: ignore[name-defined]  # noqa: B018  # the other code has this cell, too
-        from shardfold.capture import guards
+    def leaves_alone(cls: Any) -> bool:
+        is_whole = watch.is_in_function or cls.__module__.startswith("torch._")  # as registered
+        return not watch.is_inside or is_whole
 
-        return guards.applied(cls, *args, **kwargs)
+    def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        own = _apply.__get__(None, cls)
+        return own(*args, **kwargs) if leaves_alone(cls) else watch.function(own, cls, args, kwargs)
+
+    def forward_of(cls: Any, own: Any, first: int) -> Any:
+        @wraps(own)
+        def forward(*given: Any, **kwargs: Any) -> Any:
+            if leaves_alone(cls):
+                return own(*given, **kwargs)
+            return watch.kept(_apply.__get__(None, cls), cls, given[first:], kwargs)
+
+        return staticmethod(forward)
+
+    def context_of(cls: Any, own: Any) -> Any:
+        @wraps(own)
+        def setup_context(*given: Any, **kwargs: Any) -> Any:
+            return own(*given, **kwargs) if leaves_alone(cls) else None
+
+        return staticmethod(setup_context)
+
+    base: Any = torch.autograd.Function
+    yield base, "apply", classmethod(apply)
+    users = {each for each in _subclasses(base) if not each.__module__.startswith("torch._")}
+    for cls in users:
+        is_apart = cls.setup_context is not base.setup_context
+        yield cls, "forward", forward_of(cls, cls.forward, 0 if is_apart else 1)
+        if is_apart:
+            yield cls, "setup_context", context_of(cls, cls.setup_context)
 
 
-def applied(cls: Any, *args: Any, **kwargs: Any) -> Any:
-    """A call of an `autograd.Function`, of whatever name."""
-    watch = _watches[-1]
-    is_whole = watch.is_in_function or cls.__module__.startswith("torch._")  # a registered operator
-    if not watch.is_inside or is_whole:
-        return _original(cls, *args, **kwargs)
-    return watch.function(partial(_original, cls), cls, args, kwargs)
-
-
-@contextmanager
-def _redirecting(watch: Watch) -> Iterator[None]:
-    """Let the watch see calls of `autograd.Function`s."""
-    before = _APPLY.__code__
-    _watches.append(watch)
-    _APPLY.__code__ = _Redirected.apply.__code__
-    try:
-        yield
-    finally:
-        _APPLY.__code__ = before
-        _watches.pop()
+def _subclasses(cls: Any) -> Iterator[Any]:
+    for each in cls.__subclasses__():
+        yield each
+        yield from _subclasses(each)
 
 
 def _patches(watch: Watch) -> Iterator[tuple[Any, str, Any]]:
     """What torch functions do not tell of: (object, attribute, what is put there)."""
-    again = checkpointing._checkpoint_without_reentrant_generator
+    again = getattr(checkpointing, CHECKPOINTED)
     call, root = nn.Module._call_impl, id(attributes_of(watch.model))
 
     def generated(*args: Any, **kwargs: Any) -> Any:
@@ -810,7 +831,7 @@ def _patches(watch: Watch) -> Iterator[tuple[Any, str, Any]]:
 
     yield nn.init, "_no_grad_trunc_normal_", truncated
     yield flex, "_validate_device", attended
-    yield checkpointing, "_checkpoint_without_reentrant_generator", generated
+    yield checkpointing, CHECKPOINTED, generated
     yield PreDispatchTorchFunctionMode, "__torch_function__", recorded
     yield torch.autograd.graph.saved_tensors_hooks, "__enter__", entered_hooks
     yield nn.Module, "_call_impl", called

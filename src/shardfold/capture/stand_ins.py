@@ -11,6 +11,7 @@ import hashlib
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass
+from inspect import unwrap
 from typing import Any
 
 import numpy as np
@@ -313,7 +314,8 @@ CERTAIN: dict[Any, Callable[[float], bool | None]] = {
 def closure_of(cls: Any) -> list[Any]:
     """What the methods of a function see of the scopes around them."""
     methods = (getattr(cls, name, None) for name in ("forward", "backward", "setup_context"))
-    cells = (c for m in methods for c in getattr(m, "__closure__", None) or ())
+    plain = (unwrap(method) for method in methods if method is not None)
+    cells = (c for m in plain for c in getattr(m, "__closure__", None) or ())
     return [cell.cell_contents for cell in cells]
 
 

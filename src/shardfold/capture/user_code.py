@@ -14,8 +14,9 @@ import random
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from inspect import unwrap
 from pathlib import Path
-from types import FrameType
+from types import FrameType, FunctionType
 from typing import Any
 
 import numpy as np
@@ -112,6 +113,7 @@ def values_around(kind: type) -> Iterator[tuple[str, Any]]:
         if isinstance(value, VALUES) and not name.startswith("__"):
             yield name, value
         value = getattr(value, "__func__", value)  # of a static method
+        value = unwrap(value) if isinstance(value, FunctionType) else value
         code = getattr(value, "__code__", None)
         around = getattr(value, "__globals__", {})
         for used in code.co_names if code is not None else ():

@@ -22,6 +22,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from shardfold.capture.export import copied, for_training
+from shardfold.capture.guards import CHECKPOINTED
 from shardfold.runtime.ops.local_op import FLOATS
 
 Batch = tuple[tuple[Any, ...], dict[str, Any]]
@@ -162,7 +163,7 @@ def _computed_once() -> Iterator[None]:
         return run(*args)
 
     with (
-        patch.object(checkpointing, "_checkpoint_without_reentrant_generator", once),
+        patch.object(checkpointing, CHECKPOINTED, once),
         patch.object(checkpointing.CheckpointFunction, "apply", called),
     ):
         yield

@@ -93,7 +93,7 @@ class Pair(torch.autograd.Function):
         return 2 * g * w + k, (3 * g * x + k).sum(0)
 
 
-kept_round = Round.apply
+kept_round, kept_pair = Round.apply, Pair.apply
 
 
 class FunctionsKeptBefore(Case):
@@ -103,7 +103,8 @@ class FunctionsKeptBefore(Case):
         self.reverse = Reversed.apply
 
     def between(self, h: Tensor) -> Tensor:
-        return self.reverse(kept_round(h * 3), 0.5)
+        y, z = kept_pair(h, self.b.weight[0])
+        return self.reverse(kept_round(h * 3), 0.5) + y * z
 
 
 class Dirty(torch.autograd.Function):
@@ -1225,6 +1226,25 @@ class FunctionWithModule(Case):
         return ByModule.apply(h, self.b)
 
 
+class FunctionAroundModule(Case):
+    def prepare(self) -> None:
+        layer = self.b
+
+        class Around(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx: Any, x: Tensor) -> Tensor:
+                return x * layer.weight[0, 0]
+
+            @staticmethod
+            def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+                return gradient
+
+        self.around = Around.apply
+
+    def between(self, h: Tensor) -> Tensor:
+        return self.around(h)
+
+
 class ByModule(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, module: nn.Module) -> Tensor:
@@ -1698,6 +1718,23 @@ class Counting(torch.autograd.Function):
 class FunctionCounts(Case):
     def between(self, h: Tensor) -> Tensor:
         return Counting.apply(h)
+
+
+class KeptFunctionCounts(Case):
+    def prepare(self) -> None:
+        self.count = Counting.apply
+
+    def between(self, h: Tensor) -> Tensor:
+        return self.count(h)
+
+
+class KeptFunctionAndGradient(Case):
+    """Called by a kept name where forward asks for gradients itself."""
+
+    def between(self, h: Tensor) -> Tensor:
+        x = h.detach().requires_grad_(True)
+        (slope,) = torch.autograd.grad(kept_round(self.b(x)).sum(), x, create_graph=True)
+        return h + slope
 
 
 @torch.library.custom_op("meanings::noise", mutates_args=())
