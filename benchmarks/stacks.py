@@ -1,9 +1,10 @@
 """The best configuration of each stack, beside the one that its documentation recommends.
 
     python benchmarks/stacks.py llama3-8b 8xh100 128
+    python benchmarks/stacks.py llama3-8b 8xh100 128 megatron megatron-half
 
-prices both as the stack runs them and adds a row for each stack to `results/stacks.json`; the page
-is `docs/results/stacks.md`.
+prices both as the stack runs them and adds a row for each stack, or for those that are named, to
+`results/stacks.json`; the page is `docs/results/stacks.md`.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,27 @@ RUNS = HERE / "results" / "stacks-run.json"
 RESULTS, PAGE = HERE / "results" / "stacks.json", HERE.parent / "docs" / "results" / "stacks.md"
 
 
+@dataclass(frozen=True)
+class Stack:
+    """What is asked for in a row."""
+
+    target: str
+    precision: str = "bf16-mixed"
+    more: str = ""
+
+    @property
+    def words(self) -> str:
+        """In the table."""
+        return self.target + self.more
+
+
+STACKS = {
+    "torchtitan": Stack("torchtitan"),
+    "megatron": Stack("megatron"),
+    "megatron-half": Stack("megatron", "bf16-mixed/bf16", ", gradients in bf16"),
+    **{name: Stack(name) for name in ("hf", "accelerate", "deepspeed", "nanotron")},
+}
+NO_MIXTRAL = ("nanotron", "mixtral-8x7b")
 MODELS = ("llama3-8b", "llama3-70b", "llama3-405b", "mixtral-8x7b")
 CLUSTERS = ("8xh100", "8x8xh100", "32x8xh100")
 
@@ -53,7 +76,8 @@ class Documented:
 
 TITAN = "torchtitan 0.3.0 models/llama3/config_registry.py"
 GUIDE = "Megatron-LM docs/user-guide/parallelism-guide.md"
-BRIDGE = "virtual stages, micro-batches of 1: Megatron-Bridge perf_recipes/llama/h100"
+BRIDGE = "virtual stages, micro-batches of 1: Megatron-Bridge recipes/llama/h100"
+PERF = "Megatron-Bridge perf_recipes/llama/h100"
 PLAYBOOK = "The Ultra-Scale Playbook, finding the best training configuration, step 1"
 ND = "Accelerate ND-Parallel (huggingface.co/blog/accelerate-nd-parallel)"
 MANY = "transformers docs, perf_train_gpu_many: a model that does not fit on one device, fast links"
@@ -98,6 +122,22 @@ DOCUMENTED: dict[tuple[str, str], Documented] = {
     ("megatron", "mixtral-8x7b"): Documented(
         "pp=4 dp={data} zero=1 ep=8", 4, 1, f"{GUIDE}: TP 1, PP 4, EP 8; micro-batches of 1"
     ),
+    ("megatron-half", "llama3-8b"): Documented(
+        "dp={data} cp=2 zero=1 attention=ring", 2, 1, f"{PERF}: CP 2"
+    ),
+    ("megatron-half", "llama3-70b"): Documented(
+        "pp=4 dp={data} cp=2 tp=4 zero=1 sp attention=ring virtual=5",
+        32,
+        1,
+        f"{PERF}: TP 4, PP 4, CP 2, 5 virtual stages; its overlap of TP is left out",
+    ),
+    ("megatron-half", "llama3-405b"): Documented(
+        "pp=8 dp={data} cp=2 tp=8 zero=1 sp attention=ring virtual=8",
+        128,
+        1,
+        f"{PERF}: TP 8, PP 8, CP 2, 8 virtual stages, on 512 or 1024 devices; its overlap of TP is "
+        "left out",
+    ),
     ("hf", "llama3-8b"): Documented(SHARDED, 1, 1, f"{MANY}: ZeRO; {FULL}"),
     ("hf", "llama3-70b"): Documented(SHARDED, 1, 1, f"{MANY}: ZeRO; {FULL}"),
     ("hf", "llama3-405b"): Documented(SHARDED, 1, 1, f"{MANY}: ZeRO; {FULL}"),
@@ -132,18 +172,21 @@ DOCUMENTED: dict[tuple[str, str], Documented] = {
 }
 
 
-def rows(model: str, cluster: str, batch: int) -> list[dict[str, Any]]:
+def rows(model: str, cluster: str, batch: int, stacks: Sequence[str]) -> Iterator[dict[str, Any]]:
     """A row for each stack."""
     module, args, kwargs = zoo.build(model, batch=batch, device="meta")
-    planner = Planner(module, args, kwargs, cluster=cluster, dtype="bf16")
-    return [_row(planner, model, cluster, batch, stack) for stack in TARGETS]
+    planner = Planner(module, args, kwargs, cluster=cluster)
+    for stack in stacks:
+        yield _row(planner, model, cluster, batch, stack)
 
 
 def _row(planner: Planner, model: str, cluster: str, batch: int, stack: str) -> dict[str, Any]:
     row: dict[str, Any] = {"model": model, "cluster": cluster, "batch": batch, "stack": stack}
     started = time.perf_counter()
     try:
-        found = planner.plan_for(stack, beside_plan=False)
+        found = planner.plan_for(
+            STACKS[stack].target, precision=STACKS[stack].precision, beside_plan=False
+        )
     except ShardfoldError as error:
         return {**row, "reason": str(error)} | _documented(planner, model, batch, stack)
     e = found.estimated
@@ -169,7 +212,12 @@ def _documented(planner: Planner, model: str, batch: int, stack: str) -> dict[st
     if not words:
         return {}
     try:
-        figures = planner.estimate(words, stack=TARGETS[stack].habits, beside_plan=False)
+        figures = planner.estimate(
+            words,
+            stack=TARGETS[STACKS[stack].target].habits,
+            precision=STACKS[stack].precision,
+            beside_plan=False,
+        )
     except ShardfoldError as error:
         return {"documented": words, "documented_reason": str(error)}
     return {
@@ -193,16 +241,14 @@ clusters: all figures are predictions, and share their errors.
 """
 FOOT = """
 - *GiB*: the peak of memory. *Gain*: how much longer the recommended step is, where it fits.
-- *Does not fit*: by the prediction, in 90% of a device's memory, with what the stack keeps by
-  default. Megatron-Bridge's recipes reduce gradients in bf16, which keeps 2 bytes less of a
-  parameter and is not priced: they may fit then.
+- *Does not fit*: by the prediction, in 90% of a device's memory. Where the recommended step is
+  shorter and does not fit, it cannot be run there: the chosen one is the best of those that can.
+- *megatron, gradients in bf16*: `--precision bf16-mixed/bf16`, as Megatron-Bridge's recipes for
+  throughput have it; their numbers are others than with Megatron-LM's own float32.
 - What a recommended configuration has and is not priced (float8, compilation, overlap of tensor
   parallel) is left out. A micro-batch is one sample, where nothing else is said.
 - torchtitan 0.3.0 has no Mixtral: its row is for a model of its shape. Nanotron was not run for it.
-- nanotron's rows of llama3-8b on 8xh100 and llama3-70b on 8x8xh100, and Megatron-LM's there, were
-  searched before micro-batches of one sample in all could be taken.
-- Not run yet: {missing}.
-
+{missing}
 Sources of what is recommended:
 
 """
@@ -238,16 +284,16 @@ def page(found: list[dict[str, Any]], runs: dict[str, Any]) -> str:
     ran = RUN + "\n".join(map(_run_line, runs["rows"])) + "\n\n"
     ran += f"{where['processor']}, {where['date']}. Made by `benchmarks/stacks_run.py`.\n"
     sources = [
-        f"- {stack}, {model}: {known.source}." for (stack, model), known in DOCUMENTED.items()
+        f"- {STACKS[stack].words}, {model}: {known.source}."
+        for (stack, model), known in DOCUMENTED.items()
     ]
-    there = {(row["model"], row["cluster"]) for row in found}
-    missing = [f"{m} on {c}" for m in MODELS for c in CLUSTERS if (m, c) not in there]
-    foot = FOOT.format(missing=", ".join(missing) or "nothing")
+    foot = FOOT.format(missing=_missing({_key(row) for row in found}))
     return HEAD + "\n".join(map(_line, found)) + "\n" + foot + "\n".join(sources) + "\n" + ran
 
 
 def _line(row: dict[str, Any]) -> str:
-    head = f"| {row['model']} | {row['cluster']} | {row['batch']} | {row['stack']} "
+    words = STACKS[row["stack"]].words
+    head = f"| {row['model']} | {row['cluster']} | {row['batch']} | {words} "
     if "reason" in row:
         return head + f"| {_short(row['reason'])} | | {_recommended(row)}| |"
     text = f"| `{row['strategy']}` | {row['step_seconds']:.2f} s | {_gib(row['peak_bytes'])} "
@@ -277,15 +323,44 @@ def _gib(count: float) -> str:
     return f"{count / 2**30:.1f}"
 
 
+def _known() -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(RESULTS.read_text()) if RESULTS.exists() else []
+    return found
+
+
+def _missing(there: set[tuple[Any, ...]]) -> str:
+    """The cells that were not run, a line a stack."""
+    lines = []
+    for stack, asked in STACKS.items():
+        cells = [
+            f"{model} on {cluster}"
+            for model in MODELS
+            for cluster in CLUSTERS
+            if (model, cluster, stack) not in there and (stack, model) != NO_MIXTRAL
+        ]
+        if cells:
+            lines.append(f"- Not run yet for {asked.words}: {', '.join(cells)}.\n")
+    return "".join(lines)
+
+
+def _key(row: dict[str, Any]) -> tuple[Any, ...]:
+    return tuple(row[name] for name in ("model", "cluster", "stack"))
+
+
+def _place(row: dict[str, Any]) -> tuple[int, ...]:
+    """In the order of the page."""
+    places = (MODELS, CLUSTERS, tuple(STACKS))
+    return tuple(names.index(name) for names, name in zip(places, _key(row), strict=True))
+
+
 def main() -> None:
-    """Price one model on one cluster, and write the page."""
-    known = json.loads(RESULTS.read_text()) if RESULTS.exists() else []
+    """Price one model on one cluster, for some stacks or all, and write the page."""
     if len(sys.argv) > 1:
         model, cluster, batch = sys.argv[1], sys.argv[2], int(sys.argv[3])
-        key = (model, cluster, batch)
-        known = [r for r in known if (r["model"], r["cluster"], r["batch"]) != key]
-        known += rows(model, cluster, batch)
-        RESULTS.write_text(json.dumps(known, indent=1) + "\n")
+        for row in rows(model, cluster, batch, sys.argv[4:] or tuple(STACKS)):
+            known = [each for each in _known() if _key(each) != _key(row)]
+            RESULTS.write_text(json.dumps(sorted([*known, row], key=_place), indent=1) + "\n")
+    known = _known()
     PAGE.write_text(page(known, json.loads(RUNS.read_text())))
 
 

@@ -198,6 +198,8 @@ class Planner:
         asked = self._asked(Request(), cluster, {**self.options, **options})
         stated = parse_strategy(strategy, asked.search.cluster.size)
         runs = stack_named(stack)
+        if _reduces_half(asked):
+            runs = runs.reducing_half()
         graph = self._stated_graph(asked if runs is OWN else _without_masters(asked), stated)
         self._progress("estimating")(0, 1)
         found = _ranged(estimate_stated(graph, asked.search, stated, runs), asked, stated.stages)
@@ -248,7 +250,12 @@ class Planner:
         prices, job, sizes = self._priced_for(asked, target)
         self._progress("estimating")(0, 1)
         choices = list(configurations(target, cluster, sizes))
-        found = project(plan, prices, target, version, job, choices)
+
+        def own(stated: Stated) -> float:
+            graph = self._stated_graph(asked, stated)
+            return estimate_stated(graph, asked.search, stated).step_seconds
+
+        found = project(plan, prices, own, target, version, job, choices)
         return replace(found, estimated=_ranged(found.estimated, asked, found.strategy.stages))
 
     def scale(
@@ -370,21 +377,25 @@ class Planner:
 
     def _priced_for(self, asked: _Asked, target: Target) -> tuple[Prices, Job, Sizes]:
         """What prices configurations of a stack, and what of the model goes into its file."""
-        asked = _without_masters(asked)
-        captures = self._captured(asked, short=asked.request.fold)
-        whole = captures.graph(1)
-        target.check_model(op.kind for op in whole.ops)
         if precision_named(asked.request.numbers).is_float8:
             raise InputError(
                 "No file of another stack says float8 yet: estimate with it, and export "
                 "with precision='bf16-mixed'."
             )
+        reduces_half = _reduces_half(asked)
+        if reduces_half:
+            target.check_reduction()
+        asked = _without_masters(asked)
+        captures = self._captured(asked, short=asked.request.fold)
+        whole = captures.graph(1)
+        target.check_model(op.kind for op in whole.ops)
         numbers = "fp32" if asked.request.numbers == "tf32" else asked.request.numbers
         layers = len(Layers.of(whole))
-        job = job_of(whole, captures.samples, layers, numbers, asked.search.cluster)
+        where = asked.search.cluster
+        job = job_of(whole, captures.samples, layers, numbers, where, reduces_half=reduces_half)
         sizes = sizes_of(captures.samples, whole, job, has_plan=_has_tensor_plan(self.model))
         graphs = partial(self._stated_graph, asked)
-        return Prices(graphs, asked.search, target), job, sizes
+        return Prices(graphs, asked.search, target, reduces_half=reduces_half), job, sizes
 
     def _stated_graph(self, asked: _Asked, stated: Stated) -> Graph:
         """The graph of a micro-batch; of a pipeline, one that can be cut between all layers."""
@@ -623,6 +634,12 @@ def _check_compiled(graph: Graph) -> None:
 def _without_masters(asked: _Asked) -> _Asked:
     """The same for a stack, which says itself what it keeps in float32."""
     return replace(asked, request=asked.request.without_masters)
+
+
+def _reduces_half(asked: _Asked) -> bool:
+    """Whether gradients are to be sent in 16 bits although weights are kept in float32."""
+    found = precision_named(asked.request.numbers)
+    return found.reduces != found.master
 
 
 def _has_tensor_plan(model: nn.Module) -> bool:

@@ -108,7 +108,7 @@ def convert(plain: Any, kind: type[T]) -> T:
     try:
         return msgspec.convert(plain, kind)
     except msgspec.ValidationError as error:
-        message = _several_devices(plain) or _missing(plain, kind) or _in_words(str(error))
+        message = _several_devices(plain) or _missing(plain, kind) or _in_words(str(error), kind)
         raise ClusterError(message) from None
 
 
@@ -149,7 +149,11 @@ def _missing(plain: Any, kind: type[ClusterTable | HardwareTable]) -> str:
                 f"{where + ': ' if where else ''}Object missing required "
                 f"field{'s' * (len(absent) > 1)} {names}"
             )
-    return f"{'; '.join(lines)}." if lines else ""
+    advice = f" {LIKE}" if any(line.startswith("device") for line in lines) else ""
+    return f"{'; '.join(lines)}.{advice}" if lines else ""
+
+
+LIKE = 'Where only some figures differ from known hardware, write like = "8xl40s", and only those.'
 
 
 def _absent(table: dict[str, Any], shape: type[msgspec.Struct]) -> list[str]:
@@ -201,25 +205,29 @@ def _sharers(link: LinkTable, inner_sizes: Sequence[int]) -> int:
     return max(1, min(link.shared_by, math.prod(inner_sizes)))
 
 
-def _in_words(message: str) -> str:
+def _in_words(message: str, kind: type[ClusterTable | HardwareTable]) -> str:
     """A validation message with the field's path in front and near names behind.
 
-    >>> _in_words("Expected `float`, got `str` - at `$.device.memory_bandwidth`")
+    >>> _in_words("Expected `float`, got `str` - at `$.device.memory_bandwidth`", ClusterTable)
     'device.memory_bandwidth: Expected `float`, got `str`.'
     """
     what, _, path = message.partition(" - at `$")
     where = path.strip(".`")
     advice = ""
     if "unknown field" in what:
-        advice = " " + nearest(what.split("`")[1], _KEYS)
+        advice = " " + _where_it_goes(what.split("`")[1], where, kind)
     return f"{where + ': ' if where else ''}{what}.{advice}"
 
 
-_KEYS = {
-    field
-    for table in (DeviceTable, LevelTable, ClusterTable, HardwareTable)
-    for field in table.__struct_fields__
-}
+def _where_it_goes(key: str, where: str, kind: type[ClusterTable | HardwareTable]) -> str:
+    """The table that has the field, or the nearest names in the one where it was found."""
+    level = LevelTable if kind is ClusterTable else LinkTable
+    tables = {"device": DeviceTable, "levels": level, "": kind}
+    own = tables[where.partition("[")[0].partition(".")[0]]
+    for name, table in tables.items():
+        if table is not own and name and key in table.__struct_fields__:
+            return f"It goes into {'[device]' if name == 'device' else '[[levels]]'}."
+    return nearest(key, own.__struct_fields__)
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,11 +35,65 @@ def read_cluster(path: Path) -> Cluster:
 
 def from_plain(plain: Any, default_name: str = "cluster") -> Cluster:
     """The cluster that JSON values describe: the inverse of `Cluster.as_plain`."""
-    table = convert(plain, ClusterTable)
+    table = convert(_filled(plain), ClusterTable)
     device = table.device
     built = find_hardware(device).device if isinstance(device, str) else device.build()
     levels = build_levels(table.levels, [level.size for level in table.levels])
     return Cluster(table.name or default_name, built, levels)
+
+
+def _filled(plain: Any) -> Any:
+    """With `like`, the named cluster's figures where the file gives none; levels go by name."""
+    if not isinstance(plain, dict) or "like" not in plain:
+        return plain
+    given = {key: value for key, value in plain.items() if key != "like"}
+    base, device = _named(str(plain["like"])), given.pop("device", {})
+    if base is None:
+        raise ClusterError(
+            f"like = {plain['like']!r} is no known cluster: write 8xa100 or 4x8xh100. "
+            f"Known: {', '.join(hardware_names())}."
+        )
+    if isinstance(device, str):
+        raise ClusterError(f"device = {device!r} goes without like, which names a device, too.")
+    found = base.as_plain()
+    levels = given.pop("levels", [])
+    if isinstance(device, dict):
+        found["device"] = _changed_device(found["device"], device)
+    else:
+        found["device"] = device  # no table: refused as in any file
+    found["levels"] = _changed_levels(found["levels"], levels)
+    return {**found, "name": given.pop("name", ""), **given}
+
+
+def _changed_device(base: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+    found = {**base, **given}
+    if isinstance(given.get("peak_flops"), dict):
+        found["peak_flops"] = {**base["peak_flops"], **given["peak_flops"]}
+    changed = ", ".join(key for key in given if key not in ("name", "source"))
+    if changed and "source" not in given:
+        found["source"] = f"{changed}: the cluster file. The rest: {base['source']}"
+    return found
+
+
+def _changed_levels(base: list[dict[str, Any]], given: Any) -> Any:
+    """What a file gives of levels, over the known ones of the same names."""
+    if not isinstance(given, list) or not all(isinstance(each, dict) for each in given):
+        return given
+    found = {level["name"]: level for level in base}
+    for each in given:
+        name = each.get("name")
+        if name not in found:
+            raise ClusterError(
+                f"levels: the cluster that the file is like has no level {name!r}. "
+                f"{nearest(str(name), found)} To have other levels, name only the device."
+            )
+        if "shared_by" in each and "bandwidth" not in each:
+            raise ClusterError(f"Level {name}: shared_by goes with bandwidth, that of one link.")
+        rest = found[name]
+        if "bandwidth" in each:
+            rest = {k: v for k, v in rest.items() if k not in ("rated_bandwidth", "source")}
+        found[name] = {**rest, **each}
+    return list(found.values())
 
 
 def _load(path: Path) -> Any:
@@ -85,11 +139,9 @@ def parse(text: str | os.PathLike[str]) -> Cluster:
     """
     if isinstance(text, os.PathLike):
         return read_cluster(Path(text))
-    match = _SIZES_THEN_NAME.fullmatch(text.strip().lower())
-    assert match is not None, "the pattern matches any text"
-    numbers, name = match.groups()
-    if name in hardware_names():
-        return find_hardware(name).cluster([int(size) for size in numbers.split("x") if size])
+    known = _named(text)
+    if known is not None:
+        return known
     if _looks_like_a_path(text):
         return read_cluster(Path(text))
     if _names_several(text):
@@ -97,11 +149,26 @@ def parse(text: str | os.PathLike[str]) -> Cluster:
             f"{text[:80]!r} has devices of several kinds, or nodes of several sizes, but a cluster "
             "is of one kind throughout. Plan for each by itself, or for the smaller of them."
         )
+    name = _parts(text)[1]
     raise ClusterError(
         f"Unknown cluster {text[:80]!r}. {nearest(name, hardware_names())} "
         f"A cluster is written 8xa100 (one node of 8) or 4x8xh100 (4 nodes of 8), "
         f"or is a .toml or .json file."
     )
+
+
+def _named(text: str) -> Cluster | None:
+    """The cluster of known hardware that a text names, if it names one."""
+    numbers, name = _parts(text)
+    if name not in hardware_names():
+        return None
+    return find_hardware(name).cluster([int(size) for size in numbers.split("x") if size])
+
+
+def _parts(text: str) -> tuple[str, str]:
+    match = _SIZES_THEN_NAME.fullmatch(text.strip().lower())
+    assert match is not None, "the pattern matches any text"
+    return match[1], match[2]
 
 
 def _names_several(text: str) -> bool:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,11 +25,9 @@ from shardfold.export.dtensor import faced, words_on_axes
 from shardfold.export.search import Prices
 from shardfold.export.targets import RECOMPUTE, Target
 from shardfold.export.writers import Job, Written, write
-from shardfold.planner.estimate import estimate
 from shardfold.planner.estimated import Estimated
 from shardfold.plans.plan import Plan
 from shardfold.simulate.tasks import block_of
-from shardfold.strategies.stacks import OWN
 from shardfold.strategies.stated import Stated
 
 BATCH = "batch"
@@ -153,10 +151,22 @@ def nearest(read: Stated, choices: Sequence[Stated]) -> Stated:
     return min(choices, key=lambda each: (distance(each), str(each)))
 
 
+Seconds = Callable[[Stated], float]  # of a step
+
+
 def project(
-    plan: Plan, prices: Prices, target: Target, version: str, job: Job, choices: Sequence[Stated]
+    plan: Plan,
+    prices: Prices,
+    own: Seconds,
+    target: Target,
+    version: str,
+    job: Job,
+    choices: Sequence[Stated],
 ) -> Projection:
-    """The nearest configuration, priced, with the causes of what it costs."""
+    """The nearest configuration, priced, with the causes of what it costs.
+
+    `own` prices one as the plan is run: by shardfold, in the plan's precision.
+    """
     read = degrees_of(plan)
     chosen = nearest(read, choices)
     figures = prices.estimate(chosen)
@@ -168,27 +178,26 @@ def project(
         chosen,
         figures,
         plan.estimate.step_seconds,
-        tuple(_causes(plan, prices, read, chosen, figures)),
+        tuple(_causes(plan, own, read, chosen, figures)),
         tuple(unsaid(plan, read, target)),
         write(target.name, version, chosen, job),
     )
 
 
 def _causes(
-    plan: Plan, prices: Prices, read: Stated, chosen: Stated, figures: Estimated
+    plan: Plan, own: Seconds, read: Stated, chosen: Stated, figures: Estimated
 ) -> Iterator[Cause]:
     """What each step of the projection costs; a step that cannot be priced is with the next."""
     before, waiting = plan.estimate.step_seconds, ""
     for stated, text in (
-        (replace(read), "one degree for all layers, in the usual patterns"),
+        (read, "one degree for all layers, in the usual patterns"),
         (chosen, f"{chosen} instead of {read}"),
     ):
         if stated is chosen and chosen == read:
             continue
         name = f"{waiting} and {text}" if waiting else text
         try:
-            graph = prices.graph(stated)
-            step = estimate(graph, prices.request, stated, OWN, prices.run).step_seconds
+            step = own(stated)
         except InputError:
             waiting = name
             continue

@@ -45,6 +45,7 @@ from shardfold.strategies.stated import Stated
 
 SLACK, ALIKE = 0.95, 0.99
 BEYOND = 8  # looks at what cannot be faster: the runners-up
+MOST_TOO_LARGE = 24  # that are priced where nothing fits
 MOST_RUNS = 16  # that are kept: the tables of one take up to 100 MiB
 Progress = Callable[[int, int], None]
 Graphs = Callable[[Stated], Graph]
@@ -77,8 +78,16 @@ class Found:
 class Prices:
     """Prices configurations of one model on one cluster; what they share is made once."""
 
-    def __init__(self, graphs: Graphs, request: ResolvedRequest, target: Target) -> None:
+    def __init__(
+        self,
+        graphs: Graphs,
+        request: ResolvedRequest,
+        target: Target,
+        *,
+        reduces_half: bool = False,  # gradients are sent in 16 bits
+    ) -> None:
         self.graphs, self.request, self.target = graphs, request, target
+        self.reduces_half = reduces_half
         self._runs: dict[object, StatedRun] = {}
         self._subdims: dict[int, tuple[Graph, Subdims]] = {}
         self._schedulers: dict[object, Scheduler] = {}
@@ -97,8 +106,13 @@ class Prices:
 
     def estimate(self, stated: Stated) -> Estimated:
         """The figures of a configuration, as its stack runs it."""
-        stack = self.target.stack(stated)
+        stack = self.stack(stated)
         return estimate(self.graph(stated), self.request, stated, stack, self.run)
+
+    def stack(self, stated: Stated) -> Stack:
+        """The habits of the stack under a strategy."""
+        found = self.target.stack(stated)
+        return found.reducing_half() if self.reduces_half else found
 
     def run(
         self, graph: Graph, request: ResolvedRequest, stated: Stated, stack: Stack
@@ -205,11 +219,33 @@ def search(prices: Prices, choices: Sequence[Stated], samples: int, watch: Progr
                     best = min(best, priced[-1].estimated.step_seconds)
         except InputError as error:
             refused[str(error)] = None
-    if not priced and large:
-        nearest = choices[min(large)[1]]
-        priced.append(Priced(nearest, prices.estimate(nearest)))
+    if best == math.inf:
+        peak = min((each.estimated.peak_bytes for each in priced), default=math.inf)
+        priced.extend(_least(prices, choices, sorted(large), samples, peak))
     priced.sort(key=lambda each: each.rank)
     return Found(tuple(priced), len(choices), tuple(refused))
+
+
+def _least(
+    prices: Prices,
+    choices: Sequence[Stated],
+    large: Sequence[tuple[float, int]],
+    samples: int,
+    peak: float,
+) -> Iterator[Priced]:
+    """Where nothing fits: of each kind the one that holds least, until no bound is below a peak."""
+    smallest: dict[Stated, tuple[float, Stated]] = {}
+    for least, place in large:
+        stated = choices[place]
+        kind = replace(stated, micro_batches=1, recompute="none")
+        if kind not in smallest or _holds_less(stated, smallest[kind][1], samples):
+            smallest[kind] = (min(least, smallest.get(kind, (least,))[0]), stated)
+    for least, stated in sorted(smallest.values(), key=lambda each: each[0])[:MOST_TOO_LARGE]:
+        if least >= peak:
+            return
+        found = Priced(stated, prices.estimate(stated))
+        peak = min(peak, found.estimated.peak_bytes)
+        yield found
 
 
 def _is_hopeless(stated: Stated, priced: Sequence[Priced], samples: int) -> bool:
@@ -253,9 +289,8 @@ class Anchors:
         return found
 
     def _made(self, like: Stated, size: int | None) -> Anchor:
-        target = self.prices.target
         flat, request = self._flat(like, size)
-        run = self.prices.run(self.prices.graph(flat), request, flat, target.stack(flat))
+        run = self.prices.run(self.prices.graph(flat), request, flat, self.prices.stack(flat))
         schedule = run.case.scheduler.schedule(run.whole)
         found, whole = passes(schedule)[0], schedule.resident.get("parameters", 0.0)
         each, layers = self.samples / (flat.data * flat.micro_batches), Layers.of(run.graph)

@@ -73,7 +73,15 @@ class StackPlan:
         }
 
 
-def job_of(graph: Graph, samples: Samples, layers: int, dtype: str | None, cluster: Cluster) -> Job:
+def job_of(
+    graph: Graph,
+    samples: Samples,
+    layers: int,
+    dtype: str | None,
+    cluster: Cluster,
+    *,
+    reduces_half: bool = False,
+) -> Job:
     """What a file says besides the strategy; `graph` is of the whole batch."""
     first, count = first_input(graph), samples.count
     if samples.reason:
@@ -81,7 +89,8 @@ def job_of(graph: Graph, samples: Samples, layers: int, dtype: str | None, clust
     is_text = items_of(graph)[1] == "tokens"
     seq = first.shape[1] if first is not None and is_text else None
     inner = cluster.levels[-1].size if cluster.levels else 1
-    return Job(count, seq, layers, dtype, cluster.size, cluster.size // inner)
+    nodes = cluster.size // inner
+    return Job(count, seq, layers, dtype, cluster.size, nodes, reduces_half)
 
 
 def sizes_of(samples: Samples, graph: Graph, job: Job, *, has_plan: bool) -> Sizes:
@@ -110,9 +119,11 @@ def best_for(
     cluster = prices.request.cluster
     choices = list(configurations(target, cluster, sizes, micro_batches))
     if not choices:
+        cut = f" in {micro_batches} micro-batches" if micro_batches else ""
         raise InputError(
-            f"{target.name} has no configuration for a batch of {sizes.samples} samples on "
-            f"{cluster.size} devices: the batch must divide by the devices that share it out."
+            f"{target.name} has no configuration for a batch of {sizes.samples} samples{cut} on "
+            f"{cluster.size} devices: the batch must divide by the devices that share it out"
+            f"{', and each part by the micro-batches' if cut else ''}."
         )
     write(target.name, version, choices[0], job)  # what the stack lacks is said before the work
     found = search(prices, choices, sizes.samples, watch)
@@ -152,6 +163,8 @@ def _smallest_of_ties(priced: Sequence[Priced]) -> Priced:
 
 
 def _notes(target: Target, sizes: Sizes, found: Found) -> Iterator[str]:
+    if target.transformers_only:
+        yield f"{target.name} trains models of its own: name the one that has this model's sizes."
     if not sizes.has_plan and target.needs_plan:
         yield (
             "The model has no base_model_tp_plan, which tensor parallel of this stack reads: "

@@ -52,6 +52,7 @@ class Target:
     recompute: tuple[str, ...] = ("none", "full")
     schedules: tuple[str, ...] = ()
     most_chunks: int = 1
+    reduces_half: bool = False  # it can be told to send gradients in bf16, or always does
     unpriced: tuple[str, ...] = ()  # what it has and is not searched
 
     def check_model(self, kinds: Iterable[str]) -> None:
@@ -61,6 +62,15 @@ class Target:
             raise InputError(
                 f"{self.name} trains transformers of its own, and this model has no attention: its "
                 f"arguments would be for another one. Stacks that take any module: {others}."
+            )
+
+    def check_reduction(self) -> None:
+        """Refuse gradients in bf16 where the stack would have them in float32."""
+        if not self.reduces_half:
+            others = ", ".join(each.name for each in TARGETS.values() if each.reduces_half)
+            raise InputError(
+                f"{self.name} reduces gradients in float32, as it is priced here: plan with "
+                f"--precision bf16-mixed. In bf16 reduce: {others}."
             )
 
     def stack(self, stated: Stated) -> Stack:
@@ -127,6 +137,7 @@ TARGETS: Mapping[str, Target] = {
             recompute=("none", "products", "full"),
             schedules=("1f1b", "gpipe", "interleaved", "zbv"),
             most_chunks=4,
+            reduces_half=True,
             unpriced=(
                 "FSDP that gathers again in every micro-batch of a pipeline",
                 "data parallel without shards (autocast)",
@@ -150,9 +161,9 @@ TARGETS: Mapping[str, Target] = {
             recompute=("none", "selective", "full"),
             schedules=("1f1b", "interleaved"),
             most_chunks=8,
+            reduces_half=True,
             unpriced=(
                 "Megatron-FSDP",
-                "gradients in bf16 (--grad-reduce-in-bf16)",
                 "context parallel beside expert parallel, by all_gather, or with either on a mesh "
                 "of more than three axes",
                 "recomputation of some layers or modules",
@@ -184,6 +195,7 @@ TARGETS: Mapping[str, Target] = {
             hybrid=True,
             needs_shards=True,
             needs_plan=True,
+            reduces_half=True,
             unpriced=(
                 "context parallel, Ulysses",
                 "data parallel without shards (autocast)",
@@ -195,6 +207,7 @@ TARGETS: Mapping[str, Target] = {
             {"0.19": "read by DeepSpeedConfig of deepspeed 0.19.8 of PyPI"},
             zero=(0, 1, 2, 3),
             needs_plan=True,
+            reduces_half=True,
             unpriced=(
                 "pipelines (in code only)",
                 "ZeRO++ and offload",

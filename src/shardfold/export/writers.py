@@ -28,6 +28,7 @@ class Job:
     dtype: str | None  # bf16, fp16, fp32; None: as in the model, float32
     devices: int
     nodes: int
+    reduces_half: bool = False  # gradients are sent in 16 bits, where the stack would in float32
 
     @property
     def half(self) -> str | None:
@@ -104,7 +105,7 @@ def _torchtitan_training(stated: Stated, job: Job) -> dict[str, Any]:
         "global_batch_size": job.samples,
         **({} if job.seq is None else {"seq_len": job.seq}),
         "mixed_precision_param": _torchtitan_dtype(job),
-        "mixed_precision_reduce": "float32",
+        "mixed_precision_reduce": "bfloat16" if job.reduces_half else "float32",
     }
 
 
@@ -196,6 +197,7 @@ def megatron(stated: Stated, job: Job) -> Written:
         f"--global-batch-size {job.samples}",
         *([] if job.seq is None else [f"--seq-length {job.seq}"]),
         *([f"--{job.half}"] if job.half else []),
+        *(["--grad-reduce-in-bf16"] if job.reduces_half else []),
     ]
     return Written("arguments", _continued(words), ("Put them beside the model's own arguments.",))
 
@@ -272,7 +274,7 @@ def accelerate(stated: Stated, job: Job) -> Written:
     is_sharded = stated.shards > 1
     plain: dict[str, Any] = {
         "compute_environment": "LOCAL_MACHINE",
-        "distributed_type": "FSDP" if is_sharded else "MULTI_GPU",
+        "distributed_type": "FSDP" if is_sharded else "MULTI_GPU" if job.devices > 1 else "NO",
         "mixed_precision": job.half or "no",
         "num_machines": job.nodes,
         "num_processes": job.devices,

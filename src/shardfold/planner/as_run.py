@@ -159,6 +159,8 @@ def as_run(
         schedule = _each_operator(schedule, _waiting)
     if stack.float32_gradients and item_bytes < FLOAT32:
         schedule = _scaled_gradients(schedule, FLOAT32 / item_bytes)
+    if stack.float32_updates:
+        schedule = _updating_in_float32(schedule, stated, item_bytes)
     if stack.keeps_gradients:
         schedule = _keeping_gradients(schedule)
     if stack is not OWN:
@@ -341,6 +343,13 @@ def _scaled_gradients(schedule: Schedule, wider: float) -> Schedule:
     if "gradients" in resident:
         resident["gradients"] *= wider
     return msgspec.structs.replace(found, resident=resident)
+
+
+def _updating_in_float32(schedule: Schedule, stated: Stated, item_bytes: int) -> Schedule:
+    """Gradients of what a device updates, once more and wider, while it does."""
+    parts = stated.shards if stated.zero else 1
+    copies = schedule.resident.get("parameters", 0.0) * FLOAT32 / item_bytes / parts
+    return msgspec.structs.replace(schedule, updating=schedule.updating + copies)
 
 
 def _keeping_gradients(schedule: Schedule) -> Schedule:

@@ -34,6 +34,7 @@ class Stack:
     regathers_activations: bool = False  # of sp: keeps parts, gathers them beside backward
     gradient_copies: int = 0  # of parameters' size and type, that stay: buckets, flat buffers
     float32_part_gradients: bool = False  # of the part that a device updates, beside the others
+    float32_updates: bool = False  # the update reads gradients from a float32 copy, then dropped
     buffer_bytes: float = 0.0  # of fixed size, that stay
     bucket_bytes: float = 0.0  # of gradients or parameters that are sent together; 0: each alone
     runs_whole_block_again: bool = False  # recomputation runs a block's last product, too
@@ -41,6 +42,22 @@ class Stack:
     balances_stages: bool = False  # pp: by the work of products, not by the number of layers
     waits_for_sends: bool = False  # pp: of a schedule with one chunk, sends stop the sender's work
     context_bytes: float = 0.0  # of CUDA, its kernels and NCCL: no allocator counts them
+
+    def reducing_half(self) -> Stack:
+        """The same, told to send gradients in 16 bits.
+
+        FSDP's parts of them stay float32; elsewhere they are summed in 16 bits, too, and only the
+        update has them in float32 (Megatron-LM's --grad-reduce-in-bf16).
+        """
+        if not self.float32_reduction:
+            return self
+        is_summed = self.float32_gradients and not self.float32_parts
+        return replace(
+            self,
+            float32_reduction=False,
+            float32_gradients=self.float32_gradients and not is_summed,
+            float32_updates=is_summed,
+        )
 
 
 MIB = 2.0**20

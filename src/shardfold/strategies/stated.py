@@ -317,8 +317,12 @@ def choose_stated(setting: Setting, stated: Stated, placed: Placed) -> Choice:
         raise InputError(
             f"tp={stated.tensor}: the model's heads or feed-forward features do not divide by it."
         )
-    if not _splits_batch(setting, choice, placed.data):
+    for _ in _unsplit(setting, choice, placed.batch):
         raise InputError(f"The batch cannot be split into dp x fsdp = {stated.batch_parts} parts.")
+    for where in _unsplit(setting, choice, placed.context):
+        raise InputError(
+            f"cp={stated.context}: {where} has no sequence that can be split into as many parts."
+        )
     return _stored(setting, choice, stated, placed)
 
 
@@ -373,16 +377,15 @@ def _for_all_rows(setting: Setting) -> Iterator[str]:
                 yield f": {op.origin} is a product of all rows with every matrix ({op.kind})"
 
 
-def _splits_batch(setting: Setting, choice: Choice, data: Axes) -> bool:
-    """Whether all products and convolutions of the batch split something over each of its axes."""
-    rules = setting.subdims.rules
-    return all(
-        parts_over(vertex.space, choice[v], data)
-        for v, vertex in enumerate(setting.tables.vertices)
-        if vertex.space is not None
-        and rules[vertex.index].rule.engine == "matrix"
-        and setting.batch[vertex.index] is not None
-    )
+def _unsplit(setting: Setting, choice: Choice, axes: Axes) -> Iterator[str]:
+    """Products and convolutions of the batch that split nothing over one of the axes."""
+    rules, ops = setting.subdims.rules, setting.graph.ops
+    for v, vertex in enumerate(setting.tables.vertices):
+        is_product = vertex.space is not None and rules[vertex.index].rule.engine == "matrix"
+        if not is_product or setting.batch[vertex.index] is None or vertex.space is None:
+            continue
+        if not parts_over(vertex.space, choice[v], axes):
+            yield str(ops[vertex.index].origin)
 
 
 def _stored(setting: Setting, choice: Choice, stated: Stated, placed: Placed) -> Choice:

@@ -42,9 +42,11 @@ def test_the_table_of_meshes_is_what_is_searched() -> None:
 
 
 def test_the_example_files_are_read(tmp_path: Path) -> None:
-    lab, workstation = re.findall(r"```toml\n(.*?)```", HOW_TO, flags=re.DOTALL)
+    lab, like, workstation = re.findall(r"```toml\n(.*?)```", HOW_TO, flags=re.DOTALL)
     (tmp_path / "lab.toml").write_text(lab)
     (tmp_path / "workstation.toml").write_text(workstation)
+    (tmp_path / "like.toml").write_text(like)
+    assert parse(tmp_path / "like.toml").levels[0].bandwidth == 11e9 / 8
     cluster = parse(tmp_path / "lab.toml")
     assert [level.bandwidth for level in cluster.levels] == [2.5e9 / 16, 11e9 / 4, 230e9]
     assert cluster.size == 32

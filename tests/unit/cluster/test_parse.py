@@ -337,3 +337,49 @@ def test_a_mesh_that_is_no_mesh(text: str) -> None:
 def test_one_device_has_one_mesh() -> None:
     with pytest.raises(ClusterError, match=r"which has 1 devices?;.*Legal meshes: 1\."):
         mesh_from_text("8", parse("h100"))
+
+
+LIKE = """
+like = "2x4xl40s"
+[device]
+memory_bytes = 40e9
+peak_flops = { bfloat16 = 300e12 }
+[[levels]]
+name = "node"
+bandwidth = 12e9
+shared_by = 4
+"""
+
+
+def test_a_file_like_known_hardware_has_only_what_differs(tmp_path: Path) -> None:
+    (tmp_path / "lab.toml").write_text(LIKE)
+    found, known = parse(tmp_path / "lab.toml"), parse("2x4xl40s")
+    assert found.name == "lab"
+    assert found.device.memory_bytes == 40_000_000_000
+    assert found.device.peak("bfloat16") == 300e12
+    assert found.device.peak("float32") == known.device.peak("float32")
+    assert found.device.source.startswith("memory_bytes, peak_flops: the cluster file. The rest: ")
+    assert found.device.units == known.device.units
+    node, gpu = found.levels
+    assert (node.bandwidth, node.rated_bandwidth, node.size) == (3e9, None, 2)
+    assert gpu == known.levels[1]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ('like = "9xnone"', "no known cluster"),
+        ('like = "8xl40s"\ndevice = "h100"', "goes without like"),
+        ('like = "8xl40s"\nlevels = [{name = "nod"}]', "no level 'nod'"),
+        ('like = "8xl40s"\nlevels = [{name = "gpu", shared_by = 2}]', "goes with bandwidth"),
+        ('like = "8xl40s"\nlevels = 3', "Expected `array`"),
+        ('like = "8xl40s"\ndevice = []', "device is a list"),
+        ('like = "8xl40s"\nmemory_bytes = 40e9', r"It goes into \[device\]"),
+        ('device = "l40s"\nlevels = []\nbandwidth = 3', r"It goes into \[\[levels\]\]"),
+        ('levels = []\n[device]\nname = "l40s"\nmemory_bytes = 4e10', "write like = "),
+    ],
+)
+def test_a_file_like_known_hardware_is_checked(text: str, says: str, tmp_path: Path) -> None:
+    (tmp_path / "lab.toml").write_text(text)
+    with pytest.raises(ClusterError, match=says):
+        parse(tmp_path / "lab.toml")

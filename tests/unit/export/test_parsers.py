@@ -66,9 +66,13 @@ def test_accelerate_launch_takes_its_file(tmp_path: Path) -> None:
     from accelerate.commands.launch import _validate_launch_command, launch_command_parser
 
     path = tmp_path / "accelerate.yaml"
-    alone = parse_strategy("tp=8", 8)
-    job = replace(JOB, dtype=None, devices=8, nodes=1)
-    for stated, each in [*written("accelerate"), (alone, write("accelerate", "1.15", alone, job))]:
+    plain = []
+    for words, devices in (("tp=8", 8), ("dp=1", 1)):
+        stated = parse_strategy(words, devices)
+        job = replace(JOB, dtype=None, devices=devices, nodes=1)
+        plain.append((stated, write("accelerate", "1.15", stated, job)))
+    assert "distributed_type: NO\n" in plain[-1][1].text
+    for stated, each in [*written("accelerate"), *plain]:
         path.write_text(each.text)
         fsdp = load_config_from_file(str(path)).fsdp_config
         assert fsdp["fsdp_version"] == 2 if stated.shards > 1 else not fsdp
@@ -78,7 +82,7 @@ def test_accelerate_launch_takes_its_file(tmp_path: Path) -> None:
         assert found.parallelism_config_dp_shard_size == stated.shards
         assert found.parallelism_config_dp_replicate_size == stated.replicas
         assert found.parallelism_config_tp_size == stated.tensor
-        assert found.fsdp_reshard_after_forward == stated.reshards or stated is alone
+        assert found.fsdp_reshard_after_forward == stated.reshards or stated.shards == 1
 
 
 @pytest.mark.slow

@@ -65,6 +65,7 @@ def test_the_best_of_few_is_the_best_of_all(stack: str) -> None:
     peaks = sorted(each.estimated.peak_bytes for each in every(stack))
     assert len(peaks) > 10
     counts = []
+    assert searched(stack, 2**20).priced[0].estimated.peak_bytes == pytest.approx(peaks[0])
     for limit in (peaks[len(peaks) // 4], peaks[-1] * 2):
         found = searched(stack, limit)
         best = min(
@@ -135,6 +136,28 @@ def test_a_micro_batch_may_be_one_sample() -> None:
     """Of which a copy that has nothing to do is left out."""
     found = planner().estimate("tp=4 micro-batches=8", beside_plan=False)
     assert 0 < found.peak_bytes < planner().estimate("tp=4", beside_plan=False).peak_bytes
+
+
+def test_gradients_in_16_bits_are_told_priced_and_searched() -> None:
+    own, half = planner(), "bf16-mixed/bf16"
+    for stack, told in (
+        ("megatron", "--grad-reduce-in-bf16"),
+        ("torchtitan", "--training.mixed_precision_reduce bfloat16"),
+    ):
+        assert told in own.plan_for(stack, dtype=half, beside_plan=False).text
+        assert told not in own.plan_for(stack, beside_plan=False).text
+    words = "dp=4 zero=1 micro-batches=2"
+    wide, narrow = (
+        own.estimate(words, stack="megatron", dtype=each, beside_plan=False)
+        for each in ("bf16-mixed", half)
+    )
+    gradients = wide.peak_by_class["gradients"]
+    assert narrow.peak_by_class["gradients"] == gradients / 2
+    sent = [{c.kind: c.seconds for c in each.communication} for each in (wide, narrow)]
+    assert sent[1]["reduce_scatter"] < sent[0]["reduce_scatter"]
+    for stack in ("hf", "nanotron"):
+        with pytest.raises(InputError, match=r"float32.* In bf16 reduce: torchtitan, megatron"):
+            own.plan_for(stack, dtype=half, beside_plan=False)
 
 
 def test_a_number_of_micro_batches_is_kept() -> None:

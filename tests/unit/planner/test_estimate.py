@@ -119,6 +119,12 @@ def test_a_word_that_the_model_has_nothing_for_is_refused(strategy: str, says: s
         Planner(module, args, kwargs, cluster=CLUSTER).estimate(strategy)
 
 
+def test_context_parallel_says_what_has_no_sequence() -> None:
+    module, args, kwargs = zoo.build("vit-large-tiny")
+    with pytest.raises(InputError, match=r"cp=2: .* has no sequence that can be split"):
+        Planner(module, args, kwargs, cluster=CLUSTER).estimate("cp=2", beside_plan=False)
+
+
 def test_the_plan_beside_is_no_slower() -> None:
     found = planner().estimate("fsdp=8", prefer="speed")
     assert found.plan_seconds is not None
