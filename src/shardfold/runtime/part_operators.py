@@ -42,6 +42,7 @@ aten = torch.ops.aten
 DRAWS = torch.Tag.nondeterministic_seeded
 MOVES_DIMS = torch.Tag.inplace_view
 REGROUPING = (aten.view.default, aten._unsafe_view.default)
+TURNING = (aten.t_.default, aten.transpose_.default)
 # What keeps norms of parts to be put together later, as clipping does; not so their sum.
 OF_NORMS = (aten.stack.default, aten.cat.default, aten.linalg_vector_norm.default)
 
@@ -110,6 +111,8 @@ def complete_dtensors() -> None:
     for op in (aten.as_strided.default, aten.argmin.default, aten.argmax.default):
         handlers[op] = partial(_or_on_wholes, handlers[op])
     handlers[aten._local_scalar_dense.default] = _number
+    for op in TURNING:  # since torch 2.15 a part is turned, and not what says how large it all is
+        handlers[op] = on_wholes
     for name in ("tolist", "numpy"):
         setattr(DTensor, name, partialmethod(_of_whole, name))
     memory = Tensor.data
@@ -124,7 +127,7 @@ def _check_known() -> None:
         raise RunError(
             f"torch {torch.__version__} runs operators on DTensors in another way than the "
             f"versions that shardfold knows (there is no {unknown[0]}), so what is written into "
-            "parts of parameters could be lost. Use torch 2.13."
+            "parts of parameters could be lost. Use torch 2.11 to 2.15."
         )
 
 
