@@ -213,14 +213,14 @@ class Datasheet:
     ) -> Values:
         """The best shape of tiles, and of splits of the reduction."""
         rate, units, moved = self._tile_rate(dtype), self._units, self._bandwidth(0.92)
-        best = np.full(np.broadcast(m, many).shape, np.inf)
-        for high, wide, loss in TILES:
-            tiles = many * np.ceil(m / high) * np.ceil(n / wide)
-            for split in SPLITS:
-                waves = np.ceil(tiles * split / units)
-                work = waves * units * 2.0 * high * wide * (k / split + FILL) * loss / rate
-                sums = 8.0 * many * m * n / moved if split > 1 else 0.0
-                best = np.minimum(best, work + sums)
+        # All shapes and splits at once: along the first two axes.
+        high, wide, loss = (each[:, None, None] for each in np.array(TILES).T)
+        split = np.array(SPLITS, dtype=np.float64)[:, None]
+        tiles = many * np.ceil(m / high) * np.ceil(n / wide)
+        waves = np.ceil(tiles * split / units)
+        work = waves * units * 2.0 * high * wide * (k / split + FILL) * loss / rate
+        sums = np.where(split > 1, 8.0 * many * m * n / moved, 0.0)
+        best: Values = (work + sums).min(axis=(0, 1))
         return best
 
     def _convolution(
