@@ -32,8 +32,8 @@ from shardfold.search import Problem, Solution, unproven
 from shardfold.search.subproblem import Subproblem, restrict
 from shardfold.sharding import Subdims, find_subdims
 from shardfold.simulate import Schedule, Simulation
-from shardfold.simulate import simulate as run_schedule
 from shardfold.simulate.decoded import DecodedChoice, UnrolledChoice
+from shardfold.simulate.simulate import passes, whole_step
 from shardfold.simulate.tasks import Scheduler
 from shardfold.strategies.pins import Pin
 
@@ -56,6 +56,9 @@ class ResolvedRequest:
     rules: Rules = field(default_factory=dict)
     micro_batches: int = 1  # the graph's batch is one of so many equal parts of a step's
     prefer: Prefer = "speed"  # among steps that are nearly as short as the best
+    known: dict[object, tuple[object, Subdims]] = field(
+        default_factory=dict, compare=False, repr=False
+    )
 
     @property
     def limit(self) -> float:
@@ -65,7 +68,12 @@ class ResolvedRequest:
 
     def subdims_of(self, graph: Graph) -> Subdims:
         """The graph's dims in pieces, by the rules of the cost model and of the user."""
-        return find_subdims(graph, rules_of(graph, {**self.pricing.rules, **self.rules}))
+        asked = (graph, self.pricing.rules, self.rules)
+        key = tuple(map(id, asked))
+        if key not in self.known:
+            rules = rules_of(graph, {**self.pricing.rules, **self.rules})
+            self.known[key] = asked, find_subdims(graph, rules)
+        return self.known[key][1]
 
 
 @dataclass(slots=True, eq=False)
@@ -94,7 +102,8 @@ class Findings:
     smallest: Solution | None = None
     discounted: dict[float, Subproblem] = field(default_factory=dict)  # by weight
     demands: Demands | None = None
-    simulations: dict[tuple[int, ...], Simulation] = field(default_factory=dict)  # by choice
+    # Of a choice, with what the host takes to ask for all work of the step.
+    simulations: dict[tuple[int, ...], tuple[Simulation, float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)
@@ -311,6 +320,7 @@ class Candidate:
     label: str = "search"
     least_bytes: float | None = None  # only where no choice for the case is within the limit
     simulation: Simulation | None = None
+    host_seconds: float = 0.0  # of a simulated step: what the host takes to ask for all work
     byte_price: float = 0.0  # seconds that a byte more would save, where something is recomputed
 
     @property
@@ -369,13 +379,6 @@ class Candidate:
         asked = case.demands.least_seconds(case.unrolled, np.array(self.choice))
         return max(self.unhidden_seconds, asked)
 
-    @property
-    def host_seconds(self) -> float:
-        """What the host takes to ask for all work of a step."""
-        demands = self.case.demands
-        asked = demands.of(self.case.unrolled, np.array(self.choice))
-        return float(demands.bounded(asked)[-1])
-
     def may_beat(self, seconds: float) -> bool:
         """Whether the simulated step may be shorter; what is cheap to know is looked at first."""
         return self.unhidden_seconds < seconds and self.floor_seconds < seconds
@@ -416,5 +419,7 @@ def simulate(candidate: Candidate) -> Candidate:
         return candidate
     known, choice = candidate.case.findings.simulations, tuple(candidate.choice)
     if choice not in known:
-        known[choice] = run_schedule(candidate.schedule())
-    return replace(candidate, simulation=known[choice])
+        found = passes(candidate.schedule())
+        known[choice] = whole_step(found), sum(each.count * each.host_seconds for each in found)
+    simulation, host_seconds = known[choice]
+    return replace(candidate, simulation=simulation, host_seconds=host_seconds)

@@ -58,8 +58,8 @@ def timeline(schedule: Schedule) -> tuple[Simulation, Timeline]:
 class Pass:
     """One forward and backward of a stage, in phases, and how often a step has it.
 
-    `reduce_seconds` is the wait for reductions after backward. `kept` are the bytes by class that
-    forward leaves for backward.
+    `reduce_seconds` is the wait for reductions after backward, `host_seconds` what the host takes
+    to ask for all work. `kept` are the bytes by class that forward leaves for backward.
     """
 
     simulation: Simulation
@@ -68,6 +68,7 @@ class Pass:
     backward_seconds: float
     reduce_seconds: float
     update_seconds: float
+    host_seconds: float
     kept: dict[str, float]
 
 
@@ -163,7 +164,7 @@ class _Simulator:
         self.record.gave(self.streams.clock, place, copies)
         found, line = self._results()
         spans = (forward, backward - forward, reduced - backward, found.step_seconds - reduced)
-        return Pass(found, count, *spans, kept), line
+        return Pass(found, count, *spans, self.streams.asked, kept), line
 
     # One pass over all blocks
 
