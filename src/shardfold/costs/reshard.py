@@ -34,7 +34,7 @@ from shardfold.sharding.layouts import PENDING, REPLICATED, SHARED, Layouts, loc
 
 Mask = NDArray[np.bool_]
 Column = NDArray[np.int8]
-Codes = NDArray[np.int64]
+Codes = NDArray[np.int32] | NDArray[np.uint16]
 LOWEST = SHARED
 MOST_CODES = 1 << 14  # layouts that are worth counting before anyone asks
 JOINED = ("all_gather", "reduce_scatter")  # as many parts as devices, all as long as the fullest
@@ -42,17 +42,21 @@ JOINED = ("all_gather", "reduce_scatter")  # as many parts as devices, all as lo
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A step of some pairs, before sizes are known: the layouts on either side of it."""
+    """A step of some pairs, before sizes are known: the layouts on either side of it, by number.
+
+    A layout is a number with a digit in base `base` for each axis, the first in front. Of all pairs
+    of two sets there are so many that layouts in full would fill gigabytes.
+    """
 
     kind: Kind
     axes: tuple[int, ...]
-    rows: Rows
-    before: Layouts
-    after: Layouts
-    codes: dict[int, Codes] = field(default_factory=dict, compare=False, repr=False)
+    rows: NDArray[np.int32]
+    before: Codes
+    after: Codes
+    base: int
 
     @property
-    def counted(self) -> Layouts:
+    def counted(self) -> Codes:
         """The side whose fullest part says what is sent: parts that differ are padded to it."""
         return self.after if self.kind == "reduce_scatter" else self.before
 
@@ -71,16 +75,21 @@ def reshard(
     gradients: REPLICATED, PENDING, or a sub-dim.
     """
     one = len(source) == 1
-    moves = _moves_of_one(source.tobytes(), target.tobytes()) if one else _moves(source, target)
-    return Steps(
-        len(source), tuple(_step(move, shape, subdims, item_bytes, phase) for move in moves)
-    )
+    found = _moves_of_one(source.tobytes(), target.tobytes()) if one else _decoded(source, target)
+    steps = (_step(move, shape, subdims, item_bytes, phase, sides) for move, *sides in found)
+    return Steps(len(source), tuple(steps))
 
 
 @lru_cache(maxsize=4096)
-def _moves_of_one(source: bytes, target: bytes) -> tuple[Move, ...]:
+def _moves_of_one(source: bytes, target: bytes) -> list[tuple[Move, Layouts, Layouts]]:
     """A single pair; a few pairs make up a plan, and many plans are looked at."""
-    return _moves(*(np.frombuffer(row, dtype=np.int8).reshape(1, -1) for row in (source, target)))
+    return _decoded(*(np.frombuffer(r, dtype=np.int8).reshape(1, -1) for r in (source, target)))
+
+
+def _decoded(source: Layouts, target: Layouts) -> list[tuple[Move, Layouts, Layouts]]:
+    """The moves of some pairs, each with the layouts on either side of it."""
+    moves, axes = _moves(source, target), source.shape[1]
+    return [(m, _layouts(m.before, m.base, axes), _layouts(m.after, m.base, axes)) for m in moves]
 
 
 def reshard_all(
@@ -91,7 +100,7 @@ def reshard_all(
     item_bytes: int,
     phase: Phase,
 ) -> Steps:
-    """The steps of every pair of a source and a target, sources varying slowest."""
+    """The steps of every pair of a source and a target, sources varying slowest; no layouts."""
     key = (sources.shape, sources.tobytes(), targets.shape, targets.tobytes())
     return Steps(
         len(sources) * len(targets),
@@ -110,45 +119,56 @@ def _moves_of_pairs(
 
 def _moves(source: Layouts, target: Layouts) -> tuple[Move, ...]:
     axes = source.shape[1]
+    base = int(max(source.max(initial=0), target.max(initial=0))) + 1 - LOWEST
     machine = _Machine(
-        [source[:, a].copy() for a in range(axes)], [target[:, a].copy() for a in range(axes)]
+        [source[:, a].copy() for a in range(axes)],
+        [target[:, a].copy() for a in range(axes)],
+        base,
     )
     machine.run()
     return tuple(machine.moves)
 
 
 def _step(
-    move: Move, shape: Sequence[int], subdims: Sequence[int], item_bytes: int, phase: Phase
+    move: Move,
+    shape: Sequence[int],
+    subdims: Sequence[int],
+    item_bytes: int,
+    phase: Phase,
+    sides: Sequence[Layouts | None] = (None, None),
 ) -> Collective:
-    if move.kind == "slice":
-        sizes = np.zeros(len(move.rows))
-    else:
+    sizes = np.zeros(len(move.rows))
+    if move.kind != "slice":
         parts = math.prod(shape[a] for a in move.axes) if move.kind in JOINED else 1
         sizes = _items(move, tuple(subdims), tuple(shape)) * (item_bytes * parts)
-    return Collective(
-        phase, move.kind, move.axes, move.rows, sizes, before=move.before, after=move.after
-    )
+    rows, (before, after) = move.rows.astype(np.intp), sides
+    return Collective(phase, move.kind, move.axes, rows, sizes, before=before, after=after)
 
 
 def _items(move: Move, subdims: tuple[int, ...], shape: tuple[int, ...]) -> NDArray[np.float64]:
-    """As `local_items`, by look-up: a layout is a number in base (states), all are precomputed."""
-    base, layouts = len(subdims) - LOWEST, move.counted
-    if len(layouts) < base ** len(shape) > MOST_CODES or len(layouts) == 1:
-        return local_items(layouts, subdims, shape)
-    if base not in move.codes:
-        code = np.zeros(len(layouts), dtype=np.int64)
-        for axis in range(len(shape)):
-            code *= base
-            code += layouts[:, axis] - np.int64(LOWEST)
-        move.codes[base] = code
-    return _items_by_code(subdims, shape).take(move.codes[base])
+    """As `local_items`, by look-up: where layouts are many, all that there can be are counted."""
+    base, codes = move.base, move.counted
+    if len(codes) < base ** len(shape) > MOST_CODES or len(codes) == 1:
+        return local_items(_layouts(codes, base, len(shape)), subdims, shape)
+    return _items_by_code(base, subdims, shape).take(codes)
 
 
 @lru_cache(maxsize=256)
-def _items_by_code(subdims: tuple[int, ...], shape: tuple[int, ...]) -> NDArray[np.float64]:
-    base = len(subdims) - LOWEST
-    every = np.indices((base,) * len(shape)).reshape(len(shape), -1).T + LOWEST
-    return local_items(every.astype(np.int8), subdims, shape)
+def _items_by_code(
+    base: int, subdims: tuple[int, ...], shape: tuple[int, ...]
+) -> NDArray[np.float64]:
+    every = np.arange(base ** len(shape), dtype=np.int32)
+    return local_items(_layouts(every, base, len(shape)), subdims, shape)
+
+
+def _layouts(codes: Codes, base: int, axes: int) -> Layouts:
+    """The layouts of some numbers."""
+    found = np.empty((len(codes), axes), dtype=np.int8)
+    left = codes.astype(np.int32)
+    for axis in reversed(range(axes)):
+        left, found[:, axis] = np.divmod(left, base)
+    found += LOWEST
+    return found
 
 
 @dataclass(slots=True)
@@ -157,7 +177,16 @@ class _Machine:
 
     now: list[Column]
     target: list[Column]
+    base: int
     moves: list[Move] = field(default_factory=list)
+    weights: list[np.int32] = field(init=False)  # of the digits
+    code: NDArray[np.int32] = field(init=False)  # of where each row is now
+
+    def __post_init__(self) -> None:
+        axes = len(self.now)
+        self.weights = [np.int32(self.base ** (axes - 1 - axis)) for axis in range(axes)]
+        pairs = zip(self.now, self.weights, strict=True)
+        self.code = np.sum([(now - np.int32(LOWEST)) * weight for now, weight in pairs], axis=0)
 
     def run(self) -> None:
         axes = range(len(self.now))
@@ -222,9 +251,7 @@ class _Machine:
     def _move(self, axis: int, rows: Mask, kind: Kind) -> None:
         at = np.flatnonzero(rows)
         if len(at):
-            before = self._layouts(at)
-            self.now[axis][at] = self.target[axis][at]
-            self.moves.append(Move(kind, (axis,), at, before, self._layouts(at)))
+            self._note(kind, (axis,), at, self.target)
 
     def _reduce(self) -> None:
         """One all-reduce over every axis with a sum that the target does not keep pending."""
@@ -260,10 +287,19 @@ class _Machine:
         for axis, mask in enumerate(flags):
             masks |= mask.astype(np.int64) << axis
         for axes, at in by_axes(masks, len(flags)):
-            before = self._layouts(at)
-            for axis in axes:
-                self.now[axis][at] = states[axis][at]
-            self.moves.append(Move(kind, axes, at, before, self._layouts(at)))
+            self._note(kind, axes, at, states)
 
-    def _layouts(self, at: Rows) -> Layouts:
-        return np.stack([now[at] for now in self.now], axis=1)
+    def _note(self, kind: Kind, axes: tuple[int, ...], at: Rows, states: list[Column]) -> None:
+        """Let some rows take the given states on some axes, and note it."""
+        before = self.code[at]
+        after = before.copy()
+        for axis in axes:
+            new = states[axis][at]
+            after += (new - self.now[axis][at]) * self.weights[axis]
+            self.now[axis][at] = new
+        self.code[at] = after
+        sides = self._short(before), self._short(after)
+        self.moves.append(Move(kind, axes, at.astype(np.int32), *sides, self.base))
+
+    def _short(self, codes: NDArray[np.int32]) -> Codes:
+        return codes.astype(np.uint16) if self.base ** len(self.now) <= 1 << 16 else codes
