@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from shardfold.costs.activations import KEEP_ALL, Regions
 from shardfold.costs.parameters import Storage
+from shardfold.costs.priced import PricedOperator
 from shardfold.costs.reshard import reshard
 from shardfold.costs.steps import Compute, Phase, Step, Steps, Values, defer
 from shardfold.graph import Graph
@@ -43,14 +44,15 @@ class Vertex:
     space: Space | None = None
     layouts: Layouts | None = None
     storage: Storage | None = None
+    priced: PricedOperator | None = None  # in tables
 
 
 class Sides:
     """The layouts that configurations imply, one object for all operators that agree on them."""
 
-    def __init__(self, spaces: Sequence[Space]) -> None:
+    def __init__(self, spaces: Sequence[Space], known: dict[object, Layouts] | None = None) -> None:
         self.spaces = spaces
-        self._known: dict[object, Layouts] = {}
+        self._known = {} if known is None else known  # kept beside the spaces of a mesh
 
     def operand(self, op: int, position: int) -> Layouts:
         """How each configuration of an operator needs an operand to lie."""

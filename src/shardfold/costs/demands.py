@@ -19,9 +19,9 @@ first or reduced after it. `docs/explanation/proof.md` derives them from the sim
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Literal
 
 import numpy as np
@@ -30,7 +30,6 @@ from numpy.typing import NDArray
 from shardfold.costs.activations import Regions
 from shardfold.costs.decision_graph import Edge, Leg, Vertex
 from shardfold.costs.model import CostModel, is_beside, split_seconds
-from shardfold.costs.operator_steps import Tensors, operator_steps
 from shardfold.costs.optimizers import Optimizer
 from shardfold.costs.parameters import sum_up_steps, update_steps
 from shardfold.costs.reshard import reshard_all
@@ -47,6 +46,7 @@ Phase = Literal["forward", "backward", "last"]
 Mode = Literal["ahead", "behind", "wait"]
 MODES: tuple[Mode, ...] = ("ahead", "behind", "wait")
 Parts = dict[int, Values]  # by the number of what is asked: seconds of each choice
+Split = Callable[[Compute], tuple[Values, Values]]  # seconds of the device, and of the host
 ROUNDING = 1e-7  # of a step: equal blocks are counted to within less
 
 
@@ -228,6 +228,15 @@ class _Pairs:
         return found.sum(axis=1) if self.only is None else found @ self.only[x]
 
 
+@dataclass(frozen=True, slots=True)
+class Position:
+    """A table of a zone, and the vertices whose choices each of its places takes, end by end."""
+
+    table: int
+    zone: int
+    ends: tuple[Ints, ...]
+
+
 class Demands:
     """What a graph on a mesh asks; made from its tables, table by table and zone by zone."""
 
@@ -244,7 +253,8 @@ class Demands:
         self.model, self.optimizer = model, optimizer
         self.asked = Asked(levels, tables.micro_batches)
         self._small: dict[object, _Asks] = {}
-        self._placed: dict[str, tuple[Ints | None, list[tuple[tuple[int, int], Ints]]]] = {}
+        self._placed: dict[str, tuple[UnrolledProblem, list[Position]]] = {}
+        self._met: dict[object, list[Values]] = {}  # what choices ask that agree somewhere
         zones, places = zones_of(graph, tables.regions)
         self.bounds = Bounds(self.asked, max(zones, default=0) + 1, places)
         self.vertex_zones = [self._zone(v, zones) for v in tables.vertices]
@@ -309,14 +319,19 @@ class Demands:
     def of(self, unrolled: UnrolledProblem, choice: Ints) -> Values:
         """What a choice for the whole model asks, zone by zone."""
         total = np.zeros((self.bounds.zones, self.asked.count))
-        ends = unrolled.problem.ends
-        for (table, zone), at in self._positions(unrolled.vertices, "vertex"):
-            asks = self.vertices[table]
-            total[zone, asks.numbers] += asks.seconds[:, choice[at]].sum(axis=1)
-        for (table, zone), at in self._positions(unrolled.edges, "edge"):
-            x, y = choice[ends[at, 0]], choice[ends[at, 1]]
-            for pairs in self.edges[table]:
-                total[zone, pairs.asks.numbers] += pairs.total(x, y)
+        for at in self._positions(unrolled, "vertex"):
+            asks, own = self.vertices[at.table], choice[at.ends[0]]
+            key = "vertex", at.table, at.zone, own.tobytes()
+            if key not in self._met:
+                self._met[key] = [asks.seconds[:, own].sum(axis=1)]
+            total[at.zone, asks.numbers] += self._met[key][0]
+        for at in self._positions(unrolled, "edge"):
+            x, y = choice[at.ends[0]], choice[at.ends[1]]
+            key = "edge", at.table, at.zone, x.tobytes() + y.tobytes()
+            if key not in self._met:
+                self._met[key] = [pairs.total(x, y) for pairs in self.edges[at.table]]
+            for pairs, found in zip(self.edges[at.table], self._met[key], strict=True):
+                total[at.zone, pairs.asks.numbers] += found
         return total
 
     def again(self, op: int) -> Values:
@@ -344,27 +359,29 @@ class Demands:
         phases = sum(float(sums[list(group)].max()) for group in self.bounds.groups)
         return max(phases, float(sums[-1])) * (1 - ROUNDING)
 
-    def _positions(self, copied: Ints | None, what: str) -> list[tuple[tuple[int, int], Ints]]:
+    def _positions(self, unrolled: UnrolledProblem, what: str) -> list[Position]:
         """Where each table of each zone stands in the whole model, found once."""
         known = self._placed.get(what)
-        if known is None or known[0] is not copied:
-            known = self._placed[what] = copied, list(self._place(copied, what))
+        if known is None or known[0] is not unrolled:
+            known = self._placed[what] = unrolled, list(self._place(unrolled, what))
         return known[1]
 
-    def _place(self, copied: Ints | None, what: str) -> Iterator[tuple[tuple[int, int], Ints]]:
-        problem = self.tables.problem
-        both = {
-            "vertex": (problem.costs, self.vertex_zones),
-            "edge": (problem.edge_costs, self.edge_zones),
-        }[what]
+    def _place(self, unrolled: UnrolledProblem, what: str) -> Iterator[Position]:
+        problem, vertices = self.tables.problem, what == "vertex"
+        tables, zones, copied = (
+            (problem.costs, self.vertex_zones, unrolled.vertices)
+            if vertices
+            else (problem.edge_costs, self.edge_zones, unrolled.edges)
+        )
         kinds: dict[tuple[int, int], int] = {}
-        pairs = zip(*both, strict=True)
+        pairs = zip(tables, zones, strict=True)
         of = np.array([kinds.setdefault((id(t), z), len(kinds)) for t, z in pairs], np.int64)
         of = of if copied is None else of[copied]
         order = np.argsort(of, kind="stable")
-        ends = np.searchsorted(of[order], np.arange(len(kinds) + 1))
+        bounds = np.searchsorted(of[order], np.arange(len(kinds) + 1))
         for key, number in kinds.items():
-            yield key, order[ends[number] : ends[number + 1]]
+            at = order[bounds[number] : bounds[number + 1]]
+            yield Position(*key, (at,) if vertices else tuple(unrolled.problem.ends[at].T))
 
     # Decisions
 
@@ -386,15 +403,8 @@ class Demands:
                 added = sum_up_steps(first.storage, parts, kind, mesh, fresh)
                 found = _sum(found, self._asked(added))
             return found
-        each, seen = [], []
-        for vertex in members:
-            tensors = Tensors.of(self.graph, self.subdims, vertex.index)
-            if tensors.access not in seen:
-                assert vertex.space is not None
-                seen.append(tensors.access)
-                again = self.tables.regions.runs_again(vertex.index)
-                each.append(self._asked(operator_steps(vertex.space, tensors, mesh, again)))
-        return _least(each)
+        distinct = {id(vertex.priced): vertex.priced for vertex in members}.values()
+        return _least([self._asked(p.steps, split=p.split_seconds) for p in distinct if p])
 
     # Edges
 
@@ -436,13 +446,14 @@ class Demands:
 
     # Steps
 
-    def _asked(self, steps: Steps, mode: Mode = "wait") -> Parts:
+    def _asked(self, steps: Steps, mode: Mode = "wait", split: Split | None = None) -> Parts:
         """What some steps ask in each of their cases, where collectives are of a mode."""
+        split = partial(split_seconds, self.model) if split is None else split
         found: Parts = {}
         sent: dict[tuple[int, ...], Values] = {}  # by the numbers that it counts for
         for step in steps.steps:
             if isinstance(step, Compute):
-                self._work(found, step)
+                self._work(found, step, *split(step))
             elif step.kind != "slice":
                 beside = is_beside(self.model, step)
                 self._sent(sent, steps.cases, step, mode if beside else "wait", beside)
@@ -451,8 +462,7 @@ class Demands:
                 _add(found, number, seconds)
         return {k: seconds for k, seconds in found.items() if seconds.any()}
 
-    def _work(self, found: Parts, step: Compute) -> None:
-        device, host = split_seconds(self.model, step)
+    def _work(self, found: Parts, step: Compute, device: Values, host: Values) -> None:
         if step.phase == "update":
             _add(found, self.asked.update, device)
         else:

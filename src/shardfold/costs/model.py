@@ -69,16 +69,22 @@ def split_seconds(model: CostModel, step: Compute) -> tuple[Values, Values]:
     return device(step), host(step)
 
 
-def price(steps: Steps, model: CostModel, micro_batches: int = 1) -> Values:
+Worked = Callable[[Compute], Values]  # the seconds of local work, where they are known
+
+
+def price(
+    steps: Steps, model: CostModel, micro_batches: int = 1, worked: Worked | None = None
+) -> Values:
     """Seconds of each case: the sum over its steps, each as often as so many passes do it.
 
     Of what runs beside an operator's work, only what is longer than that counts.
     """
-    total = uncovered(steps, model, micro_batches)
+    worked = model.compute_seconds if worked is None else worked
+    total = uncovered(steps, model, micro_batches, worked)
     for step in steps.steps:
         often = times(step, micro_batches)
         if isinstance(step, Compute):
-            total += model.compute_seconds(step) * often
+            total += worked(step) * often
         elif step.kind != "slice" and not runs_beside(model, step):
             total[step.rows] += model.collective_seconds(step) * (step.repeats * often)
     return total
@@ -89,8 +95,11 @@ def runs_beside(model: CostModel, step: Collective) -> bool:
     return step.pieces > 1 and is_beside(model, step)
 
 
-def uncovered(steps: Steps, model: CostModel, micro_batches: int = 1) -> Values:
+def uncovered(
+    steps: Steps, model: CostModel, micro_batches: int = 1, worked: Worked | None = None
+) -> Values:
     """Seconds of each case for which what runs beside an operator's work is longer than that."""
+    worked = model.compute_seconds if worked is None else worked
     sent = [s for s in steps.steps if isinstance(s, Collective) and runs_beside(model, s)]
     total = np.zeros(steps.cases)
     for phase in {step.phase for step in sent}:
@@ -100,7 +109,7 @@ def uncovered(steps: Steps, model: CostModel, micro_batches: int = 1) -> Values:
             seconds[step.rows] += own * times(step, micro_batches)
             covered[step.rows] = (step.pieces - 1) / step.pieces
         for work in (s for s in steps.steps if isinstance(s, Compute) and s.phase == phase):
-            seconds -= covered * model.compute_seconds(work) * times(work, micro_batches)
+            seconds -= covered * worked(work) * times(work, micro_batches)
         total += np.maximum(0.0, seconds)
     return total
 

@@ -7,6 +7,7 @@ deep the model is, and the search can fold what is shared.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -28,7 +29,7 @@ from shardfold.costs.decision_graph import (
     wire,
 )
 from shardfold.costs.model import CostModel, price, sums_gradients
-from shardfold.costs.operator_steps import Tensors, operator_steps
+from shardfold.costs.operator_steps import Tensors
 from shardfold.costs.optimizers import Optimizer
 from shardfold.costs.parameters import (
     Storage,
@@ -37,11 +38,12 @@ from shardfold.costs.parameters import (
     summed_axes,
     update_steps,
 )
+from shardfold.costs.priced import PricedOperators
 from shardfold.costs.reshard import reshard_all
 from shardfold.costs.steps import Phase, Values, defer
 from shardfold.graph import Graph
 from shardfold.search import Problem
-from shardfold.sharding import Space, Subdims, space_of
+from shardfold.sharding import Subdims
 from shardfold.sharding.configs import is_legal_split
 from shardfold.sharding.layouts import (
     PENDING,
@@ -123,7 +125,8 @@ class _Tabulator:
     def run(self) -> Tables:
         for index in range(len(self.graph.ops)):
             self._operator(index)
-        sides = Sides([vertex.space for vertex in self.vertices if vertex.space is not None])
+        spaces = [vertex.space for vertex in self.vertices if vertex.space is not None]
+        sides = Sides(spaces, self.prices.sides)
         shared = set(shared_tensors(self.graph))
         for index, tensor in enumerate(self.graph.tensors):
             if tensor.role == "parameter" and index in self.readers:
@@ -131,7 +134,7 @@ class _Tabulator:
             elif index in shared:
                 self._shared(index, sides)
         wiring = wire(self.graph, self.subdims, self.vertices, sides, self.regions)
-        priced = [self._edge(edge) for edge in wiring.edges]
+        priced = [self.prices.of(edge) for edge in wiring.edges]
         problem = Problem(
             tuple(self.costs),
             tuple((e.source, e.target) for e in wiring.edges),
@@ -151,17 +154,6 @@ class _Tabulator:
         self.costs.append(costs)
         self.bytes.append(memory)
 
-    def _edge(self, edge: Edge) -> tuple[Values, Values]:
-        """Seconds and bytes of an edge."""
-        regathers = None if edge.regathers is None else edge.regathers.tobytes()
-        tensor = (edge.subdims, edge.item_bytes, id(edge.left), id(edge.needed))
-        moved = (edge.is_recomputed, edge.has_gradient, edge.reduces_sum, edge.cast)
-        key = ("edge", tensor, regathers, edge.is_used_backward, *moved)
-        if key not in self.cache:
-            self.cache[key] = (self.prices.seconds(edge), self.prices.bytes(edge))
-        found: tuple[Values, Values] = self.cache[key]
-        return found
-
     # Operators
 
     def _operator(self, index: int) -> None:
@@ -174,17 +166,14 @@ class _Tabulator:
         again = self.regions.runs_again(index)
         float8 = tensors.access.is_float8
         key = ("op", constant, id(rule), tensors, kept, later, again, float8)
+        space = self.prices.operators.space(rule, is_whole=constant)
+        priced = self.prices.operators.of(space, tensors, again)
         if key not in self.cache:
-            space = space_of(rule, self.mesh)
-            if constant:
-                space = Space(rule, np.full((1, len(self.mesh.axes)), -1, dtype=np.int8))
-            steps = operator_steps(space, tensors, self.mesh, again)
-            costs = price(steps, self.model, self.micro_batches)
+            costs = priced.costs(self.micro_batches)
             memory = saved_bytes(space, tensors, kept, self.mesh)
             memory = memory + sum(tensors.results[k].bytes for k in later)
-            self.cache[key] = (space, costs, memory)
-        space, costs, memory = self.cache[key]
-        self._vertex(Vertex("op", index, space=space), costs, memory)
+            self.cache[key] = (costs, memory)
+        self._vertex(Vertex("op", index, space=space, priced=priced), *self.cache[key])
 
     # Tensors that several operators read, and the loss
 
@@ -203,13 +192,13 @@ class _Tabulator:
         """Every combination, axis by axis, of states that the writer or a reader knows."""
         if tensor == self.graph.loss:
             whole = np.full((1, len(self.mesh.axes)), REPLICATED, dtype=np.int8)
-            layouts: Layouts = self.cache.setdefault("loss", whole)
+            layouts: Layouts = self.prices.known.setdefault("loss", whole)
             return layouts
         known = [sides.result(*self.writers[tensor])]
         known += [sides.operand(*reader) for reader in self.readers[tensor]]
         grad, subdims = self.graph.tensors[tensor].requires_grad, self.subdims.tensors[tensor]
         key = ("options", grad, subdims, tuple(sorted({id(side) for side in known})))
-        if key not in self.cache:
+        if key not in self.prices.known:
             per_axis = []
             for axis in range(len(self.mesh.axes)):
                 states = {int(s) for side in known for s in np.unique(side[:, axis])}
@@ -217,8 +206,8 @@ class _Tabulator:
                 per_axis.append(sorted(split | ({REPLICATED, SHARED} if grad else {REPLICATED})))
             grid = list(product(*per_axis))
             rows = np.array(grid, dtype=np.int8).reshape(len(grid), len(self.mesh.axes))
-            self.cache[key] = rows[_is_legal(rows, subdims, self.mesh)]
-        options: Layouts = self.cache[key]
+            self.prices.known[key] = rows[_is_legal(rows, subdims, self.mesh)]
+        options: Layouts = self.prices.known[key]
         return options
 
     # Parameters
@@ -232,11 +221,24 @@ class _Tabulator:
         key = ("parameter", kind, subdims, trained, tuple(flowing), tuple(id(n) for n in needed))
         if key not in self.cache:
             summed = [needed[k] for k in flowing] if sums_gradients(self.model) else []
-            storage = storages(needed, subdims, dims, self.mesh, summed_axes(summed))
+            storage = self._storage(needed, subdims, dims, summed_axes(summed))
             self.cache[key] = (storage, *self._stored(tensor, storage))
         storage, costs, memory = self.cache[key]
         vertex = Vertex("parameter", tensor, layouts=storage.layouts, storage=storage)
         self._vertex(vertex, costs, memory)
+
+    def _storage(
+        self,
+        needed: Sequence[Layouts],
+        subdims: tuple[int, ...],
+        dims: tuple[int, ...],
+        summed: tuple[int, ...],
+    ) -> Storage:
+        key = ("storage", tuple(map(id, needed)), subdims, dims, summed)
+        if key not in self.prices.known:
+            self.prices.known[key] = storages(needed, subdims, dims, self.mesh, summed)
+        found: Storage = self.prices.known[key]
+        return found
 
     def _stored(self, tensor: int, storage: Storage) -> tuple[Values, Values]:
         """Seconds and bytes of each storage: update, and all that is as large as its part."""
@@ -259,15 +261,30 @@ class _Tabulator:
 
 
 class EdgePrices:
-    """Tables of seconds and bytes for edges; each pair of distinct layouts is priced once.
+    """What is priced on one mesh, whatever the graph: operators, and edges by their layouts.
 
-    Seconds are those of a training step of so many passes.
+    Each pair of distinct layouts is priced once. Seconds are those of a training step of so many
+    passes.
     """
 
     def __init__(self, mesh: Mesh, model: CostModel, micro_batches: int = 1) -> None:
         self.mesh, self.model, self.micro_batches = mesh, model, micro_batches
+        self.operators = PricedOperators(mesh, model)
+        self.sides: dict[object, Layouts] = {}  # of the operators
+        self.known: dict[Any, Any] = {}  # storages, and layouts that readers share
+        self.edges: dict[object, tuple[Edge, Values, Values]] = {}
         self.tables: dict[object, Values] = {}
         self.zeros: dict[tuple[int, ...], Values] = {}
+
+    def of(self, edge: Edge) -> tuple[Values, Values]:
+        """Seconds and bytes of an edge: made once for all graphs and blocks that run again."""
+        regathers = None if edge.regathers is None else edge.regathers.tobytes()
+        tensor = (edge.subdims, edge.item_bytes, id(edge.left), id(edge.needed))
+        moved = (edge.is_recomputed, edge.has_gradient, edge.reduces_sum, edge.cast)
+        key = (tensor, regathers, edge.is_used_backward, *moved)
+        if key not in self.edges:
+            self.edges[key] = edge, self.seconds(edge), self.bytes(edge)
+        return self.edges[key][1:]
 
     def seconds(self, edge: Edge) -> Values:
         """Seconds for every choice of the source (rows) and of the target (columns)."""

@@ -32,10 +32,8 @@ from math import inf
 
 import numpy as np
 
-from shardfold.costs.model import split_seconds
-from shardfold.costs.operator_steps import Tensors, operator_steps
+from shardfold.costs.priced import PricedOperator
 from shardfold.costs.steps import Compute, Values
-from shardfold.operators import Access
 from shardfold.pipeline.cut import Layers, leaves_out_layers
 from shardfold.planner.case import Case
 
@@ -114,29 +112,23 @@ def _each_table(case: Case) -> Iterator[tuple[list[int], tuple[float, float, flo
     for op, table in enumerate(case.tables.problem.costs[: len(case.graph.ops)]):
         sharing.setdefault(id(table), []).append(op)
     for ops in sharing.values():
-        seen: list[Access] = []  # alike operators may meet memory in different ways
-        found = []
-        for op in ops:
-            tensors = Tensors.of(case.graph, case.subdims, op)
-            if tensors.access not in seen:
-                seen.append(tensors.access)
-                found.append(_least(case, op, tensors))
+        # Alike operators may meet memory in different ways.
+        distinct = {id(p): p for p in (case.tables.vertices[op].priced for op in ops)}.values()
+        found = [_least(case, priced) for priced in distinct if priced is not None]
         efficient, fastest, asked = (min(each) for each in zip(*found, strict=True))
         yield ops, (efficient, fastest, asked)
 
 
-def _least(case: Case, op: int, tensors: Tensors) -> tuple[float, float, float]:
+def _least(case: Case, priced: PricedOperator) -> tuple[float, float, float]:
     """Seconds of all devices together for an operator's most efficient and its fastest split.
 
     The third result is what the host needs for any.
     """
-    vertex = case.tables.vertices[op]
-    assert vertex.space is not None
-    configs = vertex.space.configs
+    configs = priced.space.configs
     device, host = np.zeros(len(configs)), np.zeros(len(configs))
-    for step in operator_steps(vertex.space, tensors, case.mesh, False).steps:
-        if isinstance(step, Compute):
-            work, asked = split_seconds(case.cost_model, step)
+    for step in priced.steps.steps:
+        if isinstance(step, Compute) and step.phase != "recompute":
+            work, asked = priced.split_seconds(step)
             device, host = device + work, host + asked
     parts = np.where(configs >= 0, np.array(case.mesh.shape, dtype=float), 1.0).prod(axis=1)
     fastest = float(device.min()) * case.request.cluster.size

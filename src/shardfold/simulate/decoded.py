@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardfold.costs import CostModel, Tables
+from shardfold.costs.decision_graph import Vertex
 from shardfold.costs.model import runs_beside, split_seconds, uncovered
 from shardfold.costs.operator_steps import Tensors, operator_steps
 from shardfold.costs.optimizers import Optimizer
@@ -93,8 +94,21 @@ class DecodedChoice:
         assert vertex.space is not None
         key = (id(self.tables.problem.costs[v]), self.choice[v])
         if key not in self.known:
-            self.known[key] = self.own(vertex.index, vertex.space, self.choice[v])
+            self.known[key] = self._priced(vertex, self.choice[v])
         return self.known[key]
+
+    def _priced(self, vertex: Vertex, choice: int) -> list[Step]:
+        """The steps of an operator, with their seconds noted where tables have them."""
+        assert vertex.space is not None
+        if vertex.priced is None:
+            return self.own(vertex.index, vertex.space, choice)
+        steps = []
+        for step, seconds in vertex.priced.case(choice):
+            steps.append(step)
+            if seconds is not None:
+                self.worked_before[id(step)] = seconds
+                self.prices[id(step)] = seconds[0]
+        return steps
 
     def update(self, v: int) -> list[Step]:
         """The update of the parameter at vertex `v`."""
