@@ -14,14 +14,14 @@ from __future__ import annotations
 import math
 from collections import defaultdict, deque
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import msgspec
 
 from shardfold.simulate.schedule import COMPUTE, Exposed, Sample, Span, Task
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(NamedTuple):
     """Where a task belongs."""
 
     operator: str
@@ -46,8 +46,7 @@ class Pending:
         return not math.isnan(self.end)
 
 
-@dataclass(frozen=True, slots=True)
-class Ran:
+class Ran(NamedTuple):
     """A task with its times, as it goes to the record."""
 
     task: Task
@@ -107,17 +106,19 @@ class Streams:
 
     def _run_next(self, until: float) -> bool:
         """Run the queued collective that can start first, gathers before reductions."""
-        best: tuple[float, str, int] | None = None
-        for (mode, level), queue in self.queues.items():
+        free, best, first = self.free, math.inf, None
+        for key, queue in self.queues.items():
             if queue:
                 head = queue[0]
-                start = max([head.ready, *(self.free[at] for at in head.task.levels)])
-                if best is None or (start, mode, level) < best:
-                    best = (start, mode, level)
-        if best is None or best[0] >= until:
+                start = head.ready
+                for at in head.task.levels:
+                    if free[at] > start:
+                        start = free[at]
+                if first is None or start < best or (start == best and key < first):
+                    best, first = start, key
+        if first is None or best >= until:
             return False
-        start, mode, level = best
-        pending = self.queues[mode, level].popleft()
+        start, pending = best, self.queues[first].popleft()
         pending.end = start + pending.task.seconds
         for at in pending.task.levels:
             self.free[at] = pending.end
@@ -277,21 +278,31 @@ class Record:
         self.events.sort(key=lambda event: event.seconds)
         held: Held = defaultdict(float)
         now = dict(resident)
-        total = sum(resident.values())
+        most, fullest = self._fullest(sum(resident.values()))
         samples = [Sample(0.0, dict(now))] if self.detailed else []
-        peak = Peak(total, dict(now), {}, Place("", "", "", "between steps"))
-        for event in self.events:
+        peak = Peak(most, dict(now), {}, Place("", "", "", "between steps"))
+        for number, event in enumerate(self.events if self.detailed else self.events[:fullest]):
             for kind, size in event.bytes.items():
                 now[kind] = now.get(kind, 0.0) + event.sign * size
                 held[event.place.segment, kind] += event.sign * size
-                total += event.sign * size
-            if total > peak.bytes * (1 + 1e-12):
-                peak = Peak(total, dict(now), dict(held), event.place)
+            if number == fullest - 1:
+                peak = Peak(most, dict(now), dict(held), event.place)
             if self.detailed:
                 if samples[-1].seconds == event.seconds:
                     samples.pop()
                 samples.append(Sample(event.seconds, dict(now)))
         return samples, peak
+
+    def _fullest(self, resident: float) -> tuple[float, int]:
+        """The most memory, and after how many events it is reached."""
+        total = most = resident
+        fullest = 0
+        for number, event in enumerate(self.events, 1):
+            for size in event.bytes.values():
+                total += event.sign * size
+            if total > most * (1 + 1e-12):
+                most, fullest = total, number
+        return most, fullest
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardfold.simulate import Again, Operator, Schedule, Segment, Task, simulate, timeline
+from shardfold.simulate.simulate import passes
 
 NVLINK, IB = 1, 0
 
@@ -207,6 +208,16 @@ def test_the_host_uses_up_its_lead_before_the_device_waits():
         layer((work(10, host_seconds=1),), count=20), layer((work(1, host_seconds=3),), count=500)
     )
     assert simulate(step).step_seconds == pytest.approx(20 * 1 + 500 * 3 + 1)
+
+
+def test_what_the_host_asks_for_is_told_by_pass():
+    asked = work(10, host_seconds=1), Task("update", 1, host_seconds=2)
+    both = layer(asked[:1], (back(1, host_seconds=4),), asked[1:], count=500)
+    (one,) = passes(schedule(both))
+    assert one.host_seconds == pytest.approx(500 * (1 + 4 + 2))
+    several = passes(schedule(both, passes=4))
+    total = sum(each.count * each.host_seconds for each in several)
+    assert total == pytest.approx(500 * (4 * (1 + 4) + 2))
 
 
 @given(st.lists(st.tuples(operators, st.integers(1, 60)), min_size=1, max_size=3), st.booleans())
