@@ -68,7 +68,7 @@ class Document:
     def _head(self, data: bytes, source: str) -> dict[str, Any]:
         try:
             head = msgspec.json.decode(data)
-        except (msgspec.DecodeError, RecursionError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise self.error(
                 f"{source} is not complete JSON ({error}): was it truncated?{self.advice}"
             ) from error

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import is_dataclass, replace
+from functools import wraps
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 from torch.export._tree_utils import reorder_kwargs
+from torch.fx import GraphModule
+from torch.nn.utils.stateless import _reparametrize_module
 from torch.utils import _pytree as pytree
 
 from shardfold.capture.convert import convert, convert_folded
@@ -22,15 +26,15 @@ from shardfold.capture.export import (
     on_meta,
     skeleton,
 )
-from shardfold.capture.graph_builder import WRITE
+from shardfold.capture.graph_builder import left_by
 from shardfold.capture.guards import check_memory, check_modules
 from shardfold.capture.program import Program, key_of
 from shardfold.capture.repeated_blocks import Hollow, Run, UnfoldableError, hollow
 from shardfold.capture.replicas import Folded, fold_short, has_global_hooks
 from shardfold.capture.replicas import fold as fold_blocks
-from shardfold.capture.user_code import shown
+from shardfold.capture.user_code import Unseen, shown
 from shardfold.errors import ModelError
-from shardfold.graph import Graph
+from shardfold.graph import Graph, Op
 from shardfold.graph.precision import precision_named
 
 Folding = Callable[[Hollow, tuple[Any, ...], dict[str, Any]], tuple[Folded | None, tuple[Run, ...]]]
@@ -153,30 +157,48 @@ def _first_of(
                 return program
         except UnfoldableError as error:
             notes = (f"Traced in full: {error}.",)
-    copied = skeleton(model, dtype)
-    root = copied if loss is None else WithLoss(copied, loss)
+
+    def copied() -> nn.Module:
+        made = skeleton(model, dtype)
+        return made if loss is None else WithLoss(made, loss)
+
+    root = copied()
     traced = export(root, *example)
     program = convert(traced.program)
-    check_steady(root, example, traced, program)
+    check_steady(root, copied, example, traced, program)
     notes += traced.notes
     return replace(program, graph=replace(program.graph, notes=notes))
 
 
-def check_steady(root: nn.Module, example: Any, traced: Traced, program: Program) -> None:
+def check_steady(
+    root: nn.Module,
+    copied: Callable[[], nn.Module],
+    example: Any,
+    traced: Traced,
+    program: Program,
+) -> None:
     """Refuse Python attributes that every call of forward changes.
 
     Where the first call changed one, the model is traced once more, as the first call left it: if
-    that changes nothing further and computes the same, so will all later ones.
+    that changes nothing further and computes the same, so will all later ones. What the first call
+    has kept as a tensor (a mask, rotary angles) is only there within its trace: then two calls are
+    traced as one.
     """
     changed = traced.before.changed(traced.after)
     if not changed:
         return
     traced.after.restore(root)
-    again = export(root, *example)
+    again, failure = _tried(root, example)
+    if again is None or not _is_same(again, traced, program):
+        twice, failed = _tried(_called_twice(copied(), _written(program)), example)
+        if twice is not None and _is_same(twice, traced, program, calls=2):
+            return
+        if again is None and (again := twice) is None:
+            raise failed or failure  # type: ignore[misc]
+    else:
+        return
     (path, name) = next(iter(traced.after.changed(again.after)), changed[0])
     is_steady = not traced.after.changed(again.after)
-    if is_steady and convert(again.program).graph.digest() == program.graph.digest():
-        return
     states = (traced.before, traced.after)
     before, after = (shown(state.values.get((path, name)))[:40] for state in states)
     where = f"module {path!r}" if (path, name) in traced.after.objects and path else path
@@ -186,6 +208,78 @@ def check_steady(root: nn.Module, example: Any, traced: Traced, program: Program
         f"{before} to {after}): a captured program would keep the value of its trace. Make it a "
         "buffer (register_buffer, updated in place), or pass it to forward as a tensor."
     )
+
+
+def _tried(root: nn.Module, example: Any) -> tuple[Traced | None, ModelError | None]:
+    try:
+        return export(root, *example), None
+    except ModelError as error:
+        return None, error
+
+
+def _is_same(again: Traced, traced: Traced, program: Program, calls: int = 1) -> bool:
+    """Whether another trace changes no further attribute, and computes the same.
+
+    Random numbers are drawn in each of its calls.
+    """
+    is_steady = not traced.after.changed(again.after)
+    digests = (_as_needed(each).digest() for each in (convert(again.program).graph, program.graph))
+    is_alike = is_steady and len({*digests}) == 1
+    return is_alike and _draws(again) == calls * _draws(traced)
+
+
+def _as_needed(graph: Graph) -> Graph:
+    """The operators in the order in which the loss needs them: what was kept comes no earlier."""
+    makers = {result: op for op in graph.ops for result in op.results}
+    order: dict[str, Op] = {}
+    open_ = [(op, False) for op in reversed(graph.ops)]
+    open_ += [(makers[graph.loss], False)] if graph.loss in makers else []
+    while open_:
+        op, is_ready = open_.pop()
+        if is_ready:
+            order[op.name] = op
+        elif op.name not in order:
+            open_.append((op, True))
+            open_ += [(makers[t], False) for t in reversed(op.inputs) if t in makers]
+    return replace(graph, ops=tuple(order.values()))
+
+
+def _draws(traced: Traced) -> int:
+    """How many operators of a trace draw random numbers."""
+    modules = traced.program.graph_module.modules()
+    nodes = (node for each in modules if isinstance(each, GraphModule) for node in each.graph.nodes)
+    return sum(torch.Tag.nondeterministic_seeded in getattr(n.target, "tags", ()) for n in nodes)
+
+
+def _called_twice(root: nn.Module, written: set[str]) -> nn.Module:
+    """The module, whose forward calls itself once before, with other tensors.
+
+    So what the second call finds of the first is seen in its trace, if it was made of what another
+    step has otherwise: the batch, parameters, and buffers that forward writes.
+    """
+    forward = root.forward
+
+    @wraps(forward)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        tensors = {**dict(root.named_parameters()), **dict(root.named_buffers())}
+        others = {
+            name: tensor.clone()
+            for name, tensor in tensors.items()
+            if isinstance(tensor, nn.Parameter) or name in written
+        }
+        before = pytree.tree_map_only(Tensor, Tensor.clone, (args, kwargs))
+        with _reparametrize_module(root, others, tie_weights=True):
+            forward(*before[0], **before[1])
+        return forward(*args, **kwargs)
+
+    if "forward" in vars(root):
+        root.forward = called
+    else:
+        kind = type(root)
+        about = {"forward": lambda self, *args, **kwargs: called(*args, **kwargs)}
+        about["forward"] = wraps(kind.forward)(about["forward"])
+        root.__class__ = type(kind.__name__, (Unseen, kind), about)
+    return root
 
 
 def _writes_shared(program: Program, model: nn.Module) -> bool:
@@ -200,7 +294,7 @@ def _writes_shared(program: Program, model: nn.Module) -> bool:
 def _written(program: Program) -> set[str]:
     """The names of what forward writes to, with and without that of a model with a loss."""
     tensors = program.graph.tensors
-    written = {tensors[op.inputs[0]].name for op in program.graph.ops if op.kind == WRITE}
+    written = {tensors[i].name for op in program.graph.ops for i in left_by(op, tensors)}
     written |= set(program.increments)
     return {name.removeprefix(prefix) for name in written for prefix in ("", "model.")}
 

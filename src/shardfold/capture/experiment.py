@@ -565,14 +565,36 @@ def _linear(small: Small) -> tuple[int, ...]:
 
 
 def _passes_sums(small: Small, chosen: Sequence[int]) -> bool:
-    """Whether the call on a sum is the sum of the calls."""
+    """Whether the call on a sum is the sum of the calls, and so backward.
+
+    Each summand's gradient is that of the sum; what is no sum has the sum of the gradients. Half of
+    the numbers of a summand are zero, as where one device has them all.
+    """
     rng = torch.Generator().manual_seed(3)
     first, second = list(small.operands), list(small.operands)
     for k in chosen:
-        first[k] = torch.randn(first[k].shape, generator=rng, dtype=first[k].dtype)
+        drawn = torch.randn(first[k].shape, generator=rng, dtype=first[k].dtype)
+        first[k] = drawn * (torch.rand(drawn.shape, generator=rng) > 0.5)
         second[k] = second[k] - first[k]
+    made, back = [], []
     try:
-        a, b = run(small.call, first), run(small.call, second)
+        for operands in (first, second):
+            leaves = [
+                leaf(t, g is not None) for t, g in zip(operands, small.gradients, strict=True)
+            ]
+            made.append(run(small.call, leaves))
+            back.append(gradients_of(made[-1], small.sent, leaves))
     except Exception:  # as above
         return False
-    return all(are_close(x + y, z) for x, y, z in zip(a, b, small.results, strict=True))
+    if not all(are_close(x + y, z) for x, y, z in zip(*made, small.results, strict=True)):
+        return False
+    for k, whole in enumerate(small.gradients):
+        pieces = [gradients[k] for gradients in back]
+        if whole is None:
+            continue
+        if any(each is None for each in pieces):
+            return False
+        same = pieces if k in chosen else [pieces[0] + pieces[1]]  # type: ignore[operator]
+        if not all(are_close(each, whole) for each in same if each is not None):
+            return False
+    return True

@@ -299,8 +299,9 @@ def torch_dtype(name: str | None) -> torch.dtype | None:
 
 ADVICE = (
     (
-        r"data.dependent|Could not guard|Could not extract specialized|is_nonzero|\.item\(\)"
-        r"|_local_scalar_dense|unbacked|aten\.nonzero|Cannot copy out of meta|DynamicOutputShape",
+        r"data.dependent|DataDependent|Could not guard|Could not extract specialized|is_nonzero"
+        r"|\.item\(\)|_local_scalar_dense|unbacked|aten\.nonzero|Cannot copy out of meta"
+        r"|DynamicOutputShape",
         "A branch or a shape depends on the values of a tensor. Make the choice from shapes or "
         "configuration, or use torch.where, torch.cond or masking instead",
     ),
@@ -325,6 +326,21 @@ ADVICE = (
     (
         r"missing .* required|unexpected keyword|takes .* positional|too many positional",
         "The example arguments do not match the signature of forward",
+    ),
+    (
+        r"has no attribute 'constant'|BatchedTensor|GradTrackingTensor",
+        "Forward transforms functions (torch.func, torch.vmap): write it with ordinary operators, "
+        "and gradients with torch.autograd.grad(..., create_graph=True)",
+    ),
+    (
+        r"Sparse(CPU|CUDA|Meta|Csr)|sparse_(coo|csr)|_sparse_",
+        "A sparse tensor has no fixed shape that could be split: use a dense matrix, or add up "
+        "over the edges with index_add",
+    ),
+    (
+        r"_sample_dirichlet|_standard_gamma|aten::(poisson|binomial)",
+        "Numbers of this distribution are drawn by trial and error, which would differ between "
+        "devices: draw them outside of the model, and give them to forward as a tensor",
     ),
     (
         r"Meta device|meta kernel|meta tensor|NotImplementedError.*Meta|fake",

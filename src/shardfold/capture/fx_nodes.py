@@ -101,6 +101,9 @@ def invocation_of(node: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     given = {name: fill(value) for name, value in passed_arguments(node, args, kwargs).items()}
     if kind_of(node) == "shardfold.function":
         given["name"] = functions[given["name"]]
+    made = node.meta.get("val")
+    if not count and isinstance(made, torch.Tensor) and made.is_floating_point():
+        given |= {"dtype": made.dtype} if given.get("dtype", 0) is None else {}  # not the default
     return Invocation(functional(node.target), given)
 
 

@@ -8,6 +8,7 @@ the loss nor such a write depends on is pruned.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -183,7 +184,7 @@ def prune(
 
     Returns the graph, the new number of each tensor that is kept, and the operators kept.
     """
-    needed = {loss, *(r for op in ops if leaves_something(op) for r in op.results)}
+    needed = {loss, *(r for op in ops if left_by(op, tensors) for r in op.results)}
     kept: list[int] = []
     for i, op in reversed(list(enumerate(ops))):
         if needed.intersection(op.results):
@@ -209,13 +210,12 @@ def prune(
     return _without_dead_ends(graph), number, kept
 
 
-def leaves_something(op: Op) -> bool:
-    """Whether an operator changes a buffer, so that it counts even if nobody reads its result."""
-    if op.kind == WRITE:
-        return True
+def left_by(op: Op, tensors: Sequence[Tensor]) -> set[int]:
+    """The buffers that an operator changes, so that it counts even if nobody reads its result."""
     is_training = op.attributes.get("training", op.attributes.get("use_input_stats", True))
-    written = {operand.name for operand in op.operands} & set(operator_of(op.kind).writes)
-    return bool(written and is_training)
+    names = ("buffer",) if op.kind == WRITE else operator_of(op.kind).writes if is_training else ()
+    written = {operand.tensor for operand in op.operands if operand.name in names}
+    return {index for index in written if tensors[index].role != "activation"}
 
 
 def _without_dead_ends(graph: Graph) -> Graph:

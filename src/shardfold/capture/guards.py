@@ -14,6 +14,7 @@ A trace keeps values, not all meaning. This is the one list of what it would los
     requires_grad = True of an activation     is traced as nothing: no parameter's gradient changes
     ctc_loss                                  becomes one operator
     a mean, sum or loss of what a mask selects  is taken of the whole (`selection`)
+    `if rows.numel() == 0: continue`          is answered, and what it passes over watched (`skips`)
     `.data = ...` of what is not trained      is written to, if the new memory is its own
     a dataclass that forward returns          is traced as a dictionary
     torch.autocast("cuda") without CUDA       refused, as what casts is; a decorator, too
@@ -58,12 +59,15 @@ from torch.fx.experimental.proxy_tensor import (
     get_proxy_slot,
     set_proxy_slot,
 )
+from torch.fx.experimental.sym_node import SymNode
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from shardfold.capture.inner_gradients import GradientAskedError
+from shardfold.capture.skips import Skips
 from shardfold.capture.stand_ins import (
     CERTAIN,
     CtcLoss,
@@ -179,6 +183,7 @@ class Watch(TorchFunctionMode):
         self.is_in_function = False  # a torch.autograd.Function
         self.has_gradients = False  # that forward asks for: it is traced in autograd's operators
         self.known = KnownValues()
+        self.skips = Skips(self.known.selections, self.refuse)
         self.outside: dict[int, tuple[Tensor, Tensor]] = {}  # tensors that are no buffers, traced
         self.places = {  # of buffers and parameters, before the trace puts others in their place
             id(tensor): (table, name)
@@ -193,8 +198,13 @@ class Watch(TorchFunctionMode):
         if not self.is_inside:  # around forward, torch handles tensors for its own ends
             return self.known.call(func, args, kwargs)
         args, kwargs = self._traced(args, kwargs)
-        with _left_as_traced((args, kwargs)):
-            return self._called(func, args, kwargs)
+        leaves = pytree.tree_leaves((args, kwargs))
+        versions = [(each, each._version) for each in leaves if isinstance(each, Tensor)]
+        self.skips.before(leaves)
+        with _left_as_traced(versions):
+            found = self._called(func, args, kwargs)
+        self.skips.after(func, args, kwargs, versions, found)
+        return found
 
     def _called(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Call a function of forward's."""
@@ -406,13 +416,17 @@ class Watch(TorchFunctionMode):
         return self.known.number(func, args, kwargs)
 
     def checked(self, func: Any, args: Any) -> Any:
-        """A tensor as a condition: decided where the other outcome would raise an error."""
+        """A tensor as a condition: decided where the other outcome would raise an error.
+
+        Or where it is for nothing (`if mask.any()`).
+        """
         for frame in frames():
             passes = outcome_without_error(frame)
             if passes is not None:
                 self._taken_to_pass(f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}")
                 return passes
-        return func(*args)
+        answer = self.skips.of_tensor(args[0])
+        return func(*args) if answer is None else answer
 
     def _taken_to_pass(self, where: str) -> None:
         told = f"The check of values at {where} is taken to pass: a plan does not run it."
@@ -557,7 +571,7 @@ class Watch(TorchFunctionMode):
 
 
 @contextmanager
-def _left_as_traced(given: Any) -> Iterator[None]:
+def _left_as_traced(given: list[tuple[Tensor, int]]) -> Iterator[None]:
     """What a function does not write to stays what it was in the trace.
 
     Some functions give back their very argument (`broadcast_tensors`, dropout in eval mode): torch
@@ -568,8 +582,7 @@ def _left_as_traced(given: Any) -> Iterator[None]:
     if mode is None:
         yield
         return
-    tensors = [leaf for leaf in pytree.tree_leaves(given) if isinstance(leaf, Tensor)]
-    before = [(t, t._version, get_proxy_slot(t, mode.tracer, None)) for t in tensors]
+    before = [(*each, get_proxy_slot(each[0], mode.tracer, None)) for each in given]
     yield
     for tensor, version, proxy in before:
         if proxy is not None and tensor._version == version:
@@ -767,6 +780,7 @@ def _patches(watch: Watch) -> Iterator[tuple[Any, str, Any]]:
         held, attributes = watch.held(), watch.attributes()
         try:
             found = call(module, *args, **kwargs)
+            watch.skips.before(found)
             watch.settle(held)
             watch.check_attributes(attributes)
             return _fields(found) if is_dataclass(found) else found
@@ -884,6 +898,18 @@ def _patches(watch: Watch) -> Iterator[tuple[Any, str, Any]]:
         return enter(self)
 
     yield torch.autocast, "__enter__", entered_autocast
+    guard_bool = SymNode.guard_bool
+
+    def guarded(self: Any, file: Any, line: Any) -> Any:
+        try:
+            return guard_bool(self, file, line)
+        except GuardOnDataDependentSymNode:
+            answer = watch.skips.of_size(self.expr) if watch.is_inside else None
+            if answer is None:
+                raise
+            return answer
+
+    yield SymNode, "guard_bool", guarded
     yield torch.inference_mode, "__enter__", entered
     yield torch.inference_mode, "__exit__", left
 

@@ -154,6 +154,26 @@ class Selections:
             return None
         return known
 
+    def mask_of_size(self, symbol: Any) -> Tensor | None:
+        """The mask whose ones a size counts."""
+        held: list[Places | Selected] = [*self.places.values(), *self.found.values()]
+        for each in held:
+            size = each.traced.shape[0] if each.traced.dim() else None
+            if isinstance(size, torch.SymInt) and size.node.expr == symbol:
+                return each.mask
+        return None
+
+    def mask_of_put(self, func: Any, args: Any) -> Tensor | None:
+        """The mask by which a function adds to a tensor, or writes to it."""
+        if func not in ADDS | PUTS:
+            return None
+        index = args[2] if func in ADDS and len(args) > 2 else args[1]
+        first = index[0] if isinstance(index, tuple) else index
+        places = self.at(first)
+        if places is not None:
+            return places.mask
+        return first if isinstance(first, Tensor) and first.dtype == torch.bool else None
+
     def call(self, func: Any, args: Any, kwargs: Any) -> tuple[bool, Any]:
         """Whether a function of what was selected can be followed, and what it gives."""
         leaves = pytree.tree_leaves((args, kwargs)) if self.places else ()

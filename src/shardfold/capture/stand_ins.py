@@ -205,7 +205,7 @@ class KnownValues:
         args = (tensor, index, *rest)
 
         def kept(each: Any) -> Any:
-            if not isinstance(each, list | np.ndarray) or len(each) == 0:
+            if not isinstance(each, list | range | np.ndarray) or len(each) == 0:
                 return each
             plain = all(isinstance(x, int | np.generic) for x in pytree.tree_leaves(list(each)))
             if plain and (flags := np.asarray(each)).dtype == bool and flags.ndim == 1:

@@ -229,23 +229,49 @@ def outcome_without_error(frame: FrameType) -> bool | None:
 
     None where the running expression is no such condition.
     """
-    positions = list(frame.f_code.co_positions())[frame.f_lasti // 2]
-    line, _, column, _ = positions
-    if line is None or column is None:
+    line, column = _position(frame)
+    _, node = asking(frame)
+    if node is None:
         return None
+    if isinstance(node, ast.Assert):
+        return _needed(node.test, True, line, column)
+    raises = all(isinstance(each, ast.Raise) for each in node.body)
+    return _needed(node.test, False, line, column) if raises and not node.orelse else None
+
+
+def asking(frame: FrameType) -> tuple[ast.Module | None, ast.If | ast.Assert | None]:
+    """The code of a frame's file, and the statement there that asks the running condition."""
+    line, column = _position(frame)
     # Of a notebook's cell, too.
     lines = linecache.getlines(frame.f_code.co_filename, frame.f_globals)
     try:
         tree = ast.parse("".join(lines))
     except (SyntaxError, ValueError):
-        return None
+        return None, None
     for node in ast.walk(tree):
         if isinstance(node, ast.If | ast.Assert) and _asks(node, line, column):
-            if isinstance(node, ast.Assert):
-                return _needed(node.test, True, line, column)
-            raises = all(isinstance(each, ast.Raise) for each in node.body)
-            return _needed(node.test, False, line, column) if raises and not node.orelse else None
-    return None
+            return tree, node
+    return tree, None
+
+
+def _position(frame: FrameType) -> tuple[int, int]:
+    """The line and the column of the running expression; -1 where they are not known."""
+    line, _, column, _ = list(frame.f_code.co_positions())[frame.f_lasti // 2]
+    return (-1, -1) if line is None or column is None else (line, column)
+
+
+def is_within(frame: FrameType, first: int, last: int) -> bool:
+    """Whether a function is running, at one of these lines."""
+    found: FrameType | None = sys._getframe(1)
+    while found is not None and found is not frame:
+        found = found.f_back
+    return found is not None and first <= frame.f_lineno <= last
+
+
+def plain_locals(frame: FrameType, names: set[str]) -> dict[str, Any]:
+    """The numbers of Python's among a function's names."""
+    held = frame.f_locals
+    return {name: held[name] for name in names if name in held and isinstance(held[name], PLAIN)}
 
 
 def _asks(node: ast.If | ast.Assert, line: int, column: int) -> bool:

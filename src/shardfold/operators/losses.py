@@ -41,8 +41,9 @@ def _cross_entropy(call: Call) -> Rule:
     full, rows = _rows(call)
     soft = call.inputs[call.position("target")].is_floating
     # The maximum comes first: the sum of exponentials needs it. Sum and picked logit go together;
-    # soft targets, weights and smoothing add a sum each.
-    words = 2.0 + soft + call.has("weight") + (call.attribute("label_smoothing", 0.0) > 0)
+    # soft targets, which hold weights and smoothing, add a sum; so do weights and smoothing else.
+    more = call.has("weight") + (call.attribute("label_smoothing", 0.0) > 0)
+    words = 3.0 if soft else 2.0 + more
     size = statistics_bytes(call.inputs[0])
     classes = [Exchange("all_reduce", "c", tuple(rows), n, size) for n in (1.0, words)]
     return call.rule(

@@ -210,7 +210,8 @@ class _Lowering:
         """Running statistics, where a device only updates those of its own channels."""
         for index, op in enumerate(self.graph.ops):
             for k, operand in enumerate(op.operands):
-                if operand.name not in self.operators[index].writes:
+                is_written = operand.name in self.operators[index].writes
+                if not is_written or operand.tensor not in self.program.sources:
                     continue
                 needed = values(_first(self.sides.operand(index, k)))
                 there = self._moves(operand.tensor, self.whole, needed)

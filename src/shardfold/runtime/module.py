@@ -26,6 +26,7 @@ from shardfold.runtime.codegen import Step, Style, kept, write
 from shardfold.runtime.inputs_outputs import Outputs
 from shardfold.runtime.lower import Instruction, Lowered
 from shardfold.runtime.ops import Context
+from shardfold.runtime.ops.local_op import widened
 from shardfold.runtime.parameter_uses import Uses, differentiable, uses_of
 from shardfold.runtime.parameters import Keeping
 from shardfold.runtime.part_operators import complete_dtensors
@@ -731,7 +732,7 @@ class Run:
         return self._widened(moved)
 
     def _widened(self, value: Tensor) -> Tensor:
-        return value.double() if self.context.double and value.is_floating_point() else value
+        return widened(value) if self.context.double else value
 
 
 def _copied(parameter: Any, memo: dict[int, Any]) -> nn.Parameter:

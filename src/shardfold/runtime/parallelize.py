@@ -29,6 +29,7 @@ from shardfold.runtime.inputs_outputs import with_parts
 from shardfold.runtime.lower import Lowered, lower, part_of
 from shardfold.runtime.module import Batch, Evaluation, Parallel, Run
 from shardfold.runtime.ops import Context
+from shardfold.runtime.ops.local_op import widened
 from shardfold.runtime.parameters import Keeping, keeping, tensors_of
 from shardfold.runtime.parts import originals_of
 from shardfold.runtime.process_groups import Groups, shared
@@ -385,7 +386,9 @@ def _tree(
     for first, tensor in tensors_of(model, run.context.device, run.context.seed):
         value = tensor.to(run.context.device)
         wanted = kept_dtype if first in trained else dtype
-        if wanted is not None and value.is_floating_point():
+        if run.context.double:
+            value = widened(value)
+        elif wanted is not None and value.is_floating_point():
             value = value.to(wanted)
         if run.mesh is not None:
             prints[first] = fingerprint(value)

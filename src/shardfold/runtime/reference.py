@@ -23,10 +23,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from shardfold.capture.export import copied, for_training
 from shardfold.capture.guards import CHECKPOINTED
-from shardfold.runtime.ops.local_op import FLOATS
+from shardfold.runtime.ops.local_op import WIDER, widened
 
 Batch = tuple[tuple[Any, ...], dict[str, Any]]
-SHORTER = {Tensor.float, Tensor.half, Tensor.bfloat16}
+SHORTER = dict.fromkeys((Tensor.float, Tensor.half, Tensor.bfloat16), torch.float64) | (
+    dict.fromkeys((Tensor.cfloat, Tensor.chalf), torch.complex128)
+)
 OTHER = 0.75  # of a sample's numbers in the second batch, the rest being its neighbour's
 
 
@@ -52,7 +54,7 @@ class Reference:
         self.loss = loss
         self.drew = False  # numbers of its own: none that the loss depends on, if all is the same
         with _told("it cannot be copied"):
-            self.module = for_training(copied(model)).double()
+            self.module = for_training(copied(model))._apply(widened)
 
     def takes(self, batch: Batch) -> bool:
         """Whether the model runs on a batch at all; nothing is left of the trial."""
@@ -122,10 +124,7 @@ def other_batch(batch: Batch) -> Batch:
 
 
 def _widened(batch: Batch) -> Batch:
-    def wide(tensor: Tensor) -> Tensor:
-        return tensor.double() if tensor.is_floating_point() else tensor.clone()
-
-    args, kwargs = pytree.tree_map_only(Tensor, wide, batch)
+    args, kwargs = pytree.tree_map_only(Tensor, lambda t: widened(t).clone(), batch)
     return tuple(args), dict(kwargs)
 
 
@@ -177,10 +176,10 @@ class _Wide(TorchFunctionMode):
     ) -> Any:
         """Call the function with float64 for every shorter dtype."""
         if function in SHORTER:
-            return args[0].double()
+            return args[0].to(SHORTER[function])
         args, kwargs = pytree.tree_map_only(
             torch.dtype,
-            lambda d: torch.float64 if d in FLOATS else d,
+            lambda d: WIDER.get(d, d),
             (args, kwargs or {}),
             is_leaf=lambda each: isinstance(each, torch.Size),  # which is not any tuple
         )

@@ -35,6 +35,7 @@ from shardfold.plans import Plan
 from shardfold.plans.read import mesh_on
 from shardfold.runtime.lower import Lowered
 from shardfold.runtime.ops import Context
+from shardfold.runtime.ops.local_op import WIDER
 from shardfold.runtime.process_groups import Axes, shared
 from shardfold.runtime.reshard import Moves, perform
 from shardfold.sharding.layouts import copy_axes
@@ -544,7 +545,7 @@ def crossings(
         op, result = writers[tensor]
         about, instruction = program.graph.tensors[tensor], lowered.instructions[op]
         dtype = getattr(torch, about.type.dtype)
-        dtype = torch.float64 if double and dtype.is_floating_point else dtype
+        dtype = WIDER.get(dtype, dtype) if double else dtype
         row = instruction.layout(result)
         copies = (copy_axes(row, of_gradient=back) for back in (False, True))
         axes = (each if sends(each) else () for each in copies)

@@ -976,6 +976,122 @@ class RowsOfExpertsPut(RowsOfExperts):
         return found + grown[:BATCH] + F.cross_entropy(self.b(h)[some], labels[some])
 
 
+class ExpertsPassedOver(RowsOfExperts):
+    """Experts that no row has chosen are passed over; the last never is, the third always."""
+
+    def prepare(self) -> None:
+        super().prepare()
+        with torch.no_grad():
+            self.gate.bias.copy_(torch.tensor([0.0, 9.0, -50.0]))
+
+    def between(self, h: Tensor) -> Tensor:
+        weights, chosen = self.gate(h).softmax(-1).topk(1)
+        found, marks = torch.zeros_like(h), F.one_hot(chosen, 3).permute(2, 1, 0)
+        for number, up in enumerate(self.up):
+            place, token = torch.where(marks[number])
+            if token.shape[0] == 0:
+                continue
+            rows = up(h[token])[:, :WIDTH]
+            rows = rows * weights[token, place, None]
+            found.index_add_(0, token, rows)
+        for number, up in enumerate(self.up):
+            mask = chosen[:, 0] == number
+            if mask.any():
+                found[mask] = found[mask] + up(h[mask])[:, WIDTH:]
+        for number, up in enumerate(self.up):
+            rows = (chosen[:, 0] == number).nonzero().squeeze(-1)
+            if not rows.numel() > 0:
+                continue
+            found = found.index_add(0, rows, up(h[rows])[:, :WIDTH])
+        return found
+
+
+class PassedOverMean(ExpertsPassedOver):
+    """A mean of nothing is not nothing."""
+
+    def between(self, h: Tensor) -> Tensor:
+        chosen, total = self.gate(h).argmax(-1), h.new_zeros(())
+        for number, up in enumerate(self.up):
+            rows = torch.where(chosen == number)[0]
+            if rows.numel() == 0:
+                continue
+            total = total + up(h[rows]).mean()
+        return h * total
+
+
+class PassedOverCount(ExpertsPassedOver):
+    """How many are not passed over."""
+
+    def between(self, h: Tensor) -> Tensor:
+        chosen, found, used = self.gate(h).argmax(-1), torch.zeros_like(h), 0
+        for number, up in enumerate(self.up):
+            mask = chosen == number
+            if not mask.any():
+                continue
+            found[mask] = up(h[mask])[:, :WIDTH]
+            used += 1
+        return found / used
+
+
+class PassedOverByAnother(ExpertsPassedOver):
+    """What is put does not go by what was asked."""
+
+    def between(self, h: Tensor) -> Tensor:
+        chosen, found = self.gate(h).argmax(-1), torch.zeros_like(h)
+        for number, up in enumerate(self.up):
+            mask, other = chosen == number, chosen != number
+            if mask.any():
+                found[other] = up(h[other])[:, :WIDTH]
+        return found
+
+
+class PassedOverBatch(ExpertsPassedOver):
+    """What is written does not go by a mask at all."""
+
+    def between(self, h: Tensor) -> Tensor:
+        chosen, found = self.gate(h).argmax(-1), torch.zeros_like(h)
+        for number, up in enumerate(self.up):
+            if (chosen == number).any():
+                found[:, number] += up(h)[:, 0]
+        return found
+
+
+class PassedOverList(ExpertsPassedOver):
+    """How many are not passed over, as the length of a list."""
+
+    def between(self, h: Tensor) -> Tensor:
+        chosen, found, used = self.gate(h).argmax(-1), torch.zeros_like(h), list[int]()
+        for number, up in enumerate(self.up):
+            rows = torch.where(chosen == number)[0]
+            if rows.numel() == 0:
+                continue
+            found.index_add_(0, rows, up(h[rows])[:, :WIDTH])
+            used.append(number)
+        return found / len(used)
+
+
+class PassedOverResult(ExpertsPassedOver):
+    """What forward returns is that of the last that was not passed over."""
+
+    def forward(self, x: Tensor) -> Any:
+        h, spread = self.a(x), x.new_zeros(())
+        chosen, found = self.gate(h).argmax(-1), torch.zeros_like(h)
+        for number, up in enumerate(self.up):
+            mask = chosen == number
+            if mask.any():
+                found[mask] = up(h[mask])[:, :WIDTH]
+                spread = h.detach().std()
+        return found.square().mean(), spread
+
+
+class PassedOverOtherwise(ExpertsPassedOver):
+    def between(self, h: Tensor) -> Tensor:
+        rows = (self.gate(h).argmax(-1) == 2).nonzero().squeeze(-1)
+        if rows.numel() == 0:
+            h = h * 2
+        return h
+
+
 class PlacesCounted(Case):
     """A branch on how many there are."""
 
@@ -1297,6 +1413,81 @@ class Memoised(Case):
         if WIDTH not in self.cache:
             self.cache[WIDTH] = WIDTH**-0.5
         return h * self.cache[WIDTH]
+
+
+class CachedMask(Case):
+    """A mask, and angles for as many positions as there are, kept by the first call."""
+
+    def prepare(self) -> None:
+        self.mask, self.length = None, 0
+        self.norm = nn.BatchNorm1d(WIDTH)
+        self.register_buffer("rates", torch.rand(WIDTH))
+
+    def between(self, h: Tensor) -> Tensor:
+        if self.mask is None:
+            self.mask = torch.full((BATCH, BATCH), float("-inf"), dtype=h.dtype).triu(1)
+        if len(h) > self.length:
+            self.length = len(h)
+            self.angles = torch.outer(torch.arange(self.length).type_as(self.rates), self.rates)
+        h = self.norm(h) * self.angles[: len(h)].cos()
+        return (h @ h.t() + self.mask).softmax(-1) @ h
+
+
+class CachedInAPart(Case):
+    """The same in blocks, by a method that is asked in every call."""
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up, self.kept = nn.Linear(WIDTH, WIDTH), dict[int, Tensor]()
+
+        def mask(self, length: int) -> Tensor:
+            if length not in self.kept:
+                self.kept[length] = torch.ones(length, length, dtype=torch.bool).tril()
+            return self.kept[length]
+
+        def forward(self, h: Tensor) -> Tensor:
+            return h + (self.up(h) @ h.t()).masked_fill(~self.mask(len(h)), 0.0) @ h
+
+    def prepare(self) -> None:
+        self.blocks = nn.Sequential(*(self.Block() for _ in range(4)))
+
+    def between(self, h: Tensor) -> Tensor:
+        return self.blocks(h)
+
+
+class CachedBatch(Case):
+    """What the first batch was is kept: it would be every batch."""
+
+    def prepare(self) -> None:
+        self.first = None
+
+    def value(self, h: Tensor) -> Tensor:
+        return h.detach().mean(0)
+
+    def between(self, h: Tensor) -> Tensor:
+        if self.first is None:
+            self.first = self.value(h)
+        return h - self.first
+
+
+class CachedWeights(CachedBatch):
+    def value(self, h: Tensor) -> Tensor:
+        return self.b.weight.detach().mean(0)
+
+
+class CachedStatistics(CachedBatch):
+    def prepare(self) -> None:
+        super().prepare()
+        self.norm = nn.BatchNorm1d(WIDTH)
+
+    def value(self, h: Tensor) -> Tensor:
+        return self.norm(h).detach()[0] * 0 + self.norm.running_mean
+
+
+class CachedNoise(CachedBatch):
+    def value(self, h: Tensor) -> Tensor:
+        return torch.rand(WIDTH, dtype=h.dtype)
 
 
 class FirstCallOnly(Case):
@@ -1931,6 +2122,31 @@ class ReducedAndPutBack(Case):
         found[mask] += 0.25
         found[mask] = found[mask] * 2 - 1
         return found * spread + codes
+
+
+class ComplexWeights(Case):
+    """Complex parameters and buffers, and turns by numbers that forward makes."""
+
+    dtype = torch.float32  # `to` would make real numbers of the complex ones
+
+    def prepare(self) -> None:
+        self.turn = nn.Parameter(torch.randn(WIDTH // 2, WIDTH // 2, dtype=torch.cfloat))
+        self.register_buffer("mean", torch.zeros(WIDTH // 2, dtype=torch.cfloat))
+
+    def between(self, h: Tensor) -> Tensor:
+        waves = torch.view_as_complex(h.unflatten(-1, (-1, 2)).contiguous())
+        turns = torch.polar(torch.ones(BATCH, 1), torch.arange(BATCH)[:, None] * torch.rand(1))
+        found = waves.cfloat() @ self.turn * turns
+        with torch.no_grad():
+            self.mean.lerp_(found.mean(0), 0.5)
+        return torch.view_as_real(found - self.mean).flatten(-2).to(h.dtype)
+
+
+class PlacesByRange(Case):
+    """A range among indices, as code of value functions has it."""
+
+    def between(self, h: Tensor) -> Tensor:
+        return h * h[range(BATCH), h.argmax(-1)][:, None]
 
 
 class ComplexPut(Case):

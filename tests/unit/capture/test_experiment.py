@@ -148,6 +148,7 @@ def test_a_mean_counts_each_part_by_its_share() -> None:
 def test_sums_pass_through_what_is_linear() -> None:
     assert first_rule(lambda x: x.tile(2, 1), (16, 64)).linear == (0,)
     assert first_rule(F.glu, (64, 128)).linear == ()
+    assert first_rule(torch.polar, (64, 32), (64, 32)).linear == ()  # backward asks for a sign
 
 
 def test_what_autograd_keeps_is_seen() -> None:

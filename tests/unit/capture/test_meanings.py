@@ -30,7 +30,7 @@ CASES = {
     if isinstance(case, type) and issubclass(case, nn.Module) and hasattr(case, "steps")
     if name != "Case"
 }
-DRAWS = ("Noise", "Choices")  # other numbers than plain PyTorch would
+DRAWS = ("Noise", "Choices", "ComplexWeights")  # other numbers than plain PyTorch would
 # What each that is refused is told: the reason, and where.
 REFUSED = {
     "DirtyFunction": r"meanings.py:\d+\) calls torch.autograd.Function Dirty, which writes into",
@@ -70,6 +70,13 @@ REFUSED = {
     "FunctionGiven": r"The argument 1 is a builtin_function_or_method, which cannot be captured",
     "ArrayGiven": r"The argument w is a ndarray.* give it as a tensor \(torch.from_numpy\)",
     "OwnTrainingMode": r"'norm' \(BatchNorm1d\) is not in the mode .* Call train\(\) on the model",
+    "PassedOverMean": r"meanings.py:\d+\) reduces what its mask selects in a part",
+    "PassedOverCount": r"changes a number of Python's in a part that is passed over",
+    "PassedOverByAnother": r"meanings.py:\d+\) writes to a tensor, but not where its mask",
+    "PassedOverBatch": r"meanings.py:\d+\) writes to a tensor, but not where its mask",
+    "PassedOverList": r"meanings.py:\d+\) failed .*\n.*branch or a shape depends on",
+    "PassedOverResult": r"reads a tensor that was made in a part that is passed over",
+    "PassedOverOtherwise": r"meanings.py:\d+\) failed .*\n.*branch or a shape depends on",
     "PlacesCounted": r"meanings.py:\d+\) failed .*\n.*branch or a shape depends on the values",
     "PlacesSqueezed": r"aten.* a size or a number that depends on the values",
     "PlacesOfAnother": r"aten.* a size or a number that depends on the values",
@@ -81,6 +88,10 @@ REFUSED = {
     "TupleOfLosses": r"returns 2 scalars with a gradient",
     "NestedLosses": r"returns 2 scalars with a gradient",
     "LayerDropOn": r"tosses a coin and branches on it \(LayerDrop",
+    "CachedBatch": r"'first' of the model in its first call, and computes something else",
+    "CachedWeights": r"'first' of the model in its first call, and computes something else",
+    "CachedStatistics": r"'first' of the model in its first call, and computes something else",
+    "CachedNoise": r"'first' of the model in its first call, and computes something else",
     "FirstCallOnly": r"'is_new' of the model in its first call, .* \(from True to False\)",
     "GlobalCounter": r"attribute 'calls' of GlobalCounter in every call \(from 0 to 1\)",
     "ForeachUpdate": r"_foreach_add_ .* writes into several tensors at once",
@@ -138,7 +149,8 @@ def dtype_of(case: Any) -> torch.dtype:
 
 
 def built(name: str) -> Any:
-    return CASES[name]().to(dtype_of(CASES[name]))
+    case, dtype = CASES[name](), dtype_of(CASES[name])
+    return case if dtype == torch.float32 else case.to(dtype)  # complex ones would become real
 
 
 def loss_of(case: Any, output: Any) -> Tensor:
@@ -172,9 +184,8 @@ def assembled(name: str) -> Any:
     args, kwargs = as_case(case.steps()[0], case)
     program = capture_program(case, args, kwargs)
     subdims = find_subdims(program.graph, rules_of(program.graph))
-    return assemble(
-        case, program, alone(program, subdims), Settings(float64=dtype_of(case) == torch.float64)
-    )
+    is_wide = dtype_of(case) == torch.float64 or name in DRAWS
+    return assemble(case, program, alone(program, subdims), Settings(float64=is_wide))
 
 
 def captured(name: str) -> list[dict[str, Tensor]]:

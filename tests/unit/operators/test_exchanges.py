@@ -131,6 +131,20 @@ def test_cross_entropy_reduces_three_words_a_row_for_a_class_split(smoothing: fl
     check(case("cross_entropy_loss", arguments), rows.mean(), sums, "c")
 
 
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_soft_targets_reduce_four_words_a_row_for_a_class_split(smoothing: float) -> None:
+    x, target = normal(4, 6), normal(4, 6).softmax(1)
+    arguments = {"self": x, "target": target, "label_smoothing": smoothing}
+    sums, parts, shares = Sums(), x.chunk(2, 1), (1 - smoothing) * target + smoothing / 6
+    top = sums.largest([p.amax(1) for p in parts])
+    less, pairs = [p - top[:, None] for p in parts], shares.chunk(2, 1)
+    total = sums.add([p.exp().sum(1) for p in less], gradient=False)
+    own = [(p * s).sum(1) for p, s in zip(less, pairs, strict=True)]
+    picked = sums.add(own, gradient=False)
+    all_of = sums.add([s.sum(1) for s in pairs], gradient=False)
+    check(case("cross_entropy_loss", arguments), (total.log() * all_of - picked).mean(), sums, "c")
+
+
 def test_a_mean_over_rows_that_count_reduces_their_number() -> None:
     x, target = normal(4, 6), torch.tensor([1, -100, 2, 3])
     given = case("cross_entropy_loss", {"self": x, "target": target})

@@ -306,3 +306,10 @@ def test_numbers_that_json_has_not_and_deep_nests_are_refused(plan: Plan, text: 
     assert whole.count('"micro_batches": "auto"') == 1
     with pytest.raises(PlanError, match=r"not complete JSON|damaged"):
         loads(whole.replace('"micro_batches": "auto"', f'"micro_batches": {text}').encode())
+
+
+def test_bytes_that_are_no_text_are_refused(plan: Plan) -> None:
+    whole = bytearray(dumps(plan).encode())
+    for place in (0, 3, len(whole) // 2, len(whole) - 2):
+        with pytest.raises(PlanError, match=r"not complete JSON|damaged"):
+            loads(bytes([*whole[:place], 0xB5, *whole[place + 1 :]]))

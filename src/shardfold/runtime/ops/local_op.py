@@ -26,7 +26,10 @@ from shardfold.runtime.shards import Bounds, Extent, Place, Row, bounds_of
 from shardfold.sharding import SubdimRule
 
 HALVES = (torch.float16, torch.bfloat16)
-FLOATS = (torch.float32, *HALVES)
+WIDER = {  # for checking numbers
+    **dict.fromkeys((torch.float32, *HALVES), torch.float64),
+    **dict.fromkeys((torch.complex64, torch.complex32), torch.complex128),
+}
 
 
 @dataclass(slots=True)
@@ -47,6 +50,11 @@ class Names:
         return self.known[id(value)]
 
 
+def widened(tensor: Tensor) -> Tensor:
+    """A tensor in float64, or of complex numbers of that; what has other numbers as it is."""
+    return tensor.to(WIDER.get(tensor.dtype, tensor.dtype))
+
+
 @dataclass(frozen=True, slots=True)
 class Target:
     """Where and how calls run: constants among the arguments follow the device and the dtype."""
@@ -58,8 +66,8 @@ class Target:
         """An argument that is no tensor, as it is here."""
         if isinstance(value, torch.device):
             return self.device
-        if self.double and isinstance(value, torch.dtype) and value in FLOATS:
-            return torch.float64
+        if self.double and isinstance(value, torch.dtype):
+            return WIDER.get(value, value)
         return value
 
 
