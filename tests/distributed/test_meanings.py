@@ -35,6 +35,9 @@ NAMES = (
     "MeansOfSelected",
     "RoundingIsLeft",
     "ComplexPut",
+    "ExpertsPassedOver",
+    "OldChances",
+    "BroadcastTogether",
 )
 
 
