@@ -26,6 +26,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import debug
 
 from captures import captured_once
 from shardfold.errors import RunError, ShardfoldError
@@ -198,8 +199,10 @@ def _told(
 def _release_groups() -> None:
     """Let go of the groups of a job: each has threads, which wake a hundred times in a second.
 
-    DTensor's caches keep the meshes, which are equal to those of the next job.
+    DTensor's caches keep the meshes, which are equal to those of the next job: what is cached names
+    groups that are gone.
     """
+    debug._clear_sharding_prop_cache()
     for mesh in (each for each in gc.get_objects() if type(each) is DeviceMesh):
         mesh._pg_registry.clear()
     process_groups.shared(("nothing",), lambda: None)  # there is no default group any more

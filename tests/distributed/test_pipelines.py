@@ -11,27 +11,34 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from draws import covering
 from shardfold.api import plan as find_plan
 from shardfold.cluster import parse
+from shardfold.costs.unroll import unroll
 from shardfold.errors import RunError, ShardfoldError
 from shardfold.pipeline.cut import Layers, equal
 from shardfold.plans import Plan
 from shardfold.plans.files import dumps, loads
+from shardfold.plans.parts import firsts_of_parts
 from shardfold.plans.plan import PipelineEntry
+from shardfold.plans.wholes import Whole, joined
 from shardfold.runtime.check import compare_captured
 from shardfold.runtime.checkpoint import load, save
+from shardfold.runtime.crossings import Incoming
 from shardfold.runtime.parallelize import (
     Settings,
     assemble_stages,
-    lowered_here,
+    lowered_parts,
     parallelize,
     prepared,
 )
+from shardfold.simulate.decoded import DecodedChoice, UnrolledChoice
 
 from .jobs import FLOAT64
 from .models import HAND_WRITTEN
@@ -105,6 +112,31 @@ def _unet() -> tuple[nn.Module, Any, Any]:
     return UNet(), tuple(torch.randn(8, 4, 8, 8, generator=numbers) for _ in range(2)), {}
 
 
+class Blocks(nn.Module):
+    """Layers that keep much for backward beside what they compute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(1000, 64)
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.LayerNorm(64), nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64))
+            for _ in range(8)
+        )
+        self.head = nn.Linear(64, 1000)
+
+    def forward(self, tokens: Tensor, labels: Tensor) -> Tensor:
+        x = self.table(tokens)
+        for layer in self.layers:
+            x = x + layer(x)
+        return nn.functional.cross_entropy(self.head(x).flatten(0, 1), labels.flatten())
+
+
+def _blocks() -> tuple[nn.Module, Any, Any]:
+    numbers = torch.Generator().manual_seed(5)
+    return Blocks(), tuple(torch.randint(0, 1000, (32, 64), generator=numbers) for _ in "xy"), {}
+
+
+HAND_WRITTEN["blocks"] = _blocks
 HAND_WRITTEN["skips"] = _skips
 HAND_WRITTEN["unet"] = _unet
 
@@ -139,9 +171,10 @@ def run_all(rank: int, cases: list[tuple[str, bool, list[bytes]]]) -> list[tuple
 
 def _sent(plan: Plan, model: nn.Module, captured: Any, batch: Any, settings: Settings) -> str:
     """The collectives of all stages together, beside the plan's."""
-    lowered = lowered_here(plan, *captured, None)
-    split = assemble_stages(model, captured[0], lowered, settings, plan)
-    names = tuple(axis.name for axis in plan.mesh)
+    program, subdims = captured
+    lower = partial(lowered_parts, plan, subdims=subdims, rules=None)
+    split = assemble_stages(model, program, lower, settings, plan)
+    names = split._run.lowered.mesh.names
     split._run.context.groups.make([tuple(range(len(names)))])
     with recorded(split._run.context.groups, names, widened=True) as ran:
         split.accumulate(*batch[0], **batch[1])
@@ -151,27 +184,44 @@ def _sent(plan: Plan, model: nn.Module, captured: Any, batch: Any, settings: Set
     every: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(every, own)
     # Of each stage the rank with the fullest parts of everything, which is what a plan counts.
-    firsts = every[:: plan.processes // plan.pipeline.parts]
-    total = sum(firsts, start=Counter())
+    total = sum((every[rank] for rank in firsts_of_parts(plan)), start=Counter())
     wanted = planned(plan)
     return "" if total == wanted else f"planned {wanted - total}, ran {total - wanted}"
 
 
 def _gathered(split: Any, names: tuple[str, ...]) -> Counter[Any]:
-    """The gathers of messages that ranks of the stage before or after sent a part each of."""
-    stages = split._run.stages
+    """The sums before messages, and the gathers of what several ranks took a part each of."""
+    stages, shape = split._run.stages, split._run.lowered.mesh.shape
     found: Counter[Any] = Counter()
+
+    def note(
+        kind: str, axes: tuple[int, ...], items: int, dtype: torch.dtype, times: int = 0
+    ) -> None:
+        if axes:
+            bytes_each = 4 if dtype.is_floating_point else dtype.itemsize
+            told = kind, tuple(names[a] for a in axes), float(items * bytes_each)
+            found[told] += times or stages.pipeline.micro_batches
+
+    def gather(way: Incoming, times: int = 0) -> None:
+        members, own = math.prod(shape[a] for a in way.gathered), list(way.lengths)
+        if way.gathered:
+            own[way.along] = -(-way.whole // members) * members
+        note("all_gather", way.gathered, math.prod(own), way.dtype, times)
+
+    for tied in stages.tied.values():
+        for _, back in (tied.ways or {}).values():
+            gather(back, 1)
     for stage in stages.stages.values():
-        gradients = [each for each in stage.sent if each.requires_grad]
-        for side, contents in (("F", stage.received), ("B", gradients)):
-            for each in contents:
-                axes = each.axes(side)
-                if axes:
-                    members = math.prod(split._run.lowered.mesh.shape[a] for a in axes)
-                    whole = -(-math.prod(each.shape) // members) * members
-                    bytes_each = 4 if each.dtype.is_floating_point else each.dtype.itemsize
-                    told = "all_gather", tuple(names[a] for a in axes), float(whole * bytes_each)
-                    found[told] += stages.pipeline.micro_batches
+        for received, side in ((stage.received, "F"), (stage.sent, "B")):
+            for each in received:
+                way = each.ways["FB".index(side)]
+                if way is not None:
+                    gather(way)
+        for sent, side in ((stage.sent, "F"), (stage.received, "B")):
+            for each in sent:
+                way = each.ways["FB".index(side)]
+                if way is not None:
+                    note("all_reduce", way.summed, math.prod(way.lengths), torch.float32)
     return found
 
 
@@ -219,16 +269,95 @@ def test_stages_give_the_numbers_of_one_device_and_send_what_the_plan_says(
             assert sent == "", model
 
 
-@pytest.mark.parametrize("recompute", ["never", "always"])
-def test_a_planned_pipeline_runs_as_planned(recompute: str, on_ranks: Launch) -> None:
-    model, args, kwargs = without_dropout("skips")
-    plan = find_plan(
-        *(model, args, kwargs), cluster="2x2xcpu", pipeline=2, micro_batches=4, recompute=recompute
+def apart(parts: list[tuple[Passes, tuple[int, ...]]], cluster: str, schedule: str) -> Plan:
+    """A plan whose parts follow choices of their own, in equal layers."""
+    wholes = []
+    for chooser, choice in parts:
+        given = (chooser.graph, chooser.subdims, chooser.tables, choice)
+        at = DecodedChoice(*given, chooser.prices, chooser.optimizer)
+        model = UnrolledChoice(at, unroll(chooser.tables, chooser.graph), np.array(choice))
+        wholes.append(Whole.of(model, chooser.cluster, chooser.cuts))
+    layers, chunks = Layers.of(parts[0][0].graph), dict(SCHEDULES)[schedule]
+    counts = equal(len(layers), len(parts) * chunks)
+    found = joined(wholes, layers.begins(counts), [*range(len(parts))] * chunks)
+    plan, whole = parts[0][0].best(), parse(cluster)
+    follows = tuple(range(len(parts)))
+    entry = PipelineEntry(schedule, len(parts), chunks, tuple(counts))
+    return msgspec.structs.replace(
+        plan,
+        cluster=whole.name,
+        mesh=wholes[0].mesh,
+        operators=found.operators,
+        tensors=found.tensors,
+        parameters=found.parameters,
+        inputs=wholes[0].inputs,
+        provenance=msgspec.structs.replace(plan.provenance, cluster=whole.as_plain()),
+        pipeline=msgspec.structs.replace(entry, choices=found.choices, follows=follows),
     )
+
+
+@pytest.mark.parametrize(
+    ("cases", "cluster", "parts"),
+    [
+        ({"skips": 3, "llama3-8b-tiny": 1, "unet": 1}, "4xcpu", (("1", "1"), ("3", "3"))),
+        ({"skips": 2, "gpt2-tiny": 1, "unet": 1}, "2x2xcpu", (("2", "2"), ("2", "2"))),
+        ({"skips": 2}, "4xcpu", (("2", "2"), ("1", "1"), ("1", "1"))),
+        ({"skips": 2, "llama3-8b-tiny": 1}, "2x4xcpu", (("4", "4"), ("4", "2x2"))),
+    ],
+    ids=["1 + 3", "2 + 2", "2 + 1 + 1", "4 + 2 x 2"],
+)
+def test_parts_that_differ_give_the_numbers_of_one_device(
+    cases: dict[str, int], cluster: str, parts: tuple[tuple[str, str], ...], on_ranks: Launch
+) -> None:
+    """Each part has its own mesh, and splits of its own at random; GPT-2 is tied."""
+    given, turns = [], cycle(SCHEDULES[:2] if len(parts) > 2 else SCHEDULES)
+    for model, count in cases.items():
+        made = {part: Passes(model, 4, f"{part[0]}xcpu", part[1]) for part in set(parts)}
+        sizes = {part: [len(c) for c in made[part].tables.problem.costs] for part in made}
+        listed = [
+            apart(
+                [(made[p], covering(sizes[p], number + 7 * k)) for k, p in enumerate(parts)],
+                cluster,
+                next(turns)[0],
+            )
+            for number in range(count)
+        ]
+        given.append((model, model == "gpt2-tiny", [dumps(plan).encode() for plan in listed]))
+    for told in on_ranks(run_all, parse(cluster).size, given):
+        for model, differs, sent in told:
+            assert differs == "", model
+            assert sent == "", model
+
+
+@pytest.mark.parametrize(
+    ("cluster", "pipeline", "recompute"),
+    [("2x2xcpu", 2, "never"), ("2x2xcpu", 2, "always"), ("4xcpu", "1+3", "always")],
+)
+def test_a_planned_pipeline_runs_as_planned(
+    cluster: str, pipeline: int | str, recompute: str, on_ranks: Launch
+) -> None:
+    model, args, kwargs = without_dropout("skips")
+    given = {"cluster": cluster, "pipeline": pipeline, "recompute": recompute}
+    plan = find_plan(model, args, kwargs, micro_batches=4, **given)
     assert plan.pipeline is not None
+    assert plan.pipeline.follows == ((0, 1) if pipeline == "1+3" else ())
     assert bool(plan.recompute) == (recompute == "always")
     for told in on_ranks(run_all, 4, [("skips", True, [dumps(plan).encode()])]):
         assert told == [("skips", "", "")]
+
+
+def test_where_memory_binds_stages_of_their_own_choice_run_as_planned(on_ranks: Launch) -> None:
+    """The first two compute again what they kept, the last two do not."""
+    model, args, kwargs = without_dropout("blocks")
+    given = {"cluster": "4xcpu", "pipeline": 4, "micro_batches": 8}
+    free = find_plan(model, args, kwargs, **given)
+    given["memory_limit"] = 0.85 * free.estimate.peak_bytes
+    plan = find_plan(model, args, kwargs, **given)
+    assert plan.pipeline is not None
+    assert plan.pipeline.follows == (0, 0, 1, 1)
+    assert 0 < len(plan.recompute) < 8
+    for told in on_ranks(run_all, 4, [("blocks", False, [dumps(plan).encode()])]):
+        assert told == [("blocks", "", "")]
 
 
 STEPS = 3
@@ -268,8 +397,13 @@ def test_a_run_goes_on_with_other_stages_or_none(
     two, one = Passes(name, 4, "2xcpu", "2"), Passes(name, 4, "1xcpu", "1")
     fsdp = list(two.baselines())[1]
     piped = staged(fsdp, two, "1f1b", 2, 1)
-    chunked = staged(one.best(), one, "interleaved", 2, 2) if name == "skips" else None
-    plans = [(4, piped), (2, fsdp), (1, one.best()), *([(2, chunked)] if chunked else [])]
+    plans = [(4, piped), (2, fsdp), (1, one.best())]
+    if name == "skips":
+        three = Passes(name, 4, "3xcpu", "3")
+        sizes = [[len(c) for c in each.tables.problem.costs] for each in (one, three)]
+        pair = [(one, covering(sizes[0], 0)), (three, covering(sizes[1], 3))]
+        plans += [(2, staged(one.best(), one, "interleaved", 2, 2))]
+        plans += [(4, apart(pair, "4xcpu", "1f1b"))]
 
     def run(plan: Plan, processes: int, folder: str, *, resumes: bool) -> list[float]:
         given = (name, dumps(plan).encode(), tmp_path / folder)

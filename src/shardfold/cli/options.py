@@ -107,12 +107,13 @@ def micro_batches(context: Any, option: Any, text: str | None) -> int | str | No
 
 
 def pipeline_stages(context: Any, option: Any, text: str | None) -> int | str | None:
-    """A number of pipeline stages, or a word for how it is found."""
+    """A number of pipeline stages, the devices of each, or a word for how it is found."""
     if text is None or text in ("auto", "off"):
         return text
-    if not text.isdecimal() or int(text) < 1:
-        raise click.BadParameter(f"{text!r} is no number of stages; write auto, off or 4.")
-    return int(text)
+    parts = text.split("+")
+    if not all(part.isdecimal() and int(part) for part in parts):
+        raise click.BadParameter(f"{text!r} is no number of stages; write auto, off, 4 or 1+3.")
+    return text if len(parts) > 1 else int(text)
 
 
 def known_precision(context: Any, option: Any, text: str | None) -> str | None:
@@ -189,10 +190,10 @@ PLANNING: dict[str, Callable[[Any], Any]] = {
     ),
     "pipeline": click.option(
         "--pipeline",
-        metavar="auto|off|N",
+        metavar="auto|off|N|A+B",
         callback=pipeline_stages,
         help="Pipeline stages: where they take 5% off the step or nothing fits without (auto, the "
-        "default), none (off), or N.",
+        "default), none (off), N, or stages of A, B, ... devices.",
     ),
     "prefer": click.option(
         "--prefer",

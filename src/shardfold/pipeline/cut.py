@@ -25,6 +25,7 @@ from shardfold.cluster.mesh import Axis
 from shardfold.errors import ClusterError, InputError
 from shardfold.graph import Graph, Operand, Repeat
 from shardfold.graph.graph import shared_prefix, without
+from shardfold.graph.repeats import places
 from shardfold.simulate.parts import Part
 from shardfold.simulate.tasks import block_of
 
@@ -72,6 +73,19 @@ class Layers:
             Part(range(start, stop), tuple(self._periods(r, *each) for r in self.graph.repeats))
             for start, stop, each in zip(starts, stops, spans, strict=True)
         ]
+
+    def begins(self, counts: Sequence[int]) -> list[int]:
+        """The operator of the model that each stage begins with, where no run is cut short."""
+        place, found = places(self.graph), [0]
+        for layer in list(accumulate(counts))[:-1]:
+            run = self._run(layer) if layer < len(self) else None
+            start = self.end if layer == len(self) else self.starts[layer]
+            if run is not None:
+                repeat, at = run
+                found.append(place[repeat.start] + (layer - at) * repeat.length)
+            else:
+                found.append(place[start])
+        return found
 
     def sums(self, each: Sequence[float]) -> tuple[float, list[float], float]:
         """Of something that every operator has: before the first layer, in each, after the last."""
@@ -255,8 +269,8 @@ def untie(graph: Graph, parts: Sequence[Part]) -> Untied:
                 "a block that is used again and again cannot be cut. Leave pp out."
             )
         copies: dict[int, int] = {}
-        for (op, position), (places, _) in zip(readers, homes, strict=True):
-            (stage,) = places
+        for (op, position), (of_op, _) in zip(readers, homes, strict=True):
+            (stage,) = of_op
             if stage not in copies:
                 copies[stage] = len(tensors) if copies else tensor
                 if copies[stage] == len(tensors):
@@ -284,29 +298,42 @@ def _homes(
 
 @dataclass(frozen=True, slots=True)
 class StageLinks:
-    """The cluster of one stage, and a mesh whose axes are the stages alone."""
+    """The part of the cluster that each stage has, and a mesh of the links between them."""
 
-    stage: Cluster
+    clusters: tuple[Cluster, ...]  # by part
     between: Mesh
-    outer: int  # levels of the whole cluster that a stage has nothing of
+    groups: tuple[int, ...]  # devices in one group of each level of the whole cluster
+
+    @property
+    def stage(self) -> Cluster:
+        """The first part: where all are equal, any."""
+        return self.clusters[0]
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """How many devices each part has."""
+        return tuple(cluster.size for cluster in self.clusters)
 
     def hop(self, first: int, second: int) -> int:
         """The axis that a message between two stages crosses: the outermost that differs."""
-        inner = self.between.size
+        ends = list(accumulate(self.sizes, initial=0))
+        low, high = min(first, second), max(first, second)
+        begin, end = ends[low], ends[high + 1] - 1
         for number, axis in enumerate(self.between.axes):
-            inner //= axis.size
-            if first // inner != second // inner:
+            group = self.groups[axis.level]
+            if begin // group != end // group:
                 return number
         raise AssertionError(f"{first} and {second} are one stage.")
 
-    def sends_parts(self, hop: int, axes: Sequence[Axis]) -> bool:
-        """Whether devices along some axes of a stage share out a message that all of them have.
+    def sends_parts(self, hop: int, axes: Sequence[Axis], part: int = 0) -> bool:
+        """Whether devices along some axes of a part share out a message that all of them have.
 
-        Each sends a part over the links between stages, and the receivers gather it, where their
-        own links are faster: further in.
+        Each takes a part of it over the links between stages, and they gather it, where their own
+        links are faster: further in.
         """
         level = self.between.axes[hop].level
-        return bool(axes) and min(axis.level for axis in axes) + self.outer > level
+        outer = len(self.groups) - len(self.clusters[part].levels)
+        return bool(axes) and min(axis.level for axis in axes) + outer > level
 
 
 def cut_cluster(cluster: Cluster, stages: int) -> StageLinks:
@@ -327,7 +354,44 @@ def cut_cluster(cluster: Cluster, stages: int) -> StageLinks:
             f"the outermost first. Try pp={_nearest(cluster, stages)}."
         )
     stage = replace(cluster, levels=tuple(levels))
-    return StageLinks(stage, Mesh(tuple(axes)), len(cluster.levels) - len(stage.levels))
+    return StageLinks((stage,) * stages, Mesh(tuple(axes)), _groups(cluster))
+
+
+def cut_unequally(cluster: Cluster, sizes: Sequence[int]) -> StageLinks:
+    """Parts of a cluster of so many devices each, in the order of its devices."""
+    if sum(sizes) != cluster.size or min(sizes) < 1:
+        stated = "+".join(map(str, sizes))
+        raise ClusterError(f"Parts of {stated} devices are not all {cluster.size} of the cluster.")
+    if len(set(sizes)) == 1:
+        return cut_cluster(cluster, len(sizes))
+    firsts = accumulate(sizes, initial=0)
+    parts = tuple(_part(cluster, *each) for each in zip(firsts, sizes, strict=False))
+    axes = [Axis(level.name, level.size, n) for n, level in enumerate(cluster.levels)]
+    return StageLinks(parts, Mesh(tuple(axes)), _groups(cluster))
+
+
+def _part(cluster: Cluster, first: int, size: int) -> Cluster:
+    """Some devices in a row: several whole groups of a level, within one group of the next."""
+    for number, (level, group) in enumerate(zip(cluster.levels, _groups(cluster), strict=True)):
+        if size < group:
+            continue
+        around = group * level.size
+        if size % group or first % group or first // around != (first + size - 1) // around:
+            break
+        own = replace(level, size=size // group)
+        return replace(cluster, levels=(own, *cluster.levels[number + 1 :]))
+    raise ClusterError(
+        f"A part of {size} devices from number {first} on does not lie along the cluster "
+        f"{cluster.name}: take whole groups of its levels "
+        f"({' x '.join(f'{each.size} {each.name}' for each in cluster.levels)}), or devices of "
+        "one group."
+    )
+
+
+def _groups(cluster: Cluster) -> tuple[int, ...]:
+    """How many devices are in one group of each level."""
+    sizes = [level.size for level in cluster.levels]
+    return tuple(math.prod(sizes[number + 1 :]) for number in range(len(sizes)))
 
 
 def _nearest(cluster: Cluster, stages: int) -> int:

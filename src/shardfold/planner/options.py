@@ -7,6 +7,7 @@ file, so that planning again, on other devices or with one option changed, keeps
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypedDict, get_args
@@ -23,7 +24,8 @@ from shardfold.strategies.pins import parse_pins
 
 Recompute = Literal["auto", "never", "always", "attention", "products"]
 MicroBatches = int | Literal["auto", "search"]
-Stages = int | Literal["auto", "off"]
+Stages = int | str  # auto, off, a number, or devices of each: 1+3
+PARTS = r"[1-9][0-9]{0,6}(\+[1-9][0-9]{0,6})+"  # devices of each part of the cluster
 Prefer = Literal["simple", "speed", "memory"]
 Pins = Mapping[str, str] | Iterable[str] | None  # {pattern: split}, or texts "pattern=split"
 MOST_MICRO_BATCHES = 1_000_000
@@ -57,7 +59,8 @@ class Options(TypedDict, total=False):
       than one only if nothing fits otherwise; `search`, the fastest number if the limit binds; or
       a number.
     - `pipeline` (`auto`): pipeline stages where they take 5% off the step of the best plan without
-      (with `prefer` `speed`: anything), or where nothing fits without; `off`; or a number of them.
+      (with `prefer` `speed`: anything), or where nothing fits without; `off`; a number of them; or
+      how many devices each has, as `1+3`, in the order of the model: looked for with 1F1B alone.
       Stages go with neither pins, a mesh nor `compile`: with these, `auto` looks for none.
     - `prefer` (`simple`): which of the plans whose steps are within half a percent of the best:
       the one with the fewest kinds of splits, then the least memory; `speed`, the fastest; or
@@ -111,7 +114,10 @@ class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     micro_batches: (
         Annotated[int, msgspec.Meta(ge=1, le=MOST_MICRO_BATCHES)] | Literal["auto", "search"]
     ) = "auto"
-    pipeline: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] | Literal["auto", "off"] = "auto"
+    pipeline: (
+        Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
+        | Annotated[str, msgspec.Meta(pattern=f"^(auto|off|{PARTS})$", max_length=1000)]
+    ) = "auto"
     prefer: Prefer = "simple"
     pins: tuple[str, ...] = ()
     imbalance: Annotated[float, msgspec.Meta(ge=1)] = 1.0
@@ -133,6 +139,12 @@ class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def wants_stages(self) -> bool:
         """Whether a number of pipeline stages is asked for."""
         return self.pipeline not in ("auto", "off", 1)
+
+    @property
+    def part_sizes(self) -> tuple[int, ...]:
+        """How many devices each stage is to have, where that is asked for."""
+        text = str(self.pipeline)
+        return tuple(map(int, text.split("+"))) if "+" in text else ()
 
     @property
     def may_have_stages(self) -> bool:
@@ -254,7 +266,7 @@ def check_stages(wish: object) -> None:
     """Refuse what is no number of pipeline stages, and no word for one."""
     words = ("auto", "off")
     if isinstance(wish, str):
-        if wish not in words:
+        if wish not in words and not re.fullmatch(PARTS, wish):
             raise InputError(f"Unknown number of stages {wish!r}. {nearest(wish, words)}")
     elif isinstance(wish, bool) or not isinstance(wish, int) or wish < 1:
         raise InputError(f"A pipeline has 1 stage or more, got {wish!r}.")

@@ -6,12 +6,13 @@
                 for choices:  the least additive cost, what fits in memory, and baselines
                     cut:      the slowest stage as fast as can be, within memory
                     simulate all stages, one after the other or in chunks of the model
-    for the best:             finer meshes, GPipe, equal layers
+    for the best:             finer meshes, GPipe, equal layers, parts with choices of their own
 
-All stages have meshes of one shape, and one choice of splits is made for the whole model on it.
-Then the sum of the stages' times does not depend on where the model is cut, and the least step,
-sum + (micro-batches - 1) x slowest, has the fastest slowest stage: a small dynamic program finds
-it, within the memory that the micro-batches in flight leave.
+One choice of splits is made for the whole model on the mesh of a part. Then the sum of the stages'
+times does not depend on where the model is cut, and the least step, sum + (micro-batches - 1) x
+slowest, has the fastest slowest stage. At last, each part may follow another of the choices that
+were met, with its own mesh, splits and recomputation: `cuts.py` finds the cuts and the choices with
+the least such step together, within the memory that the micro-batches in flight leave.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import accumulate, pairwise
+from itertools import chain
 
 import numpy as np
 
@@ -39,6 +40,7 @@ from shardfold.pipeline.cut import Layers, StageLinks, Untied, cut_cluster, equa
 from shardfold.pipeline.simulator import in_flight
 from shardfold.planner.batch_slices import Samples
 from shardfold.planner.case import Candidate, Case, Cases, ResolvedRequest, Source
+from shardfold.planner.cuts import LayerFigures, cut_layers
 from shardfold.planner.micro_batches import check_number
 from shardfold.planner.options import MicroBatches
 from shardfold.planner.pipeline_bound import PipelineBound
@@ -71,6 +73,7 @@ class PipelinePlan:
     candidate: Candidate  # on the mesh of a stage, every stage with its own tied parameters
     staged: Staged
     limit_bytes: float
+    followed: tuple[PipelinePlan, ...] = ()  # by part, where parts follow choices of their own
 
     @property
     def seconds(self) -> float:
@@ -80,7 +83,8 @@ class PipelinePlan:
     @property
     def mesh(self) -> str:
         """The parts of the cluster, and the mesh of each."""
-        return f"{self.staged.pipeline.devices} of {self.candidate.mesh}"
+        meshes = dict.fromkeys(each.candidate.mesh for each in self.followed or (self,))
+        return f"{self.staged.pipeline.devices} of {' and '.join(meshes)}"
 
     @property
     def micro_batches(self) -> int:
@@ -139,7 +143,7 @@ class PipelinePlan:
             peak_by_class=dict(staged.peaks[fullest]),
             peak_at=f"part {fullest + 1} of {len(totals)}",
             mfu=staged.flops / (step * staged.peak_flops),
-            utilisation={"work": 1 - staged.simulation.bubble},
+            utilisation={"work": 1 - staged.bubble},
         )
 
     @property
@@ -148,7 +152,7 @@ class PipelinePlan:
         return not self.fits, self.seconds
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Setup:
     """A model in micro-batches on a cluster in parts."""
 
@@ -176,13 +180,27 @@ class Setup:
         `graphs` has the graph of a micro-batch, by their number.
         """
         links = cut_cluster(request.cluster, stages)
-        _check_number(stages, Layers.of(graphs(1)), request.cluster)
         meshes = _finer(links.stage) if finely else links.stage.meshes(COARSE)
+        return cls.on_part(graphs, request, links, 0, micro_batches, meshes)
+
+    @classmethod
+    def on_part(
+        cls,
+        graphs: Callable[[int], Graph],
+        request: ResolvedRequest,
+        links: StageLinks,
+        part: int,
+        micro_batches: int,
+        meshes: Sequence[Mesh],
+    ) -> Setup:
+        """The model on one part of a cluster that is cut."""
+        stages, own = len(links.clusters), links.clusters[part]
+        check_number_of_stages(stages, Layers.of(graphs(1)), request.cluster)
         graph = graphs(micro_batches)
         layers = Layers.of(graph)
         pipeline = Pipeline("1f1b", stages, micro_batches)
         untied = untie(graph, layers.parts(equal(len(layers), stages)))
-        asked = replace(request, cluster=links.stage, meshes=meshes, micro_batches=micro_batches)
+        asked = replace(request, cluster=own, meshes=meshes, micro_batches=micro_batches)
         cases = Cases(untied.graph, asked)
         return cls(request, links, graph, layers, pipeline, untied, asked, cases)
 
@@ -208,7 +226,7 @@ def stage_numbers(cluster: Cluster) -> list[int]:
     return sorted(found)
 
 
-def _check_number(stages: int, layers: Layers, cluster: Cluster) -> None:
+def check_number_of_stages(stages: int, layers: Layers, cluster: Cluster) -> None:
     """Refuse more stages than layers, with the most that model and cluster allow."""
     count = len(layers)
     if stages <= count:
@@ -343,9 +361,19 @@ class _Search:
         order = sorted(hopeful, key=lambda each: each.order)
         firsts = {each.setup.pipeline.devices: each for each in reversed(order)}
         few = [*order[:FEW], *(each for each in firsts.values() if each not in order[:FEW])]
-        others = (other for each in few for other in (_equal_layers(each), _as_gpipe(each)))
+        others = [other for each in few for other in (_equal_layers(each), _as_gpipe(each))]
+        others += self._of_own_choices(few)
         won = min((*few, *others), key=lambda each: each.order, default=None)
         return won if won is None or won.seconds < self.rival else None
+
+    def _of_own_choices(self, few: Sequence[PipelinePlan]) -> Iterator[PipelinePlan]:
+        """Of each cut of the cluster that the best few are on: parts that follow choices met."""
+        for setup in dict.fromkeys(each.setup for each in few):
+            met = [p for p in self.found if p.setup is setup and p.staged.pipeline.chunks == 1]
+            every = [_unlike(met)] * setup.pipeline.devices
+            found = with_own_choices(setup, every, self.request.limit)
+            if found is not None and len(set(found.followed)) > 1:
+                yield found
 
     def look(self, setup: Setup) -> None:
         """Try every mesh of one cut of the cluster; blocks are recomputed where memory binds."""
@@ -428,6 +456,43 @@ def cut_best(
     return with_layers(setup, chosen, run, pipeline, best, known)
 
 
+def with_own_choices(
+    setup: Setup, met: Sequence[Sequence[PipelinePlan]], limit: float
+) -> PipelinePlan | None:
+    """The best cut of the model where each part follows any of the choices that it is given.
+
+    None where nothing fits.
+    """
+    known = {plan: layer_figures(plan.staged) for plan in dict.fromkeys(chain(*met))}
+    figures = [[known[plan] for plan in few] for few in met]
+    flying, count = in_flight(setup.pipeline), setup.pipeline.micro_batches
+    found = cut_layers(figures, flying, limit, count)
+    if found is None:
+        return None
+    followed = tuple(few[number] for few, number in zip(met, found.choices, strict=True))
+    first, parts = followed[0], setup.layers.parts(found.counts)
+    untied = untie(setup.graph, parts) if setup.untied.tied else setup.untied
+    staged = replace(
+        first.staged,
+        counts=found.counts,
+        parts=parts,
+        untied=untied,
+        followed=tuple(each.staged for each in followed),
+    )
+    return PipelinePlan(setup, first.candidate, staged, setup.request.limit, followed)
+
+
+def _unlike(met: Sequence[PipelinePlan]) -> list[PipelinePlan]:
+    """The fastest under each mesh and recomputation, whether it fits or not, and those that fit."""
+    found: dict[object, PipelinePlan] = {}
+    for each in sorted(met, key=lambda plan: plan.seconds):
+        case = each.candidate.case
+        for kind in ("any", each.fits):
+            found.setdefault((str(case.mesh), case.recomputed, kind), each)
+    smallest = min(met, key=lambda plan: plan.peak_bytes)
+    return list(dict.fromkeys([*found.values(), smallest]))
+
+
 def _equal_layers(plan: PipelinePlan) -> PipelinePlan:
     staged = plan.staged
     counts = equal(len(plan.setup.layers), staged.pipeline.stages)
@@ -437,21 +502,29 @@ def _equal_layers(plan: PipelinePlan) -> PipelinePlan:
 
 
 def cut_evenly(staged: Staged, limit: float) -> list[int]:
-    """Layers for each stage such that the slowest is as fast as can be, and all fit if they can.
+    """Layers for each stage such that the slowest is as fast as can be, and all fit if they can."""
+    pipeline = staged.pipeline
+    figures = [[layer_figures(staged)]] * pipeline.stages
+    flying, count = in_flight(pipeline), pipeline.micro_batches
+    for room in (limit / pipeline.chunks, math.inf):
+        found = cut_layers(figures, flying, room, count)
+        if found is not None:
+            return found.counts
+    return list(staged.counts)
 
-    Times and bytes are those of single layers, as they are in the middle of the model; the first
-    and the last come with what stands before and after them.
+
+def layer_figures(staged: Staged) -> LayerFigures:
+    """Times and bytes of single layers, as they are in the middle of the model.
+
+    The first and the last come with what stands before and after them.
     """
-    layers, pipeline = staged.layers, staged.pipeline
-    figures = [staged.passes_of(part) for part in _single_layers(layers)]
+    figures = [staged.passes_of(part) for part in _single_layers(staged.layers)]
     seconds = [f.usual.forward_seconds + f.usual.backward_seconds for f in figures]
     resident = [sum(f.schedule.resident.values()) for f in figures]
     kept = [sum(f.usual.kept.values()) for f in figures]
     passing = [sum(f.usual.simulation.peak_by_class.values()) for f in figures]
     passing = [p - r - k for p, r, k in zip(passing, resident, kept, strict=True)]
-    flying, room = in_flight(pipeline), limit / pipeline.chunks
-    cuts = _Cuts(seconds, resident, kept, max(passing))
-    return cuts.best(flying, room) or cuts.best(flying, math.inf) or list(staged.counts)
+    return LayerFigures(seconds, resident, kept, max(passing))
 
 
 def _single_layers(layers: Layers) -> list[Part]:
@@ -470,40 +543,6 @@ def _single_layers(layers: Layers) -> list[Part]:
             known[start] = part
         found.append(known[start])
     return found
-
-
-@dataclass(frozen=True)
-class _Cuts:
-    """Seconds and bytes of every layer, and the most that a pass takes beside them."""
-
-    seconds: Sequence[float]
-    resident: Sequence[float]
-    kept: Sequence[float]
-    passing: float
-
-    def best(self, flying: Sequence[int], room: float) -> list[int]:
-        """How many layers each stage has, by a table over stages and layers; empty: none fits."""
-        count = len(self.seconds)
-        sums = [
-            np.array([0.0, *accumulate(each)]) for each in (self.seconds, self.resident, self.kept)
-        ]
-        # time[i, j], the bytes alike: of the layers from i to j - 1
-        time, resident, kept = (each[None, :] - each[:, None] for each in sums)
-        allowed = np.tri(count + 1, k=-1).T > 0  # i < j: no stage is empty
-        least = np.full(count + 1, math.inf)
-        least[0] = 0.0
-        back = []
-        for number in flying:
-            fits = allowed & (resident + number * kept + self.passing <= room)
-            slowest = np.where(fits, np.maximum(least[:, None], time), math.inf)
-            back.append(slowest.argmin(axis=0))
-            least = slowest.min(axis=0)
-        if least[count] == math.inf:
-            return []
-        ends = [count]
-        for choice in reversed(back):
-            ends.append(int(choice[ends[-1]]))
-        return [b - a for a, b in pairwise(reversed(ends))]
 
 
 def _as_gpipe(plan: PipelinePlan) -> PipelinePlan:

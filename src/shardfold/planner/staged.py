@@ -1,7 +1,8 @@
 """A stated pipeline: its stages priced one by one, and all of them simulated.
 
-All stages have equal parts of the cluster, so the model is priced once, on the mesh of one. A
-stage's passes are those of its part of the schedule, simulated as any other; the pipeline's
+Where all parts of the cluster are laid out alike, the model is priced once, on the mesh of one.
+Else it is once for each choice that parts follow, and what crosses between two of them goes tile by
+tile. A stage's passes are those of its part of the schedule, simulated as any other; the pipeline's
 simulator puts them together. A device holds what its parts keep for every micro-batch in flight.
 """
 
@@ -21,6 +22,7 @@ from shardfold.costs.steps import Collective, Kind
 from shardfold.graph import Graph
 from shardfold.pipeline import Pipeline, PipelineSimulation, StageTimes
 from shardfold.pipeline import simulate as run_pipeline
+from shardfold.pipeline.boundary import End, copies, route
 from shardfold.pipeline.cut import (
     Layers,
     StageLinks,
@@ -37,7 +39,7 @@ from shardfold.planner.as_run import FLOAT32, reduced_after
 from shardfold.planner.case import ResolvedRequest
 from shardfold.planner.estimated import EstimatedStage, Pipelined
 from shardfold.planner.stated_run import ChosenRun, Run, run_stated
-from shardfold.sharding.layouts import copy_axes
+from shardfold.sharding.layouts import copy_axes, forward_states, gradient_states
 from shardfold.simulate import Exposed, Schedule
 from shardfold.simulate.memory import LocalLayouts
 from shardfold.simulate.parts import Part
@@ -119,12 +121,19 @@ class Staged:
     parts: Sequence[Part]
     untied: Untied
     known: dict[tuple[Part, bool], StagePasses] = field(default_factory=dict)  # of the run
+    followed: tuple[Staged, ...] = ()  # by part: whose run each follows, where not all this one's
 
     @cached_property
     def stages(self) -> list[StagePasses]:
         """Every part; those that are alike are simulated once."""
         first = self.pipeline.devices
-        return [self.passes_of(part, is_first=k < first) for k, part in enumerate(self.parts)]
+        return [
+            self._of(k).passes_of(part, is_first=k < first) for k, part in enumerate(self.parts)
+        ]
+
+    def _of(self, stage: int) -> Staged:
+        """Whose run a stage follows."""
+        return self.followed[self.pipeline.device_of(stage)] if self.followed else self
 
     def passes_of(self, part: Part, *, is_first: bool = True) -> StagePasses:
         """What a part of the model does, simulated once."""
@@ -209,7 +218,49 @@ class Staged:
         if ends[0] == ends[1]:
             return 0.0
         hop = self.links.hop(*ends)
-        return sum(self._sent_seconds(hop, copies, size) for copies, size in message.items())
+        if self._of(source) is not self._of(target):
+            return self._crossed_seconds(hop, source, target)
+        own = self._of(source)
+        return sum(own._sent_seconds(hop, copies, size) for copies, size in message.items())
+
+    def _crossed_seconds(self, hop: int, source: int, target: int) -> float:
+        """A message between parts that follow different choices: sums, tiles, gathers."""
+        graph = self.run.graph
+        tensors = self.parts[min(source, target)].sent(graph)
+        if source > target:
+            tensors = [t for t in tensors if graph.tensors[t].requires_grad]
+        sides = self._of(source), self._of(target)
+        return sum(self._crossing_seconds(hop, t, *sides, source, target) for t in tensors)
+
+    def _crossing_seconds(
+        self, hop: int, tensor: int, first: Staged, second: Staged, source: int, target: int
+    ) -> float:
+        sides = (first, second)
+        ends = [each._end(tensor, of_gradient=source > target) for each in sides]
+        axes = copies(ends[1])
+        own = [second.run.mesh.axes[axis] for axis in axes]
+        part = self.pipeline.device_of(target)
+        shares = axes if self.links.sends_parts(hop, own, part) else ()
+        sizes = self.run.case.subdims.tensors[tensor]
+        found = route(tuple(sizes), *ends, shares)
+        item = self.run.graph.tensors[tensor].type.item_bytes
+        items, count = found.busiest
+        each = _seconds(self._model(self.links.between), "halo", (hop,), items * item / count)
+        seconds = each * count
+        if found.summed:
+            size = float(ends[0].items(sizes) * item)
+            seconds += _seconds(first.run.model, "all_reduce", found.summed, size)
+        if found.gathered:
+            size = float(ends[1].items(sizes) * item)
+            seconds += _seconds(second.run.model, "all_gather", found.gathered, size)
+        return seconds
+
+    def _end(self, tensor: int, *, of_gradient: bool) -> End:
+        """How a tensor, or its gradient, lies as it crosses."""
+        layouts = LocalLayouts(self.run.whole.decoded, self.run.case.scheduler.facts)
+        row = np.array([layouts.crossing_row(tensor)], dtype=np.int8)
+        states = gradient_states(row) if of_gradient else forward_states(row)
+        return End(tuple(self.run.mesh.shape), tuple(states.reshape(-1).tolist()))
 
     def _sent_seconds(self, hop: int, copies: Axes, size: float) -> float:
         """Whole from every device; or each copy a part of it, gathered where it arrives.
@@ -235,10 +286,10 @@ class Staged:
     def tied(self) -> list[tuple[tuple[int, ...], float]]:
         """Devices that share a parameter, and what it takes to sum its gradient over them."""
         found = []
-        for copies, stages in zip(self.untied.tied, self.untied.stages, strict=True):
+        for (first, *_), stages in zip(self.untied.tied, self.untied.stages, strict=True):
             devices = tuple(sorted({self.pipeline.device_of(s) for s in stages}))
-            if len(devices) > 1 and self.run.graph.tensors[copies[0]].requires_grad:
-                found.append((devices, self._tied_seconds(copies[0], devices)))
+            if len(devices) > 1 and self.run.graph.tensors[first].requires_grad:
+                found.append((devices, self._tied_seconds(first, devices)))
         return found
 
     def _tied_seconds(self, tensor: int, devices: Sequence[int]) -> float:
@@ -256,6 +307,13 @@ class Staged:
     def simulation(self) -> PipelineSimulation:
         """All stages."""
         return run_pipeline(self.pipeline, self.times, self.tied)
+
+    @property
+    def bubble(self) -> float:
+        """The share of all devices' time in which they have nothing to do."""
+        sizes, found = self.links.sizes, self.simulation
+        busy = sum(size * each for size, each in zip(sizes, found.busy_seconds, strict=True))
+        return max(0.0, 1 - busy / (found.step_seconds * sum(sizes)))
 
     @property
     def step_seconds(self) -> float:
@@ -297,14 +355,28 @@ class Staged:
     @property
     def collectives(self) -> list[tuple[Exposed, float]]:
         """Those inside stages, with the share of the devices that run them."""
+        sizes = self.links.sizes
         return [
-            (each, 1 / self.pipeline.devices)
-            for stage in self.stages
+            (each, sizes[self.pipeline.device_of(number)] / sum(sizes))
+            for number, stage in enumerate(self.stages)
             for each in whole_step(stage.passes).collectives
         ]
 
     def _mean(self, values: Iterator[float]) -> float:
-        return sum(values) / self.pipeline.devices
+        """Over all devices, of what one device of every stage has."""
+        sizes = self.links.sizes
+        each = (value * sizes[self.pipeline.device_of(s)] for s, value in enumerate(values))
+        return sum(each) / sum(sizes)
+
+    @property
+    def totals(self) -> dict[str, float]:
+        """Seconds of all stages one after the other: of work, of communication, of the update."""
+        steps = [whole_step(each.passes) for each in self.stages]
+        return {
+            "compute": sum(each.compute_seconds for each in steps),
+            "communication": sum(c.seconds for each in steps for c in each.collectives),
+            "update": sum(each.update for each in self.times),
+        }
 
     # Work
 
@@ -322,7 +394,10 @@ class Staged:
     @property
     def flops_again(self) -> float:
         """Those of products that are computed again."""
-        each = self._mean(self.run.recomputed_flops(each.schedule) for each in self.stages)
+        each = self._mean(
+            self._of(number).run.recomputed_flops(each.schedule)
+            for number, each in enumerate(self.stages)
+        )
         return each * self.pipeline.micro_batches
 
     # Memory
@@ -375,7 +450,7 @@ class Staged:
                     peak_bytes=sum(self.peaks[device].values()),
                 )
             )
-        return Pipelined(self.pipeline.schedule, found.bubble, tuple(listed))
+        return Pipelined(self.pipeline.schedule, self.bubble, tuple(listed))
 
 
 def _seconds(model: CostModel, kind: Kind, axes: Axes, size: float) -> float:

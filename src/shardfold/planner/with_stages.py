@@ -2,6 +2,7 @@
 
     without stages            the planning loop                             planner.py
     with stages               where the bound leaves them a chance          pipelines.py
+                              with as many devices as was asked for         unequal_parts.py
     the plan has stages if    a number of them was asked for,
                               nothing fits without, or
                               they take 5% off the step (with --prefer speed: anything)
@@ -33,6 +34,7 @@ from shardfold.planner.pipelines import (
 )
 from shardfold.planner.planner import select_plan
 from shardfold.planner.select import Selection
+from shardfold.planner.unequal_parts import search_unequal
 from shardfold.progress import Stage, Watch
 
 WORTH = 0.95  # of the best step without stages: what takes longer is not worth having them
@@ -123,10 +125,14 @@ def _with_stages(
     if selection.fits:
         rival = _step_to_beat(request, selection.winner)
     wish = request.pipeline if isinstance(request.pipeline, int) else None
+    wish = len(request.part_sizes) or wish
     numbers = partial(question.micro_batches, captures)
 
     def search() -> SearchedPipelines:
-        graphs = captures.likely_graph
+        graphs, sizes = captures.likely_graph, request.part_sizes
+        if len(set(sizes)) > 1:
+            given = (numbers(len(sizes)), question.search, sizes, question.watch)
+            return SearchedPipelines(search_unequal(graphs, *given), None)
         return search_pipelines(
             graphs, numbers, question.search, bound, wish, rival, question.watch
         )

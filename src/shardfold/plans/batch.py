@@ -18,6 +18,7 @@ import numpy as np
 
 from shardfold.errors import RunError
 from shardfold.planner.batch_slices import Batch, first_part, mapped
+from shardfold.plans.parts import on_part, seat
 from shardfold.plans.plan import InputEntry, Plan
 from shardfold.sharding.layouts import Bounds, chunk
 from shardfold.simulate.decoded import DecodedChoice
@@ -87,7 +88,8 @@ def samples_of(plan: Plan) -> int:
 
 def parts_of(plan: Plan, rank: int | None = None) -> tuple[Bounds, ...]:
     """The ranges of samples that a process reads, one in each pass."""
-    low, high = part_of(plan, rank)
+    plan, place = _seated(plan, rank)
+    low, high = _part_at(plan, place)
     entry = _sampled(plan)
     passes = plan.micro_batches if entry is None or entry.cut == 0 else 1
     size = samples_of(plan) // passes
@@ -96,10 +98,19 @@ def parts_of(plan: Plan, rank: int | None = None) -> tuple[Bounds, ...]:
 
 def part_of(plan: Plan, rank: int | None = None) -> Bounds:
     """The range of samples that a process reads, of those of a pass."""
+    return _part_at(*_seated(plan, rank))
+
+
+def _seated(plan: Plan, rank: int | None) -> tuple[Plan, int]:
+    """The plan as a process follows it, and its number on the mesh that it is on."""
+    part, place = seat(plan, (_rank(plan) if rank is None else rank) % plan.processes)
+    return on_part(plan, part), place
+
+
+def _part_at(plan: Plan, place: int) -> Bounds:
     entry = _sampled(plan)
     layout = () if entry is None else entry.layout
     bounds = (0, samples_of(plan) // plan.micro_batches if entry is None else entry.shape[0])
-    place = _rank(plan) if rank is None else rank
     strides = [math.prod(axis.size for axis in plan.mesh[k + 1 :]) for k in range(len(plan.mesh))]
     for axis, stride, state in zip(plan.mesh, strides, layout, strict=False):
         if state == SAMPLES:
@@ -115,6 +126,7 @@ def _sampled(plan: Plan) -> InputEntry | None:
 def local_batch(plan: Plan, batch: Any, rank: int | None) -> Any:
     """The samples of one process, of every tensor that has samples."""
     parts, passes = parts_of(plan, rank), plan.micro_batches
+    plan, _ = _seated(plan, rank)
     split = {entry.whole(passes) for entry in plan.inputs if SAMPLES in entry.layout}
     known = {entry.whole(passes) for entry in plan.inputs}
 

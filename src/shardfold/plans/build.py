@@ -42,6 +42,7 @@ from shardfold.plans.plan import (
     StageSeconds,
     TiedSum,
 )
+from shardfold.plans.wholes import Joined, Whole, joined
 from shardfold.search import Solution
 from shardfold.simulate.decoded import UnrolledChoice
 from shardfold.strategies.baselines import batch_factors, fully_sharded, replicated
@@ -69,6 +70,13 @@ def describe(
     case, cluster = winner.case, selection.winner.case.request.cluster
     whole = case.decode(winner.choice)
     operators, parameters = every_operator(whole), every_parameter(whole)
+    tensors, recompute = every_tensor(whole), in_model(case.recomputed, case.graph)
+    mixed = None if piped is None else _joined(piped, cuts or {})
+    widest = (whole, winner.solution.cost)
+    if piped is not None and mixed is not None:
+        widest = _widest(piped)
+        operators, parameters = mixed.operators, mixed.parameters
+        tensors, recompute = mixed.tensors, mixed.recompute
     estimate = (
         _estimate(whole, selection)
         if piped is None
@@ -94,9 +102,9 @@ def describe(
             )
             for c in selection.best_by_mesh()
         ),
-        unsplit=unsplit_entries(whole, winner.solution.cost),
+        unsplit=unsplit_entries(*widest),
         operators=operators,
-        tensors=every_tensor(whole),
+        tensors=tensors,
         parameters=parameters,
         provenance=Provenance(
             graph=case.graph.digest(),
@@ -112,19 +120,41 @@ def describe(
         ),
         inputs=inputs_of(whole.decoded, cuts or {}),
         pinned=_pinned(operators, selection),
-        recompute=in_model(case.recomputed, case.graph),
-        sketch=sketch(whole),
+        recompute=recompute,
+        sketch=sketch(whole) if mixed is None else None,  # which is of one choice
         simulation=winner.simulation if piped is None else piped.simulation,
         finalists=_finalists(selection, piped),
         schedule=winner.schedule() if piped is None else None,
         micro_batches=case.tables.micro_batches,
         experiments=experiment_entries(whole),
-        pipeline=None if piped is None else _pipeline(piped),
+        pipeline=None if piped is None else _pipeline(piped, mixed),
     )
 
 
-def _pipeline(piped: PipelinePlan) -> PipelineEntry:
-    staged = piped.staged
+def _widest(piped: PipelinePlan) -> tuple[UnrolledChoice, float]:
+    """Of the choices that parts follow, that of the most devices, which could split the most."""
+    plan = max(piped.followed, key=lambda each: each.candidate.case.mesh.size)
+    candidate = plan.as_candidate
+    return candidate.case.decode(candidate.choice), candidate.solution.cost
+
+
+def _joined(piped: PipelinePlan, cuts: Mapping[str, tuple[str, int]]) -> Joined | None:
+    """The entries of a pipeline whose parts follow choices of their own."""
+    if not piped.followed:
+        return None
+    staged, wholes = piped.staged, []
+    choices = list(dict.fromkeys(piped.followed))
+    for plan in choices:
+        candidate = plan.as_candidate
+        whole = candidate.case.decode(candidate.choice)
+        wholes.append(Whole.of(whole, candidate.case.request.cluster, cuts))
+    stages = range(staged.pipeline.stages)
+    chosen = [choices.index(piped.followed[staged.pipeline.device_of(s)]) for s in stages]
+    return joined(wholes, staged.layers.begins(staged.counts), chosen)
+
+
+def _pipeline(piped: PipelinePlan, mixed: Joined | None) -> PipelineEntry:
+    staged, choices = piped.staged, list(dict.fromkeys(piped.followed))
     found = staged.pipelined
     return PipelineEntry(
         schedule=staged.pipeline.schedule,
@@ -135,6 +165,8 @@ def _pipeline(piped: PipelinePlan) -> PipelineEntry:
         stages=tuple(StageEntry(**asdict(each)) for each in found.stages),
         seconds=tuple(StageSeconds(**asdict(each)) for each in staged.times),
         tied=tuple(TiedSum(parts, seconds) for parts, seconds in staged.tied),
+        choices=() if mixed is None else mixed.choices,
+        follows=tuple(choices.index(plan) for plan in piped.followed),
     )
 
 
@@ -145,12 +177,16 @@ def _piped_estimate(
 
     Sums are over all stages.
     """
-    totals = whole.totals()
+    totals, followed = whole.totals(), piped.followed or (piped,)
+    if piped.followed:
+        totals = piped.staged.totals
+    cost = sum(totals.values()) if piped.followed else solution.cost
+    bound = min(plan.candidate.solution.lower_bound for plan in followed)
     return msgspec.structs.replace(
         _estimate(selection.winner.case.decode(selection.winner.choice), selection),
         step_seconds=piped.seconds,
-        additive_seconds=solution.cost,
-        additive_lower_bound_seconds=min(piped.candidate.solution.lower_bound, solution.cost),
+        additive_seconds=cost,
+        additive_lower_bound_seconds=min(bound, cost),
         optimal=False,
         compute_seconds=totals["compute"],
         communication_seconds=totals["communication"],

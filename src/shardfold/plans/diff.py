@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from shardfold.errors import PlanError
+from shardfold.plans.parts import meshes_of_operators, meshes_of_parameters
 from shardfold.plans.plan import AxisEntry, OperatorEntry, ParameterEntry, Plan
 
 Pair = tuple[str, str]
@@ -53,23 +54,26 @@ def difference(first: Plan, second: Plan) -> Difference:
     """Hold two plans of one model against each other."""
     _check(first, second)
     groups: dict[tuple[str, str, Pair, Pair], list[tuple[OperatorEntry, OperatorEntry]]] = {}
-    for a, b in zip(first.operators, second.operators, strict=True):
-        splits, sent = (_split(a), _split(b)), (_sent(a, first.mesh), _sent(b, second.mesh))
+    here, there = (
+        zip(plan.operators, meshes_of_operators(plan), strict=True) for plan in (first, second)
+    )
+    for (a, on_a), (b, on_b) in zip(here, there, strict=True):
+        splits, sent = (_split(a), _split(b)), (_sent(a, on_a), _sent(b, on_b))
         if splits[0] != splits[1] or set(sent[0]) != set(sent[1]):
             key = (folded(a.module), a.kind, splits, (", ".join(sent[0]), ", ".join(sent[1])))
             groups.setdefault(key, []).append((a, b))
     lines = [_line(*key, members) for key, members in groups.items()]
     e, f = first.estimate, second.estimate
-    stored = zip(first.parameters, second.parameters, strict=True)
+    kept = (map(_kept, plan.parameters, meshes_of_parameters(plan)) for plan in (first, second))
     return Difference(
-        meshes=(_mesh(first.mesh), _mesh(second.mesh)),
+        meshes=(_meshes(first), _meshes(second)),
         clusters=(first.cluster, second.cluster),
         step_seconds=(e.step_seconds, f.step_seconds),
         additive_seconds=(e.additive_seconds, f.additive_seconds),
         peak_bytes=(e.peak_bytes, f.peak_bytes),
         operators=len(first.operators),
         lines=tuple(sorted(lines, key=lambda at: -abs(at.seconds[0] - at.seconds[1]))),
-        parameters=sum(_kept(a, first.mesh) != _kept(b, second.mesh) for a, b in stored),
+        parameters=sum(a != b for a, b in zip(*kept, strict=True)),
     )
 
 
@@ -138,6 +142,10 @@ def _kept(entry: ParameterEntry, mesh: Sequence[AxisEntry]) -> object:
 
 def _parts(parts: Mapping[str, int]) -> str:
     return " ".join(f"{name}/{count}" for name, count in parts.items())
+
+
+def _meshes(plan: Plan) -> str:
+    return " + ".join(dict.fromkeys(_mesh(mesh) for mesh in plan.meshes_of_parts))
 
 
 def _mesh(axes: Sequence[AxisEntry]) -> str:

@@ -149,6 +149,11 @@ def _operators_of(
 
 def every_tensor(model: UnrolledChoice) -> tuple[TensorEntry, ...]:
     """An entry for every tensor that several operators read, as they are written."""
+    return tuple(entry for _, entry in placed_tensors(model))
+
+
+def placed_tensors(model: UnrolledChoice) -> list[tuple[int, TensorEntry]]:
+    """The same, each with the operator of the model that writes it."""
     graph, vertices = model.decoded.graph, model.decoded.tables.vertices
     place, writers = places(graph), graph.writers()
     found = [
@@ -164,7 +169,7 @@ def every_tensor(model: UnrolledChoice) -> tuple[TensorEntry, ...]:
                 (start + (writers[index][0] - run.repeat.start) % length, entry(paths))
                 for index, entry in made
             ]
-    return tuple(entry for _, entry in sorted(found, key=lambda pair: pair[0]))
+    return sorted(found, key=lambda pair: pair[0])
 
 
 def _tensors_of(
@@ -182,18 +187,29 @@ def _tensors_of(
 
 def every_parameter(model: UnrolledChoice) -> tuple[ParameterEntry, ...]:
     """An entry for every parameter of the model, by name."""
+    return tuple(entry for _, entry in placed_parameters(model))
+
+
+def placed_parameters(model: UnrolledChoice) -> list[tuple[int, ParameterEntry]]:
+    """The same, each with the first operator of the model that reads it."""
     own = model.decoded
+    place, readers = places(own.graph), own.graph.readers()
     inside = {
         own.tables.vertices[v].index
         for run in model.runs
         for period in range(run.repeat.traced)
         for v in run.vertices(own, period, "parameter")
     }
-    found = [_parameter(own, index) for index in own.graph.parameters() if index not in inside]
+    found = [
+        (min((place[op] for op, _ in readers.get(index, ())), default=0), _parameter(own, index))
+        for index in own.graph.parameters()
+        if index not in inside
+    ]
     for run in model.runs:
+        first, length = place[run.repeat.start], run.repeat.length
         for order, made in run.each(_parameters_of):
-            found += [entry(run.repeat.paths[order]) for entry in made]
-    return tuple(sorted(found, key=lambda entry: entry.names))
+            found += [(first + order * length, entry(run.repeat.paths[order])) for entry in made]
+    return sorted(found, key=lambda pair: pair[1].names)
 
 
 def _parameters_of(

@@ -15,6 +15,7 @@ from shardfold.cluster import from_plain
 from shardfold.errors import ClusterError, InputError, PlanError, nearest
 from shardfold.graph import Graph
 from shardfold.pipeline import SCHEDULES
+from shardfold.plans.parts import check_choice
 from shardfold.plans.plan import VERSION, PipelineEntry, Plan
 from shardfold.simulate import Schedule
 from shardfold.versioned_json import Document
@@ -97,7 +98,9 @@ def _check_parts(plan: Plan) -> None:
     """Refuse parts of a plan that contradict one another."""
     cluster = from_plain(plan.provenance.cluster)
     levels = [level.name for level in cluster.levels]
-    for axis in plan.mesh:
+    if plan.pipeline is not None:
+        _check_follows(plan.pipeline)
+    for axis in chain(plan.mesh, *plan.meshes_of_parts):
         if axis.level not in levels:
             raise ClusterError(
                 f"axis {axis.name} lies on the level {axis.level!r}, but the cluster has "
@@ -108,11 +111,23 @@ def _check_parts(plan: Plan) -> None:
         raise ClusterError(f"{what} {plan.processes:,} devices, its cluster {cluster.size:,}.")
     if plan.pipeline is not None:
         _check_pipeline(plan.pipeline)
+        for choice in plan.pipeline.choices:
+            check_choice(plan, choice)
     plan.provenance.request.check()
     if plan.schedule is not None:
         _check_schedule(plan.schedule)
     if plan.sketch is not None:
         _check_pieces(plan)
+
+
+def _check_follows(entry: PipelineEntry) -> None:
+    if entry.follows and len(entry.follows) != entry.parts:
+        raise PlanError(
+            f"its pipeline has {entry.parts} parts, and says of {len(entry.follows)} what they "
+            "follow."
+        )
+    if any(number >= len(entry.choices) for number in entry.follows):
+        raise PlanError(f"a part of its pipeline follows none of {len(entry.choices)} choices.")
 
 
 def _check_pipeline(entry: PipelineEntry) -> None:

@@ -142,11 +142,36 @@ class TiedSum(Value, frozen=True):
     seconds: float
 
 
-class PipelineEntry(Value, frozen=True):
-    """Pipeline stages: equal parts of the cluster in a row, each on the plan's mesh.
+class Storage(Value, frozen=True):
+    """How a parameter is stored, where that is not as the plan itself says."""
+
+    layout: tuple[str, ...]
+    regather: bool
+
+
+class Choice(Value, frozen=True):
+    """Splits of the whole model on a mesh of their own, which some parts of a pipeline follow.
+
+    The entries are in the order of the plan's own, and None where they are the plan's own: those of
+    the stages that follow this choice. The others say how such a stage takes what others write,
+    makes again what depends on no parameter, and stores what is tied.
+    """
+
+    mesh: Annotated[tuple[AxisEntry, ...], msgspec.Meta(max_length=MOST_AXES)]
+    operators: tuple[tuple[str, ...] | None, ...]
+    tensors: tuple[tuple[str, ...] | None, ...]
+    parameters: tuple[Storage | None, ...]
+    inputs: tuple[tuple[str, ...], ...]
+
+
+class PipelineEntry(Value, frozen=True, omit_defaults=True):
+    """Pipeline stages: parts of the cluster in a row.
 
     `layers` says how many of the model's layers each stage has, in the order of the model. With
-    several `chunks`, a part of the cluster has as many stages.
+    several `chunks`, a part of the cluster has as many stages. All parts are on the plan's mesh and
+    follow its splits, unless `follows` says for each which of the `choices` it follows: then an
+    operator, tensor or parameter of the plan is laid out on the mesh of the part that it belongs
+    to, and the plan's own mesh is that of the first part.
     """
 
     schedule: str
@@ -157,6 +182,8 @@ class PipelineEntry(Value, frozen=True):
     stages: tuple[StageEntry, ...] = ()  # by part of the cluster
     seconds: tuple[StageSeconds, ...] = ()  # by stage, in the order of the model
     tied: tuple[TiedSum, ...] = ()
+    choices: tuple[Choice, ...] = ()
+    follows: tuple[Size, ...] = ()  # by part of the cluster
 
 
 class UnsplitEntry(Value, frozen=True):
@@ -353,8 +380,17 @@ class Plan(Value, frozen=True, omit_defaults=True):
     @property
     def processes(self) -> int:
         """How many run it: one for each device."""
-        parts = 1 if self.pipeline is None else self.pipeline.parts
-        return parts * math.prod(axis.size for axis in self.mesh)
+        return sum(math.prod(axis.size for axis in mesh) for mesh in self.meshes_of_parts)
+
+    @property
+    def meshes_of_parts(self) -> tuple[tuple[AxisEntry, ...], ...]:
+        """The mesh of every part of the cluster: without stages, there is but one."""
+        found = self.pipeline
+        if found is None:
+            return (self.mesh,)
+        if not found.follows:
+            return (self.mesh,) * found.parts
+        return tuple(found.choices[number].mesh for number in found.follows)
 
     @property
     def fits(self) -> bool:

@@ -15,6 +15,7 @@ from itertools import groupby
 from math import isclose, prod
 
 from shardfold.graph.graph import shared_prefix
+from shardfold.plans.parts import meshes_of_operators
 from shardfold.plans.plan import AxisEntry, OperatorEntry, Plan
 from shardfold.report.units import size
 from shardfold.sharding.names import in_words
@@ -121,6 +122,8 @@ def collective_words(phase: str, kind: str) -> str:
 
 def axes_words(axes: Sequence[str], mesh: Sequence[AxisEntry]) -> str:
     """Axes by name; `all` for all, and a level's name for all of its axes."""
+    if not {axis.name for axis in mesh}.issuperset(axes):
+        return "+".join(axes)  # of another part of a pipeline
     if len(axes) == len(mesh) > 1:
         return "all"
     words: list[str] = []
@@ -240,6 +243,7 @@ class _Members:
 
     block: str
     place: str
+    mesh: Mapping[str, int]  # the sizes of its axes
     entries: list[OperatorEntry] = field(default_factory=list)
     repeats: dict[str, None] = field(default_factory=dict)
 
@@ -249,18 +253,18 @@ def blocks_of(plan: Plan) -> list[Block]:
     skip = shared_prefix([entry.module for entry in plan.operators])
     rows: dict[object, _Members] = {}
     repeats: dict[str, dict[str, None]] = {}
-    for entry in plan.operators:
+    for entry, mesh in zip(plan.operators, meshes_of_operators(plan), strict=True):
         block, index, place = _located(entry.module, skip)
         repeats.setdefault(block, {})[index] = None
         traffic = frozenset((c.phase, c.kind, c.axes) for c in entry.collectives)
         key = (block, place, entry.kind, tuple(entry.split.items()), traffic)
-        members = rows.setdefault(key, _Members(block, place))
+        sizes = {axis.name: axis.size for axis in mesh}
+        members = rows.setdefault(key, _Members(block, place, sizes))
         members.entries.append(entry)
         members.repeats[index] = None
-    mesh = {axis.name: axis.size for axis in plan.mesh}
     blocks: list[tuple[str, list[Row]]] = []
     for members in rows.values():
-        _rows_for(blocks, members.block).append(_row(members, mesh))
+        _rows_for(blocks, members.block).append(_row(members))
     small = SMALL_KIND * plan.estimate.additive_seconds
     return [
         Block(name, tuple(repeats[name]), tuple(gathered(merged(found), small)))
@@ -288,11 +292,11 @@ def _located(module: str, skip: int) -> tuple[str, str, str]:
     return ".".join([*parts[:at], "*"]), parts[at], ".".join(rest)
 
 
-def _row(members: _Members, mesh: Mapping[str, int]) -> Row:
+def _row(members: _Members) -> Row:
     first = members.entries[0]
     kind = first.kind.rpartition(".")[2]
     keys = dict.fromkeys((c.phase, c.kind, c.axes) for c in first.collectives)
-    traffic = chained([_traffic(members.entries, key) for key in keys], mesh)
+    traffic = chained([_traffic(members.entries, key) for key in keys], members.mesh)
     return Row(
         places=(members.place,),
         kinds=(KINDS.get(kind, kind),),

@@ -38,8 +38,14 @@ class Sentence:
 def heading(plan: Plan, model: str | None = None) -> tuple[str, str]:
     """What was planned, on what, and under which assumptions."""
     made = plan.provenance
-    axes = " x ".join(f"{axis.name}={axis.size}" for axis in plan.mesh) or "one device"
-    if plan.pipeline is not None:
+    shapes = [
+        " x ".join(f"{axis.name}={axis.size}" for axis in mesh) or "one device"
+        for mesh in plan.meshes_of_parts
+    ]
+    axes = shapes[0]
+    if len(set(shapes)) > 1:
+        axes = f"{', '.join(shapes[:-1])} and {shapes[-1]} in the parts of a pipeline"
+    elif plan.pipeline is not None:
         axes += f" in each of {plan.pipeline.parts} parts of a pipeline"
     precision = f", {made.request.numbers}" if made.request.numbers else ""
     compiled = ", compiled" if made.request.compile else ""
@@ -146,9 +152,10 @@ def _pipelined_plan(plan: Plan) -> Iterator[str]:
         f"{plan.micro_batches} micro-batches, bubble {found.bubble:.1%}. Operators are as in one "
         "micro-batch; times are for all."
     )
-    for place, stage in enumerate(found.stages, 1):
+    for place, (stage, mesh) in enumerate(zip(found.stages, plan.meshes_of_parts, strict=False), 1):
+        on = f" ({'x'.join(str(axis.size) for axis in mesh) or '1'})" if found.follows else ""
         yield (
-            f"Part {place}: {stage.layers}; busy {seconds(stage.busy_seconds)}, at most "
+            f"Part {place}{on}: {stage.layers}; busy {seconds(stage.busy_seconds)}, at most "
             f"{stage.in_flight} micro-batches in flight, peak {size(stage.peak_bytes)}."
         )
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import combinations
 from typing import Any
 
@@ -32,6 +33,7 @@ from shardfold.runtime.parallelize import (
     assemble,
     assemble_stages,
     lowered_here,
+    lowered_parts,
     prepared,
 )
 from shardfold.runtime.ranks import agreed
@@ -207,12 +209,12 @@ def _compared(
     """Step by step, until something differs."""
     program, subdims = captured
     single = assemble(model, program, alone(program, subdims), settings)
-    lowered = lowered_here(plan, program, subdims, rules)
     if plan.pipeline is None:
-        split = assemble(model, program, lowered, settings)
+        split = assemble(model, program, lowered_here(plan, program, subdims, rules), settings)
     else:
-        split = assemble_stages(model, program, lowered, settings, plan)
-        every = range(len(lowered.mesh.axes))
+        lower = partial(lowered_parts, plan, subdims=subdims, rules=rules)
+        split = assemble_stages(model, program, lower, settings, plan)
+        every = range(len(split._run.lowered.mesh.axes))
         split._run.context.groups.make(
             axes for count in every for axes in combinations(every, count + 1)
         )

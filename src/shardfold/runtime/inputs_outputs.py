@@ -101,7 +101,8 @@ class Outputs:
 def put_together(lie: Lie, row: Row, local: Tensor, groups: Groups) -> Tensor:
     """A whole tensor from its parts, on every rank."""
     moves = lie.moves(row, (REPLICATED,) * len(row), "forward")
-    groups.make(step.axes for step in moves.steps)
+    if missing := {step.axes for step in moves.steps} - groups.by_axes.keys():
+        groups.make(missing)
     if local.dtype != torch.bool:
         return perform(moves, local, groups)
     return perform(moves, local.to(torch.uint8), groups).to(torch.bool)

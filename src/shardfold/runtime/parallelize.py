@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.utils._pytree import tree_leaves
 
 from shardfold.capture import Program, capture_program
@@ -23,6 +23,14 @@ from shardfold.operators import Rules, rules_of
 from shardfold.plans import Plan
 from shardfold.plans.batch import example_for
 from shardfold.plans.files import check, same_everywhere
+from shardfold.plans.parts import (
+    choice_number,
+    firsts_of_parts,
+    is_laid_out_alike,
+    on_part,
+    seat,
+    sizes_of_parts,
+)
 from shardfold.plans.read import decisions_of
 from shardfold.runtime.evaluate import Original, evaluating
 from shardfold.runtime.inputs_outputs import with_parts
@@ -43,18 +51,14 @@ from shardfold.runtime.ranks import (
     versions,
 )
 from shardfold.runtime.shards import Place
+from shardfold.runtime.stage_links import Boundaries, Links
 from shardfold.runtime.stages import (
-    SIDES,
-    Links,
     Stage,
     Stages,
     changed_buffers,
-    crossings,
     cuts_of,
     own_program,
-    parts_senders,
     pipeline_of,
-    position,
     tied_parameters,
 )
 from shardfold.sharding import Subdims, find_subdims
@@ -103,14 +107,14 @@ def parallelize(
         "Give every rank the same plan file, arguments and code.",
     )
     prefix = "" if loss is None else LOSS_PREFIX
-    pipeline = pipeline_of(plan)
     dtype, dims = plan.provenance.request.numbers, plan.micro_batch_dims
     settings = Settings(dtype, seed, float64, prefix, plan.micro_batches, dims)
     original = Original.of(model, *example_for(plan, args, kwargs), dtype, loss)
     again = Again(plan, rules, original, program, lowered)
-    if pipeline is not None:
-        evaluation = partial(again.evaluation, program, subdims, original)
-        return assemble_stages(model, program, lowered, settings, plan, evaluation)
+    if pipeline_of(plan) is not None:
+        lower = partial(lowered_parts, plan, subdims=subdims, rules=rules)
+        evaluation = partial(evaluating, program, original)
+        return assemble_stages(model, program, lower, settings, plan, evaluation)
     module = assemble(model, program, lowered, settings)
     module._run.make_evaluation = partial(again.evaluation, program, subdims, original)
     module._run.make_other = again.for_batch
@@ -210,9 +214,45 @@ def lowered_here(
 ) -> Lowered:
     """The instructions of this process."""
     _check_world(plan)
+    rank = dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+    return _lowered_at(plan, seat(plan, rank), program, subdims, rules, of_any_size=of_any_size)
+
+
+def lowered_parts(
+    plan: Plan,
+    program: Program,
+    subdims: Subdims,
+    rules: Rules | None,
+    *,
+    of_any_size: bool = False,
+) -> list[Lowered]:
+    """The instructions of every part of a pipeline: this process's own, of others the first's."""
+    _check_world(plan)
+    own, place = seat(plan, dist.get_rank())
+    known = {choice_number(plan, own): (own, place)}
+    found: dict[int, Lowered] = {}
+    for part in range(len(plan.meshes_of_parts)):
+        number = choice_number(plan, part)
+        if number not in found:
+            at = known.get(number, (part, 0))
+            found[number] = _lowered_at(plan, at, program, subdims, rules, of_any_size=of_any_size)
+    return [found[choice_number(plan, part)] for part in range(len(plan.meshes_of_parts))]
+
+
+def _lowered_at(
+    plan: Plan,
+    at: tuple[int, int],
+    program: Program,
+    subdims: Subdims,
+    rules: Rules | None,
+    *,
+    of_any_size: bool,
+) -> Lowered:
+    """The instructions of a device: of which part of the cluster, and its number there."""
+    part, number = at
+    plan = on_part(plan, part)
     decisions = decisions_of(plan, program.graph, subdims, of_any_size=of_any_size)
-    rank = position(plan, dist.get_rank()) if decisions.mesh.axes else 0
-    place = Place.of_rank(rank, decisions.mesh.shape)
+    place = Place.of_rank(number, decisions.mesh.shape)
     lowered = lower(program, subdims, decisions, place)
     ahead = lowered.ahead if plan.schedule is None else plan.schedule.ahead
     return replace(with_parts(lowered, program, subdims, plan), ahead=ahead)
@@ -240,27 +280,30 @@ def assemble(model: nn.Module, program: Program, lowered: Lowered, settings: Set
 def assemble_stages(
     model: nn.Module,
     program: Program,
-    lowered: Lowered,
+    lower: Callable[..., list[Lowered]],
     settings: Settings,
     plan: Plan,
-    evaluation: Evaluation | None = None,
+    evaluated: Callable[[], Program] | None = None,
 ) -> Parallel:
-    """The module of one rank of a pipeline, with the parameters that its stages read."""
+    """The module of one rank of a pipeline, with the parameters that its stages read.
+
+    `lower` gives the instructions of a program for every part of the cluster.
+    """
     pipeline = pipeline_of(plan)
     assert pipeline is not None
-    context, mesh = _start(model, lowered, settings, pipeline.devices)
-    size = plan.processes // pipeline.devices
-    links = Links.make(pipeline.devices, size, dist.get_rank())
+    links = Links.make(plan, dist.get_rank())
+    every = lower(program=program)
+    lowered = every[links.device]
+    context, mesh = _start(model, lowered, settings, plan)
 
-    def stages(program: Program, lowered: Lowered, mesh: Any) -> Stages:
-        cuts, senders = cuts_of(plan, program), parts_senders(plan, pipeline)
-        across = [
-            crossings(program, lowered, cut.sent, settings.float64, sends)
-            for cut, sends in zip(cuts[:-1], senders, strict=True)
-        ]
-        axes = {each.axes(side) for cut in across for each in cut for side in SIDES} - {()}
-        context.groups.make(axes)
-        tied = tied_parameters(program, lowered, cuts, pipeline)
+    def stages(program: Program, every: list[Lowered], mesh: Any) -> Stages:
+        cuts, lowered = cuts_of(plan, program), every[links.device]
+        given = (plan, pipeline, program, every, dist.get_rank(), settings.float64)
+        across = Boundaries(*given)
+        sent = [across.after(number, cut.sent) for number, cut in enumerate(cuts[:-1])]
+        tied = across.tied(tied_parameters(program, lowered, cuts, pipeline))
+        axes = {axes for each in sent for crossing in each for axes in crossing.axes}
+        context.groups.make(axes.union(*(each.axes for each in tied.values())))
         found = {}
         for number in pipeline.stages_on(links.device):
             cut = cuts[number]
@@ -268,20 +311,21 @@ def assemble_stages(
             keepings = _keepings(program, part)
             run = Run(own_program(program, part), part, keepings, context, mesh, settings.prefix)
             run.received, run.returns = cut.received, cut.sent or (program.graph.loss,)
-            before, after = ((), *across)[number], (*across, ())[number]
+            before, after = ((), *sent)[number], (*sent, ())[number]
             found[number] = Stage(number, run, before, after)
         own = {t: each for t, each in tied.items() if links.device in each.devices}
         changed = changed_buffers(program, lowered, cuts, pipeline)
         return Stages(pipeline, found, links, own, changed)
 
     def in_eval() -> Stages:
-        assert evaluation is not None
-        evaluated, again = evaluation()
-        context.groups.make(again.axes())
-        return stages(evaluated, again, None)
+        assert evaluated is not None
+        again = evaluated()
+        lowereds = lower(program=again, of_any_size=True)
+        context.groups.make(lowereds[links.device].axes())
+        return stages(again, lowereds, None)
 
-    here = stages(program, lowered, mesh)
-    here.make_evaluation = None if evaluation is None else in_eval
+    here = stages(program, every, mesh)
+    here.make_evaluation = None if evaluated is None else in_eval
     graph = program.graph
     read = {t for stage in here.stages.values() for t in stage.run.program.sources}
     held = read | ({*graph.parameters()} - graph.readers().keys())
@@ -302,18 +346,24 @@ def assemble_stages(
 
 
 def _start(
-    model: nn.Module, lowered: Lowered, settings: Settings, parts: int = 1
+    model: nn.Module, lowered: Lowered, settings: Settings, plan: Plan | None = None
 ) -> tuple[Context, Any]:
-    """What a run needs of the processes: groups, a device, a mesh of each part of them."""
+    """What a run needs of the processes: groups, a device, a mesh; of a pipeline, of each part."""
     device = _device(model)
-    mesh = None
-    if lowered.mesh.axes:
-        shape, names = lowered.mesh.shape, lowered.mesh.names
-        mesh = shared(
-            ("mesh", device.type, parts, shape, names),
-            lambda: _device_mesh(device.type, parts, shape, names),
-        )
-    groups = Groups(lowered.place, parts=parts)
+    meshes = () if plan is None else plan.meshes_of_parts
+    mesh, parts = None, max(len(meshes), 1)
+    if plan is not None and not is_laid_out_alike(plan):
+        mesh = _device_meshes(device.type, plan)
+        part, _ = seat(plan, dist.get_rank())
+        groups = Groups(lowered.place, parts=parts, first=firsts_of_parts(plan)[part])
+    else:
+        groups = Groups(lowered.place, parts=parts)
+        if lowered.mesh.axes:
+            shape, names = lowered.mesh.shape, lowered.mesh.names
+            mesh = shared(
+                ("mesh", device.type, parts, shape, names),
+                lambda: _device_mesh(device.type, parts, shape, names),
+            )
     groups.make(lowered.axes())
     groups.make_background(lowered.background_axes())
     seed, double = settings.seed, settings.float64
@@ -321,11 +371,30 @@ def _start(
 
 
 def _device_mesh(device: str, parts: int, shape: tuple[int, ...], names: tuple[str, ...]) -> Any:
-    """The mesh of this process's part."""
+    """The mesh of this process's part, where all parts have such."""
     if parts == 1:
         return init_device_mesh(device, shape, mesh_dim_names=names)
     whole = init_device_mesh(device, (parts, *shape), mesh_dim_names=("stage", *names))
     return whole[names]
+
+
+def _device_meshes(device: str, plan: Plan) -> Any:
+    """The mesh of this process's part; all processes make those of all parts together."""
+    own, _ = seat(plan, dist.get_rank())
+    found = None
+    firsts, sizes = firsts_of_parts(plan), sizes_of_parts(plan)
+    for part, (axes, first, size) in enumerate(
+        zip(plan.meshes_of_parts, firsts, sizes, strict=True)
+    ):
+        if axes:
+            shape, names = tuple(a.size for a in axes), tuple(a.name for a in axes)
+            ranks = torch.arange(first, first + size).view(shape)
+            mesh = shared(
+                ("mesh", device, first, shape, names),
+                partial(DeviceMesh, device, ranks, mesh_dim_names=names),
+            )
+            found = mesh if part == own else found
+    return found
 
 
 def _keepings(program: Program, lowered: Lowered) -> dict[str, Keeping]:
@@ -351,9 +420,14 @@ def _check_world(plan: Plan) -> None:
     size = plan.processes
     world = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
     if world != size:
-        shape = " x ".join(f"{axis.name}={axis.size}" for axis in plan.mesh) or "one device"
+        shapes = [
+            " x ".join(f"{axis.name}={axis.size}" for axis in mesh) or "one device"
+            for mesh in plan.meshes_of_parts
+        ]
+        shape = shapes[0]
         if plan.pipeline is not None:
-            shape = f"{plan.pipeline.parts} parts in a pipeline, each {shape}"
+            each = f"each {shape}" if len(set(shapes)) == 1 else " and ".join(shapes)
+            shape = f"{plan.pipeline.parts} parts in a pipeline, {each}"
         started = (
             f"{world} processes run"
             if world > 1 or dist.is_initialized()
@@ -383,6 +457,7 @@ def _tree(
     trained = {name: p.requires_grad for name, p in model.named_parameters()}
     found: dict[str, Tensor] = {}
     prints: dict[str, str] = {}
+    is_split = run.mesh is not None or run.context.groups.first is not None  # on some rank
     for first, tensor in tensors_of(model, run.context.device, run.context.seed):
         value = tensor.to(run.context.device)
         wanted = kept_dtype if first in trained else dtype
@@ -390,7 +465,7 @@ def _tree(
             value = widened(value)
         elif wanted is not None and value.is_floating_point():
             value = value.to(wanted)
-        if run.mesh is not None:
+        if is_split:
             prints[first] = fingerprint(value)
         if first in trained:
             if first not in keepings:
@@ -400,7 +475,7 @@ def _tree(
         elif value is tensor:
             value = value.clone()
         found |= dict.fromkeys(names[first], value)
-    for source in run.program.sources.values() if run.mesh is not None else ():
+    for source in run.program.sources.values() if is_split else ():
         if source.role == "constant" and source.value is not None and not source.value.is_meta:
             prints[f"the constant {source.name}"] = fingerprint(source.value)
     check_tensors_alike(prints)

@@ -48,54 +48,75 @@ def shared(key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
     return _SHARED.found[key]
 
 
+Ranks = list[list[int]]  # of every group along some axes of a mesh
+
+
+def _made(ranks: Ranks, use: str) -> Any:
+    """The one of these groups that this process is in; all processes make them together."""
+    return shared((use, str(ranks)), lambda: dist.new_subgroups_by_enumeration(ranks)[0])
+
+
 @dataclass(slots=True)
 class Groups:
     """The group of this device for each set of axes; made by all processes together.
 
-    The processes are `parts` meshes in a row: the stages of a pipeline.
+    The processes are `parts` meshes in a row: the stages of a pipeline. Where these differ, `first`
+    is the rank with which this device's own begins, and all processes tell one another what they
+    want.
     """
 
     place: Place
     by_axes: dict[Axes, Any] = field(default_factory=dict)
     in_background: dict[Axes, Any] = field(default_factory=dict)
     parts: int = 1
+    first: int | None = None
 
     def make(self, wanted: Iterable[Axes]) -> None:
         """Make the groups for these sets of axes, in an order that all processes share."""
-        for axes in sorted(set(wanted) - set(self.by_axes)):
-            whole = len(axes) == len(self.place.shape) and self.parts == 1
-            self.by_axes[axes] = dist.group.WORLD if whole else self._made(axes, "")
+        self._make(set(wanted) - set(self.by_axes), self.by_axes, "")
 
     def make_background(self, wanted: Iterable[Axes]) -> None:
         """Make the groups of what runs in the background, for these sets of axes."""
-        for axes in sorted(set(wanted) - set(self.in_background)):
-            self.in_background[axes] = self._made(axes, "background")
+        self._make(set(wanted) - set(self.in_background), self.in_background, "background")
 
-    def _made(self, axes: Axes, use: str) -> Any:
+    def _make(self, wanted: set[Axes], known: dict[Axes, Any], use: str) -> None:
+        rows = {axes: self._rows(axes) for axes in sorted(wanted)}
+        if self.first is not None:
+            told: list[list[Ranks]] = [[] for _ in range(dist.get_world_size())]
+            dist.all_gather_object(told, list(rows.values()))
+            for ranks in (each for listed in told for each in listed):
+                _made(ranks, use)
+        for axes, ranks in rows.items():
+            whole = len(axes) == len(self.place.shape) and self.parts == 1 and not use
+            known[axes] = dist.group.WORLD if whole else _made(ranks, use)
+
+    def _rows(self, axes: Axes) -> Ranks:
+        """The ranks of every group along some axes."""
         rest = [
             range(n) if axis not in axes else range(1) for axis, n in enumerate(self.place.shape)
         ]
         size = math.prod(self.place.shape)
-        ranks = [
-            [part * size + self.place.rank(at) for at in members]
-            for part in range(self.parts)
+        firsts = [self.first] if self.first is not None else [k * size for k in range(self.parts)]
+        return [
+            [first + self.place.rank(at) for at in members]
+            for first in firsts
             for start in product(*rest)
             if (members := Place(self.place.shape, start).members(axes))
         ]
-        return shared((use, str(ranks)), lambda: dist.new_subgroups_by_enumeration(ranks)[0])
 
     def rank_of(self, member: Row) -> int:
         """The rank of a device of this one's own mesh."""
         size, rank = math.prod(self.place.shape), int(dist.get_rank())
-        return rank // size * size + self.place.rank(member)
+        first = rank // size * size if self.first is None else self.first
+        return first + self.place.rank(member)
 
     def background(self) -> Groups:
         """The same collectives, on the groups of what runs in the background."""
-        return Groups(self.place, self.in_background, parts=self.parts)
+        return Groups(self.place, self.in_background, parts=self.parts, first=self.first)
 
     def functional(self) -> Groups:
         """The same collectives, as functions that a compiler can record."""
-        return Functional(self.place, self.by_axes, parts=self.parts)
+        return Functional(self.place, self.by_axes, parts=self.parts, first=self.first)
 
     def all_reduce(self, tensor: Tensor, axes: Axes, *, most: bool = False) -> Tensor:
         """The sum (or the maximum) over the group; the tensor itself is written to."""

@@ -9,11 +9,10 @@ ceil(size / parts) points, the last ones shorter:
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 
-from shardfold.sharding.layouts import Bounds, chunk
+from shardfold.sharding.layouts import Bounds, bounds_of, chunk
 
 __all__ = [
     "Bounds",
@@ -27,24 +26,6 @@ __all__ = [
 ]
 
 Row = tuple[int, ...]  # a state, or a factor, for each mesh axis
-
-
-def bounds_of(
-    sizes: Sequence[int],
-    row: Row,
-    shape: Sequence[int],
-    at: Row,
-    joint: Mapping[int, tuple[int, ...]] = MappingProxyType({}),
-) -> tuple[Bounds, ...]:
-    """The range of each sub-dim (or factor) that the device at `at` of the mesh has.
-
-    A `joint` factor cuts those that it stands for.
-    """
-    found = [(0, size) for size in sizes]
-    for axis, state in enumerate(row):
-        for part in joint.get(state, (state,)) if state >= 0 else ():
-            found[part] = chunk(found[part], shape[axis], at[axis])
-    return tuple(found)
 
 
 def lengths(bounds: Sequence[Bounds]) -> tuple[int, ...]:

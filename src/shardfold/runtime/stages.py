@@ -1,10 +1,10 @@
 """The stages of a pipeline on one rank: what each runs, what crosses, and in which order.
 
-All stages have meshes of one shape, and the plan's splits are of the whole model on it. A stage is
-a stretch of the instructions, and a rank exchanges messages with those that have its own place in
-the meshes before and after. A tensor crosses in the layout in which it lies, from stage to stage
-until the last that reads it; its gradient comes back the same way. What depends on no parameter
-does not cross: every stage makes it for itself.
+Every part of the cluster lowers the whole model as it follows the plan, on its own mesh. A stage is
+a stretch of those instructions. A tensor crosses from the layout in which one stage leaves it to
+the one in which the next finds it (`crossings.py`), from stage to stage until the last that reads
+it; its gradient comes back the same way. What depends on no parameter does not cross: every stage
+makes it for itself.
 
 The order of actions is data (`shardfold.pipeline.schedules`), in the words of
 torch.distributed.pipelining: `2F0` is the forward of stage 2 on micro-batch 0, `2B0` its backward.
@@ -12,57 +12,35 @@ torch.distributed.pipelining: `2F0` is the forward of stage 2 on micro-batch 0, 
 
 from __future__ import annotations
 
-import math
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 from torch.distributed.tensor import DTensor
 
 from shardfold.capture import Program
-from shardfold.cluster import from_plain
 from shardfold.errors import PlanError, RunError
 from shardfold.pipeline import Action, Pipeline
-from shardfold.pipeline.cut import Layers, cut_cluster
+from shardfold.pipeline.cut import Layers
 from shardfold.planner.batch_slices import cut
 from shardfold.plans import Plan
-from shardfold.plans.read import mesh_on
+from shardfold.runtime.crossings import Crossing
 from shardfold.runtime.lower import Lowered
 from shardfold.runtime.ops import Context
-from shardfold.runtime.ops.local_op import WIDER
-from shardfold.runtime.process_groups import Axes, shared
 from shardfold.runtime.reshard import Moves, perform
-from shardfold.sharding.layouts import copy_axes
+from shardfold.runtime.stage_links import Links, Tied
 from shardfold.simulate.parts import Part
 
 if TYPE_CHECKING:
     from shardfold.runtime.module import Batch, Observer, Parallel, Run
     from shardfold.runtime.parameter_uses import Uses
 
-SendsParts = Callable[[Axes], bool]
 RUN = ("gpipe", "1f1b", "interleaved")  # schedules whose backward is one action
-SIDES = ("F", "B")
-
-
-@dataclass(frozen=True, slots=True)
-class Crossing:
-    """A tensor on its way to the next stage: this rank's part of it."""
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    requires_grad: bool
-    value_axes: Axes = ()  # along which ranks send a part each of what all of them have
-    gradient_axes: Axes = ()
-
-    def axes(self, side: str) -> Axes:
-        """Of the value that goes on, or of the gradient that comes back."""
-        return self.value_axes if side == "F" else self.gradient_axes
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,96 +107,6 @@ class Message:
     def target(self) -> int:
         """The stage that receives."""
         return self.stage + (1 if self.side == "F" else -1)
-
-
-@dataclass(frozen=True, slots=True)
-class Tied:
-    """A parameter that several parts of the cluster have: which, and how its gradient goes on."""
-
-    devices: tuple[int, ...]
-    onward: Moves | None  # from the sum of all to where it is stored
-
-
-@dataclass(slots=True)
-class Links:
-    """Messages between a rank and those with its place in other stages' meshes.
-
-    Each direction of each side has a group of its own: messages of one never wait for another's,
-    and within one they are in order.
-    """
-
-    device: int  # this rank's part of the cluster
-    ranks: Sequence[int]  # of all parts, with this rank's place in their meshes
-    groups: Mapping[tuple[str, bool], Any]
-    under_way: deque[tuple[Any, Tensor]] = field(default_factory=deque)
-
-    @classmethod
-    def make(cls, parts: int, size: int, rank: int) -> Links:
-        """Make the groups, on all ranks."""
-        rows = [[part * size + place for part in range(parts)] for place in range(size)]
-        groups = {
-            (side, upwards): shared(
-                ("stages", side, upwards, str(rows)),
-                lambda: dist.new_subgroups_by_enumeration(rows)[0],
-            )
-            for side in SIDES
-            for upwards in (True, False)
-        }
-        return cls(rank // size, rows[rank % size], groups)
-
-    def send(self, tensors: Iterable[Tensor], device: int, side: str) -> None:
-        """Begin to send to another part of the cluster."""
-        while self.under_way and self.under_way[0][0].is_completed():
-            self.under_way.popleft()
-        group = self.groups[side, device > self.device]
-        for own in tensors:
-            self.under_way.append((dist.isend(own, self.ranks[device], group=group), own))
-
-    def receive(self, tensors: Sequence[Tensor], device: int, side: str) -> list[Any]:
-        """Begin to receive from another part of the cluster; what to wait for."""
-        group = self.groups[side, device < self.device]
-        return [dist.irecv(tensor, self.ranks[device], group=group) for tensor in tensors]
-
-    def finish(self) -> None:
-        """Wait for all that was sent."""
-        while self.under_way:
-            self.under_way.popleft()[0].wait()
-
-    def from_part(self, value: Tensor, device: int) -> Tensor:
-        """The value that another part of the cluster has."""
-        dist.broadcast(value, self.ranks[device], group=self.groups["F", True])
-        return value
-
-    def norm_over(self, own: Tensor, kind: float) -> Tensor:
-        """The norm over all parts of the cluster, of which each has its own."""
-        group = self.groups["F", True]
-        if math.isinf(kind):
-            dist.all_reduce(own, op=dist.ReduceOp.MAX, group=group)
-            return own
-        power = own**kind
-        dist.all_reduce(power, group=group)
-        return power ** (1 / kind)
-
-    def sum_over(self, devices: Sequence[int], value: Tensor) -> Tensor:
-        """The sum over some parts of the cluster, all of which call this."""
-        ranks, group = [self.ranks[device] for device in devices], self.groups["F", True]
-        own, others = (
-            value.contiguous(),
-            [rank for rank in ranks if rank != self.ranks[self.device]],
-        )
-        theirs = {rank: torch.empty_like(own) for rank in others}
-        both = [
-            *(dist.P2POp(dist.isend, own, rank, group) for rank in others),
-            *(dist.P2POp(dist.irecv, each, rank, group) for rank, each in theirs.items()),
-        ]
-        for work in dist.batch_isend_irecv(both):
-            work.wait()
-        # In the order of the parts, so that all have the same sum to the last digit.
-        every = {**theirs, self.ranks[self.device]: own}
-        total = every[ranks[0]].clone()
-        for rank in ranks[1:]:
-            total += every[rank]
-        return total
 
 
 @dataclass
@@ -324,13 +212,13 @@ class Stages:
         if source == self.links.device:
             return  # it is handed over
         context = self.stages[action.stage].run.context
-        tensors = [
-            torch.empty(
-                _part_size(each, message.side, context), dtype=each.dtype, device=context.device
-            )
+        pieces = [
+            piece
             for each in self._contents(message)
+            for piece in each.incoming(message.side).buffers(context)
         ]
-        self.arriving[message] = tensors, self.links.receive(tensors, source, message.side)
+        works = self.links.receive(pieces, source, message.side)
+        self.arriving[message] = [tensor for _, tensor in pieces], works
 
     def _contents(self, message: Message) -> Sequence[Crossing]:
         """What a message is made of, as its sender or its receiver knows it."""
@@ -351,9 +239,9 @@ class Stages:
             work.wait()
         if self.pipeline.device_of(message.stage) == self.links.device:
             return tensors
-        context = self.stages[action.stage].run.context
-        pairs = zip(tensors, self._contents(message), strict=True)
-        return [_joined(tensor, each, message.side, context) for tensor, each in pairs]
+        context, left = self.stages[action.stage].run.context, iter(tensors)
+        ways = [each.incoming(message.side) for each in self._contents(message)]
+        return [way.joined(list(islice(left, len(way.pieces))), context) for way in ways]
 
     def _give(self, message: Message, tensors: list[Tensor]) -> None:
         """Send, or hand over to another stage of this rank."""
@@ -365,7 +253,7 @@ class Stages:
         else:
             pairs = zip(tensors, self._contents(message), strict=True)
             context = self.stages[message.stage].run.context
-            sent = (_part(tensor, each, message.side, context) for tensor, each in pairs)
+            sent = (p for t, each in pairs for p in each.outgoing(message.side).cut(t, context))
             self.links.send(sent, target, message.side)
 
     def _forward(
@@ -433,22 +321,25 @@ class Stages:
             uses = [s.run.uses for s in self.stages.values() if s.run.uses is not None]
             users = [each for each in uses if each.trains(tensor)]
             if users:
-                _sum_tied(tensor, tied, users, self.links)
+                _sum_tied(tensor, tied, users, self.links, module._run.context)
         for stage in self.stages.values():
             if stage.run.uses is not None:
                 stage.run.uses.settle()
         for tensor, parameter in self._plain_tied(module):
             if parameter.requires_grad:
                 own = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-                total = self.links.sum_over(self.tied[tensor].devices, own)
+                total = self.links.sum_over(self.tied[tensor], own, module._run.context)
                 known = before[tensor]
                 parameter.grad = total if known is None else known + total
 
     def _plain_tied(self, module: Parallel) -> Iterator[tuple[int, Tensor]]:
-        """Parameters that several parts have, where a part is one device."""
-        for _, tensor, held, leaf in module._run.owners:
-            if tensor in self.tied and not isinstance(held[leaf], DTensor):
-                yield tensor, held[leaf]
+        """Parameters that several parts have, where a part is one device: in the order of all."""
+        found = {
+            tensor: held[leaf]
+            for _, tensor, held, leaf in module._run.owners
+            if tensor in self.tied and not isinstance(held[leaf], DTensor)
+        }
+        yield from sorted(found.items(), key=lambda each: each[0])
 
     def _loss(self, module: Parallel) -> Tensor:
         """The mean of the last stage's, on every rank."""
@@ -488,84 +379,23 @@ class _Back:
             self.give([torch.zeros_like(t) if t.grad is None else t.grad for t in self.received])
 
 
-def _sum_tied(tensor: int, tied: Tied, users: Sequence[Uses], links: Links) -> None:
+def _sum_tied(
+    tensor: int, tied: Tied, users: Sequence[Uses], links: Links, context: Context
+) -> None:
     """Put the sum over all parts of the cluster in place of this part's gradient."""
     found = [uses.found.pop(tensor) for uses in users if tensor in uses.found]
-    own = users[0].nothing(tensor) if not found else sum(found[1:], start=found[0])
-    total = links.sum_over(tied.devices, own)
+    total = users[0].nothing(tensor) if not found else sum(found[1:], start=found[0])
+    if tied.ways is None:
+        total = links.sum_over(tied, total, context)
     if tied.onward is not None:
         total = perform(tied.onward, total, users[0].groups)
+    if tied.ways is not None:
+        total = links.sum_over(tied, total, context)
     users[0].found[tensor] = total
-
-
-def _part_size(crossing: Crossing, side: str, context: Context) -> tuple[int, ...]:
-    """The shape of what this rank sends or receives."""
-    axes = crossing.axes(side)
-    if not axes:
-        return crossing.shape
-    return (-(-math.prod(crossing.shape) // _members(axes, context)),)
-
-
-def _members(axes: Axes, context: Context) -> int:
-    return math.prod(context.groups.place.shape[axis] for axis in axes)
-
-
-def _part(tensor: Tensor, crossing: Crossing, side: str, context: Context) -> Tensor:
-    """What this rank sends: all, or its part of what several have, the last ones filled up."""
-    axes, whole = crossing.axes(side), tensor.contiguous()
-    if not axes:
-        return whole
-    (size,) = _part_size(crossing, side, context)
-    place = context.groups.place
-    number = place.members(axes).index(place.at)
-    part = whole.view(-1)[number * size : (number + 1) * size]
-    return nn.functional.pad(part, (0, size - len(part)))
-
-
-def _joined(part: Tensor, crossing: Crossing, side: str, context: Context) -> Tensor:
-    """The whole, from the parts that this rank and others received."""
-    axes = crossing.axes(side)
-    if not axes:
-        return part
-    every = context.groups.all_gather(part, axes, _members(axes, context))
-    return every.view(-1)[: math.prod(crossing.shape)].view(crossing.shape)
 
 
 def _differentiable(crossings: Sequence[Crossing]) -> list[Crossing]:
     return [each for each in crossings if each.requires_grad]
-
-
-def crossings(
-    program: Program, lowered: Lowered, tensors: Sequence[int], double: bool, sends: SendsParts
-) -> tuple[Crossing, ...]:
-    """Parts of tensors, as this rank has them, that cross between two stages."""
-    writers = program.graph.writers()
-    found = []
-    for tensor in tensors:
-        op, result = writers[tensor]
-        about, instruction = program.graph.tensors[tensor], lowered.instructions[op]
-        dtype = getattr(torch, about.type.dtype)
-        dtype = WIDER.get(dtype, dtype) if double else dtype
-        row = instruction.layout(result)
-        copies = (copy_axes(row, of_gradient=back) for back in (False, True))
-        axes = (each if sends(each) else () for each in copies)
-        found.append(Crossing(instruction.shape(result), dtype, about.requires_grad, *axes))
-    return tuple(found)
-
-
-def parts_senders(plan: Plan, pipeline: Pipeline) -> list[SendsParts]:
-    """For each boundary between stages: whether ranks along some axes send a part each."""
-    links = cut_cluster(from_plain(plan.provenance.cluster), pipeline.devices)
-    mesh = mesh_on(plan, links.stage)
-
-    def sends(hop: int | None, axes: Axes) -> bool:
-        return hop is not None and links.sends_parts(hop, [mesh.axes[axis] for axis in axes])
-
-    found: list[SendsParts] = []
-    for stage in range(pipeline.stages - 1):
-        ends = pipeline.device_of(stage), pipeline.device_of(stage + 1)
-        found.append(partial(sends, None if ends[0] == ends[1] else links.hop(*ends)))
-    return found
 
 
 def tied_parameters(
@@ -606,8 +436,3 @@ def changed_buffers(
                     name = program.graph.tensors[operand.tensor].name
                     raise RunError(f"Several stages write the buffer {name}: plan without stages.")
     return found
-
-
-def position(plan: Plan, rank: int) -> int:
-    """A rank's place in the mesh of its stage."""
-    return rank % math.prod(axis.size for axis in plan.mesh)

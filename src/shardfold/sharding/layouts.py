@@ -12,8 +12,10 @@ one numpy array. A sub-dim that several axes split is cut by the outer axis firs
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
+from itertools import product
+from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +39,33 @@ def chunk(bounds: Bounds, parts: int, place: int) -> Bounds:
     low, high = bounds
     length = -(-(high - low) // parts)
     return min(low + place * length, high), min(low + (place + 1) * length, high)
+
+
+def bounds_of(
+    sizes: Sequence[int],
+    row: Sequence[int],
+    shape: Sequence[int],
+    at: Sequence[int],
+    joint: Mapping[int, tuple[int, ...]] = MappingProxyType({}),
+) -> tuple[Bounds, ...]:
+    """The range of each sub-dim (or factor) that the device at `at` of the mesh has.
+
+    A `joint` factor cuts those that it stands for.
+    """
+    found = [(0, size) for size in sizes]
+    for axis, state in enumerate(row):
+        for part in joint.get(state, (state,)) if state >= 0 else ():
+            found[part] = chunk(found[part], shape[axis], at[axis])
+    return tuple(found)
+
+
+def coordinates(shape: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """The places on a mesh of this shape, the last axis fastest.
+
+    >>> list(coordinates((2, 2)))
+    [(0, 0), (0, 1), (1, 0), (1, 1)]
+    """
+    return product(*map(range, shape))
 
 
 def forward_states(layouts: Layouts) -> Layouts:

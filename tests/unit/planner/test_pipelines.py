@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import random
 from functools import partial
-from itertools import combinations, pairwise
-from math import inf
+from itertools import pairwise
 from pathlib import Path
 
 import msgspec
@@ -19,47 +17,11 @@ from shardfold.api import Planner
 from shardfold.cli import main
 from shardfold.cluster import parse
 from shardfold.errors import ClusterError, InputError, PlanError
-from shardfold.planner.pipelines import _Cuts, stage_numbers
+from shardfold.planner.pipelines import stage_numbers
 from shardfold.plans import Plan
 from shardfold.plans.drawing_data import stage_timeline
 from shardfold.plans.files import dumps, loads
 from shardfold.plans.plan import TiedSum
-
-
-def brute_force(cuts: _Cuts, flying: list[int], room: float) -> float:
-    """The time of the slowest stage, of the best of all ways to cut; inf: none fits."""
-    count, best = len(cuts.seconds), inf
-    for inner in combinations(range(1, count), len(flying) - 1):
-        spans = list(pairwise((0, *inner, count)))
-        sizes = (
-            sum(cuts.resident[a:b]) + n * sum(cuts.kept[a:b]) + cuts.passing
-            for (a, b), n in zip(spans, flying, strict=True)
-        )
-        if all(size <= room for size in sizes):
-            best = min(best, max(sum(cuts.seconds[a:b]) for a, b in spans))
-    return best
-
-
-def test_the_slowest_stage_is_as_fast_as_any_cut_makes_it() -> None:
-    rng = random.Random(0)
-    refused = 0
-    for _ in range(300):
-        count = rng.randint(1, 8)
-        stages = rng.randint(1, count)
-        layers = [[rng.choice((1, 2, 3, 5)) for _ in range(count)] for _ in range(3)]
-        cuts = _Cuts(*layers, passing=rng.randint(0, 3))
-        flying = [stages - k for k in range(stages)]
-        room = rng.choice((inf, rng.uniform(5, 40)))
-        expected, found = brute_force(cuts, flying, room), cuts.best(flying, room)
-        if expected == inf:
-            refused += 1
-            assert found == []
-            continue
-        assert len(found) == stages
-        assert sum(found) == count
-        ends = [sum(found[:k]) for k in range(stages + 1)]
-        assert max(sum(cuts.seconds[a:b]) for a, b in pairwise(ends)) == expected
-    assert 20 < refused < 200
 
 
 def test_stages_take_what_the_levels_allow() -> None:

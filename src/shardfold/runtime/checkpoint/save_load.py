@@ -32,6 +32,7 @@ from shardfold.runtime.checkpoint.state import (
     check_groups,
     check_model,
     elsewhere,
+    is_written_elsewhere,
     make_state,
     model_parts,
     optimizer_entry,
@@ -114,6 +115,7 @@ def _state(model: nn.Module, optimizer: Any) -> tuple[dict[str, Part], dict[str,
     if optimizer is not None:
         parts |= optimizer_parts(model, optimizer)
         fields["optimizer"] = optimizer_entry(model, optimizer)
+    parts = {name: part for name, part in parts.items() if not is_written_elsewhere(model, name)}
     parts |= {name: part_of(value) for name, value in state.generator_tensors().items()}
     return parts, fields
 

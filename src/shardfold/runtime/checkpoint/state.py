@@ -103,6 +103,23 @@ def elsewhere(model: nn.Module) -> frozenset[str]:
     return model._run.elsewhere if isinstance(model, Parallel) else frozenset()
 
 
+def is_written_elsewhere(model: nn.Module, part: str) -> bool:
+    """Whether it is of a tied parameter that an earlier part of the cluster has, and writes.
+
+    The parts may store it in different ways.
+    """
+    if not isinstance(model, Parallel) or model._run.stages is None:
+        return False
+    run, stages = model._run, model._run.stages
+    here, tensors = stages.links.device, run.program.graph.tensors
+    tied = (t for t, each in stages.tied.items() if each.devices[0] != here)
+    names = {run.name(name) for tensor in tied for name in tensors[tensor].names}
+    own = part.removeprefix(MODEL)
+    if part.startswith(OPTIMIZER):
+        own, _, _ = part.removeprefix(OPTIMIZER).rpartition("/")
+    return own in names
+
+
 def optimizer_parts(model: nn.Module, optimizer: Any) -> dict[str, Part]:
     """The tensors of the optimizer's state."""
     keepings = _keepings(model)
