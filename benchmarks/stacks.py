@@ -315,7 +315,7 @@ def _recommended(row: dict[str, Any]) -> str:
 
 def _short(reason: str) -> str:
     if "smallest needs" in reason:
-        return "nothing fits: at least " + reason.partition("bytes (")[2].partition(")")[0]
+        return "nothing fits"
     return reason.partition(". ")[0]
 
 

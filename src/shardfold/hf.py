@@ -49,6 +49,7 @@ from shardfold.runtime import parallelize
 from shardfold.runtime.checkpoint import load, restore_random, save
 from shardfold.runtime.checkpoint.folders import on_first
 from shardfold.runtime.module import Parallel
+from shardfold.runtime.ranks import leave_at_exit
 
 try:
     import transformers
@@ -178,6 +179,7 @@ class Trainer(transformers.Trainer):
         return self._under(self.plan, {k: v for k, v in example.items() if k != ITEMS})
 
     def _under(self, plan: Plan, example: dict[str, Any]) -> Parallel:
+        leave_at_exit()  # accelerate, which joined the processes, does not
         return parallelize(
             self.model,
             plan,

@@ -26,6 +26,7 @@ from shardfold.operators import Rules
 from shardfold.plans import Plan
 from shardfold.runtime import parallelize
 from shardfold.runtime.module import Parallel
+from shardfold.runtime.ranks import leave_at_exit
 
 try:
     from lightning.pytorch.strategies import DDPStrategy
@@ -123,6 +124,7 @@ class Strategy(DDPStrategy):
                 f"{', '.join(outside[:5])}. Plan one module that has them all."
             )
         args, kwargs = self._example
+        leave_at_exit()  # Lightning does so with NCCL alone
         setattr(owner, self._name, parallelize(found, self.plan, args, kwargs, **self._more))
 
     def model_to_device(self) -> None:

@@ -113,7 +113,7 @@ def join_torchrun() -> None:
         return
     if int(os.environ["WORLD_SIZE"]) > 1:
         _initialise(WAIT)
-        atexit.register(_leave)
+        leave_at_exit()
 
 
 def _initialise(wait: timedelta) -> None:
@@ -130,6 +130,11 @@ def _initialise(wait: timedelta) -> None:
         )
     torch.cuda.set_device(local)
     dist.init_process_group("nccl", timeout=wait)
+
+
+def leave_at_exit() -> None:
+    """Leave the process group before Python ends: threads of gloo that go on then may abort."""
+    atexit.register(_leave)
 
 
 def _leave() -> None:
