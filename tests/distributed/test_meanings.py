@@ -35,6 +35,7 @@ NAMES = (
     "MeansOfSelected",
     "RoundingIsLeft",
     "ComplexPut",
+    "ComplexWeights",
     "ExpertsPassedOver",
     "OldChances",
     "BroadcastTogether",

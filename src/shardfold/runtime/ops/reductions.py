@@ -43,7 +43,7 @@ def _mean(site: Site) -> Local:
     dtype = site.argument("dtype")
 
     def call(tensors: Sequence[Tensor], context: Context) -> Any:
-        wanted = torch.float64 if context.double else dtype
+        wanted = context.target.constant(dtype)
         return torch.sum(tensors[0], dims, keepdim=keep, dtype=wanted) / count
 
     return call
