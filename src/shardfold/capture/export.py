@@ -310,7 +310,7 @@ ADVICE = (
         "A part is compiled by torch.jit: give the model the plain module instead",
     ),
     (
-        r"same device|DeviceMismatch",
+        r"same device|DeviceMismatch|two different devices",
         "A tensor is made on a fixed device: make it on the device of the input (device=x.device) "
         "or register it as a buffer",
     ),
