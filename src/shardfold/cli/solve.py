@@ -49,7 +49,7 @@ _SHOWN = 20
     type=click.FloatRange(min=0),
     default=60.0,
     show_default=True,
-    help="When tables do not fit: how long to go on before the gap is stated.",
+    help="When tables do not fit: how long to go on, in processor time, before the gap is stated.",
 )
 @click.option("--all", "show_all", is_flag=True, help="Print the choice of every vertex.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
 from math import inf
-from time import perf_counter
+from time import process_time
 
 import numpy as np
 
@@ -78,7 +78,7 @@ class ResolvedRequest:
 
 @dataclass(slots=True, eq=False)
 class Patience:
-    """Time that the long searches of a plan share: what one takes, the others no longer have.
+    """Processor time that the long searches of a plan share: what one takes, others no longer have.
 
     A search that is out of time states how far from the best its answer may be. Without this a
     model of which every search is hard would wait as long for each mesh, limit and discount.
@@ -88,11 +88,11 @@ class Patience:
 
     def spend(self, search: Callable[[float], Solution]) -> Solution:
         """What a search finds in the seconds that it is given."""
-        begin = perf_counter()
+        begin = process_time()
         try:
             return search(max(self.seconds, SHORT_SECONDS))
         finally:
-            self.seconds -= max(perf_counter() - begin - SHORT_SECONDS, 0.0)
+            self.seconds -= max(process_time() - begin - SHORT_SECONDS, 0.0)
 
 
 @dataclass(eq=False)

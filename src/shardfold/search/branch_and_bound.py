@@ -198,7 +198,7 @@ class _Search:
             self.cost = cost
 
     def is_late(self) -> bool:
-        return time.perf_counter() > self.deadline
+        return time.process_time() > self.deadline
 
 
 def bounded(
@@ -206,7 +206,7 @@ def bounded(
 ) -> Answer:
     """A choice with a lower bound, or proven cheapest, using tables within `table_bytes` only."""
     whole = Pairwise.of(factors)
-    search = _Search(table_bytes, time.perf_counter() + seconds, watch)
+    search = _Search(table_bytes, time.process_time() + seconds, watch)
     root = _Part([np.arange(len(vector)) for vector in whole.unary], Dual(whole))
     heap: list[tuple[float, int, Callable[[], _Part]]] = [(-math.inf, 0, lambda: root)]
     count = done = 0

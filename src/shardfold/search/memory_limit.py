@@ -173,7 +173,7 @@ class _Limited:
 
     def solve(self, problem: Problem) -> tuple[Ints, float, float]:
         """Search on the way, in a part of the time left: the choice, its value, a proven bound."""
-        left = self.deadline - time.perf_counter()
+        left = self.deadline - time.process_time()
         found = exact(problem, table_bytes=self.table_bytes, seconds=max(left / 4, 1.0))
         value = problem.total(found.choice)
         return found.choice, value, value if found.lower_bound is None else found.lower_bound
@@ -230,7 +230,7 @@ def limited(
     """
     if not problem.has_bytes:
         raise ProblemError("A memory limit needs a problem whose choices carry bytes.")
-    deadline = time.perf_counter() + 2 * seconds
+    deadline = time.process_time() + 2 * seconds
     entries = _entries(problem)
     if fastest is None and entries <= _SMALL:
         fastest = exact(problem, table_bytes=table_bytes, seconds=seconds, watch=watch)
@@ -283,7 +283,7 @@ def _pooled(state: _Limited, good: list[Ints], rounds: int, watch: Watch) -> tup
         over, under = (pool.widened(end, kept) for end in ends)
         state.pooled = inner.bound
         state.offer(pool.widened(inner.best, kept))
-        left = state.deadline - time.perf_counter()
+        left = state.deadline - time.process_time()
         if step == rounds or (step and (left <= 0 or _is_near(state, inner))):
             break
         choice, _ = state.solve_at(inner.weight)
@@ -332,7 +332,7 @@ def _hull(state: _Limited, over: Ints, under: Ints, watch: Watch) -> tuple[Ints,
         # Where the line between the two crosses the limit, the bound can rise no further.
         most = costs[0] + weight * (high - state.limit) - state.bound
         weight, guess = (guess, 2 * guess) if is_guess else (weight, guess)
-        left = state.deadline - time.perf_counter()
+        left = state.deadline - time.process_time()
         if weight <= 0 or (step and left <= 0):
             break
         if step and not state.is_small and most <= _NO_MATTER * abs(costs[0]):
@@ -423,7 +423,7 @@ def _struck(state: _Limited, blend: Pairwise) -> list[Ints] | None:
             return None
         kept = [k[mask] for k, mask in zip(kept, masks, strict=True)]
         dual = dual.restricted(masks)
-        if time.perf_counter() > state.deadline:
+        if time.process_time() > state.deadline:
             break
     return kept
 
