@@ -6,6 +6,7 @@ what joins its devices. Sources that are not listed are taken by what their rows
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 from published_models import GPT, LLAMA, Experts, Family, Latent
 from published_rows import Row
 from shardfold.cluster import Cluster, parse
+from shardfold.cluster.catalog import hardware_names
 from shardfold.cluster.cluster import Level
 from shardfold.strategies.stacks import Stack, stack_named
 
@@ -189,7 +191,7 @@ def _named(name: str, known: Mapping[str, Any]) -> Any:
 
 def cluster_of(row: Row, setup: Setup) -> Cluster | None:
     """The stated devices on the stated network; None where the device is not known."""
-    site = next((SITES[start] for start in SITES if row.gpu.startswith(start)), None)
+    site = _site(row.gpu)
     if site is None:
         return None
     gpus = row.count("gpus") or 1
@@ -209,6 +211,17 @@ def cluster_of(row: Row, setup: Setup) -> Cluster | None:
     if site.memory_bytes is not None:
         device = replace(device, memory_bytes=site.memory_bytes)
     return Cluster(f"{row.gpu} x {gpus}", device, levels)
+
+
+def _site(gpu: str) -> Site | None:
+    """The kind of device that is stated; what is not listed, by its name in the catalog."""
+    listed = next((SITES[start] for start in SITES if gpu.startswith(start)), None)
+    if listed is not None:
+        return listed
+    name = re.sub(r"^((nvidia|amd|aws|geforce|instinct|tesla|quadro)[ -]*)+", "", gpu.lower())
+    first = re.match(r"(rtx[ -]*)?\w+", name)
+    plain = re.sub(r"[ -]", "", first[0]) if first else ""
+    return Site(plain) if plain in hardware_names() else None
 
 
 def _network(level: Level, rate: float, setup: Setup) -> Level:

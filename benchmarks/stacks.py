@@ -248,10 +248,10 @@ FOOT = """
 - What a recommended configuration has and is not priced (float8, compilation, overlap of tensor
   parallel) is left out. A micro-batch is one sample, where nothing else is said.
 - torchtitan 0.3.0 has no Mixtral: its row is for a model of its shape. Nanotron was not run for it.
-- Searched with a revision of the day before, whose prices differ a little: the rows of llama3-8b, of
-  llama3-70b on 8x8xh100, llama3-405b on 32x8xh100 and mixtral-8x7b on 8x8xh100, but for Megatron-LM's
-  of the first on 8xh100 and of the next two. nanotron's of llama3-8b on 8xh100 and of llama3-70b on
-  8x8xh100 were searched before micro-batches of one sample in all could be taken.
+- Searched with a revision of the day before, whose prices differ a little: the rows of llama3-8b,
+  of llama3-70b on 8x8xh100, llama3-405b on 32x8xh100 and mixtral-8x7b on 8x8xh100, but for
+  Megatron-LM's of the first on 8xh100 and of the next two. nanotron's of llama3-8b on 8xh100 and of
+  llama3-70b on 8x8xh100 were searched before micro-batches of one sample in all could be taken.
 {missing}
 Sources of what is recommended:
 

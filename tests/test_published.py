@@ -155,6 +155,7 @@ def test_what_cannot_be_stated_is_left_out_with_its_reason(
         {"source": "MooreThreads/SimuMax", "zero": "1", "tp": "4", "dp": "2", "gpu": "B200-SXM"},
         {"source": "vinjn/nanotron-ultrascale-playbook", "zero": "1", "gpu": "H100-80GB"},
         {"source": "somebody/else", "zero": "0", "ffn": "176", "kv_heads": "2"},
+        {"source": "somebody/with AMD", "zero": "1", "gpu": "AMD Instinct MI300X-192GB"},
         {"source": "NVIDIA/Megatron-LM", "zero": "0", "pp": "2", "vp": "2", "dp": "4"},
         {**SIMUMAX, "cp": "2", "dp": "4", "notes": "CP comm a2a"},
         {**SIMUMAX, "model": "deepseekv2 cut to 4 layers", "ep": "8"},
