@@ -189,14 +189,14 @@ def check_steady(
         return
     traced.after.restore(root)
     again, failure = _tried(root, example)
-    if again is None or not _is_same(again, traced, program):
-        twice, failed = _tried(_called_twice(copied(), _written(program)), example)
-        if twice is not None and _is_same(twice, traced, program, calls=2):
-            return
-        if again is None and (again := twice) is None:
-            raise failed or failure  # type: ignore[misc]
-    else:
+    if again is not None and _is_same(again, traced, program):
         return
+    twice, failed = _tried(_called_twice(copied(), _written(program)), example)
+    if twice is not None and _is_same(twice, traced, program, calls=2):
+        return
+    again = again or twice
+    if again is None:
+        raise failed or failure  # type: ignore[misc]
     (path, name) = next(iter(traced.after.changed(again.after)), changed[0])
     is_steady = not traced.after.changed(again.after)
     states = (traced.before, traced.after)

@@ -2,7 +2,7 @@
 
 A trace keeps values, not all meaning. This is the one list of what it would lose:
 
-    a custom backward (autograd.Function)     becomes one operator, run as it is
+    a custom backward (autograd.Function)     becomes one operator, run as it is (`functions`)
     a constant made in forward                becomes a constant of the program
     a tensor that is no buffer (an attribute) becomes a constant of the program
     torch.inference_mode                      is traced as torch.no_grad
@@ -38,9 +38,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import fields, is_dataclass
-from functools import partial, wraps
 from inspect import getsource, signature
 from pathlib import Path
 from typing import Any
@@ -54,7 +53,6 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.proxy_tensor import (
     PreDispatchTorchFunctionMode,
-    disable_proxy_modes_tracing,
     get_proxy_mode,
     get_proxy_slot,
     set_proxy_slot,
@@ -64,21 +62,19 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from shardfold.capture.functions import Functions
 from shardfold.capture.inner_gradients import GradientAskedError
 from shardfold.capture.skips import Skips
 from shardfold.capture.stand_ins import (
     CERTAIN,
     CtcLoss,
     KnownValues,
-    closure_of,
     has_tensors,
     stand_in,
 )
 from shardfold.capture.user_code import (
     LIBRARIES,
-    PLAIN,
     State,
     attributes_of,
     check_dice,
@@ -180,10 +176,10 @@ class Watch(TorchFunctionMode):
         self.before, self.after = State.of(model), State()
         self.is_inside = False  # forward
         self.is_in_checkpoint = False
-        self.is_in_function = False  # a torch.autograd.Function
         self.has_gradients = False  # that forward asks for: it is traced in autograd's operators
         self.known = KnownValues()
         self.skips = Skips(self.known.selections, self.refuse)
+        self.functions = Functions(self)
         self.outside: dict[int, tuple[Tensor, Tensor]] = {}  # tensors that are no buffers, traced
         self.places = {  # of buffers and parameters, before the trace puts others in their place
             id(tensor): (table, name)
@@ -197,7 +193,7 @@ class Watch(TorchFunctionMode):
         kwargs = kwargs or {}
         if not self.is_inside:  # around forward, torch handles tensors for its own ends
             return self.known.call(func, args, kwargs)
-        args, kwargs = self._traced(args, kwargs)
+        args, kwargs = self.traced(args, kwargs)
         leaves = pytree.tree_leaves((args, kwargs))
         versions = [(each, each._version) for each in leaves if isinstance(each, Tensor)]
         self.skips.before(leaves)
@@ -208,18 +204,18 @@ class Watch(TorchFunctionMode):
 
     def _called(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Call a function of forward's."""
-        if kwargs.get("generator") is not None and not self.is_in_function:
+        if kwargs.get("generator") is not None and not self.functions.is_inside:
             raise self.refuse(
                 "draws random numbers from a torch.Generator of its own, which a plan does not ask",
                 "Leave generator= out; what must be the same in every step is a buffer",
             )
         handler = HANDLERS.get(func)
         is_followed, followed = False, None
-        if not self.is_in_function:
+        if not self.functions.is_inside:
             is_followed, followed = self.known.selections.call(func, args, kwargs)
         if is_followed:
             found = followed
-        elif self.is_in_function:
+        elif self.functions.is_inside:
             found = func(*args, **kwargs)
         elif handler is not None:
             found = handler(self, func, args, kwargs)
@@ -233,7 +229,7 @@ class Watch(TorchFunctionMode):
             )
         return found
 
-    def _traced(self, args: Any, kwargs: Any) -> Any:
+    def traced(self, args: Any, kwargs: Any) -> Any:
         """Tensors that forward is not given as the trace has them.
 
         Parameters and buffers under other names (in a list, a plain attribute) are those that are
@@ -303,72 +299,6 @@ class Watch(TorchFunctionMode):
         return ModelError(f"{place(self.paths)} {what}. {advice}.")
 
     # -- what is put in place of something else
-
-    def function(self, original: Callable[..., Any], cls: Any, args: Any, kwargs: Any) -> Any:
-        """A call of an autograd.Function, as one operator; its own operators are never read."""
-        args, kwargs = self._traced(args, kwargs)
-        if cls is checkpointing.CheckpointFunction:
-            with self.checkpointed():
-                return args[0](*args[2:])
-        name = f"torch.autograd.Function {cls.__qualname__}"
-        advice = (
-            "A function is kept as one operator if its arguments are tensors and plain values, its "
-            "results tensors, and it writes into none of them"
-        )
-        odd = [
-            a for a in (*args, *kwargs.values()) if not isinstance(a, Tensor) and not _is_plain(a)
-        ]
-        if odd or kwargs:
-            kinds = ", ".join(type(each).__name__ for each in odd) or "arguments by name"
-            raise self.refuse(f"gives {name} {kinds}", advice)
-        if closure := [c for c in closure_of(cls) if isinstance(c, nn.Module | Tensor)]:
-            raise self.refuse(
-                f"calls {name}, which reads a {type(closure[0]).__name__} from around it", advice
-            )
-        tensors = [a for a in args if isinstance(a, Tensor)]
-        versions, around = [t._version for t in tensors], State.around(cls)
-        found = self._called_whole(partial(original, *args), name, tensors)
-        results = list(found) if isinstance(found, tuple | list) else [found]
-        if not tensors or not all(isinstance(r, Tensor) for r in results):
-            raise self.refuse(f"calls {name} without tensors, or for something else", advice)
-        if versions != [t._version for t in tensors]:
-            raise self.refuse(f"calls {name}, which writes into its argument", advice)
-        if changed := around.changed(State.around(cls)):
-            raise self.refuse(
-                f"calls {name}, which changes {changed[0][1]!r} in every call",
-                "A captured program has no place for it. Keep it in a buffer, and give its value "
-                "to the function as a tensor",
-            )
-        return stand_in(cls, args, found)
-
-    def kept(self, original: Callable[..., Any], cls: Any, args: Any, kwargs: Any) -> Any:
-        """A call of an autograd.Function by a name that was kept before."""
-        if self.has_gradients:
-            raise self.refuse(
-                f"calls torch.autograd.Function {cls.__qualname__} by another name, and asks for "
-                "gradients itself",
-                f"Call {cls.__name__}.apply itself",
-            )
-        return self.function(original, cls, args, kwargs)
-
-    def _called_whole(self, call: Callable[[], Any], name: str, tensors: list[Tensor]) -> Any:
-        """What a function gives whose own operators are not looked at, but for random ones."""
-        self.is_in_function = True
-        modes = [getattr(tensor, "fake_mode", None) for tensor in tensors]
-        shapes = next((mode.shape_env for mode in modes if mode is not None), None)
-        free = nullcontext() if shapes is None else shapes.ignore_fresh_unbacked_symbols()
-        try:
-            with disable_proxy_modes_tracing(), free, _Draws() as draws:  # numbers are its own
-                found = call()
-        finally:
-            self.is_in_function = False
-        if draws.drawn:
-            raise self.refuse(
-                f"calls {name}, which draws random numbers ({draws.drawn}): they would differ "
-                "between devices and from one device",
-                "Draw them in forward, and give them to the function as a tensor",
-            )
-        return found
 
     @contextmanager
     def checkpointed(self) -> Iterator[None]:
@@ -589,18 +519,6 @@ def _left_as_traced(given: list[tuple[Tensor, int]]) -> Iterator[None]:
             set_proxy_slot(tensor, mode.tracer, proxy)
 
 
-class _Draws(TorchDispatchMode):
-    """Notices operators that draw random numbers."""
-
-    drawn = ""
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call an operator."""
-        if torch.Tag.nondeterministic_seeded in func.tags:
-            self.drawn = self.drawn or str(func)
-        return func(*args, **(kwargs or {}))
-
-
 class _Node:
     """What made a tensor, as forward may ask for it; hooks cannot be put there."""
 
@@ -611,15 +529,6 @@ class _Node:
         if name in ("register_hook", "register_prehook"):
             raise self._watch.refuse("registers a hook on a gradient", _sentence(WAY_OUT_OF_HOOKS))
         return getattr(self._node, name)
-
-
-def _is_plain(value: Any) -> bool:
-    """Whether a value is one of Python's own, or a tuple, list or dictionary of them."""
-    if isinstance(value, dict):
-        return all(map(_is_plain, value)) and all(map(_is_plain, value.values()))
-    if isinstance(value, list | tuple):
-        return all(map(_is_plain, value))
-    return isinstance(value, PLAIN)
 
 
 def _is_untraced(leaf: Any) -> bool:
@@ -683,7 +592,7 @@ def watching(model: nn.Module) -> Iterator[Watch]:
     before = dice()
     try:
         with ExitStack() as stack:
-            for target, name, made in (*_patches(watch), *_of_functions(watch)):
+            for target, name, made in (*_patches(watch), *watch.functions.patches()):
                 stack.enter_context(patch.object(target, name, made))
             stack.enter_context(watch)
             yield watch
@@ -694,55 +603,6 @@ def watching(model: nn.Module) -> Iterator[Watch]:
     for refusal in filter(None, (watch.refusal, watch.doubt)):
         raise refusal
     check_dice(before)
-
-
-_apply = torch.autograd.Function.__dict__["apply"]  # of a class: _apply.__get__(None, cls)
-
-
-def _of_functions(watch: Watch) -> Iterator[tuple[Any, str, Any]]:
-    """What calls `autograd.Function`s: their `apply`, which forward may have under other names.
-
-    Such a name, kept before (`f = Fn.apply`), still asks the class for its forward.
-    """
-
-    def leaves_alone(cls: Any) -> bool:
-        is_whole = watch.is_in_function or cls.__module__.startswith("torch._")  # as registered
-        return not watch.is_inside or is_whole
-
-    def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        own = _apply.__get__(None, cls)
-        return own(*args, **kwargs) if leaves_alone(cls) else watch.function(own, cls, args, kwargs)
-
-    def forward_of(cls: Any, own: Any, first: int) -> Any:
-        @wraps(own)
-        def forward(*given: Any, **kwargs: Any) -> Any:
-            if leaves_alone(cls):
-                return own(*given, **kwargs)
-            return watch.kept(_apply.__get__(None, cls), cls, given[first:], kwargs)
-
-        return staticmethod(forward)
-
-    def context_of(cls: Any, own: Any) -> Any:
-        @wraps(own)
-        def setup_context(*given: Any, **kwargs: Any) -> Any:
-            return own(*given, **kwargs) if leaves_alone(cls) else None
-
-        return staticmethod(setup_context)
-
-    base: Any = torch.autograd.Function
-    yield base, "apply", classmethod(apply)
-    users = {each for each in _subclasses(base) if not each.__module__.startswith("torch._")}
-    for cls in users:
-        is_apart = cls.setup_context is not base.setup_context
-        yield cls, "forward", forward_of(cls, cls.forward, 0 if is_apart else 1)
-        if is_apart:
-            yield cls, "setup_context", context_of(cls, cls.setup_context)
-
-
-def _subclasses(cls: Any) -> Iterator[Any]:
-    for each in cls.__subclasses__():
-        yield each
-        yield from _subclasses(each)
 
 
 def _patches(watch: Watch) -> Iterator[tuple[Any, str, Any]]:
@@ -757,7 +617,7 @@ def _patches(watch: Watch) -> Iterator[tuple[Any, str, Any]]:
     record = PreDispatchTorchFunctionMode.__torch_function__
 
     def recorded(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if watch.is_in_function:  # which may switch gradients on and off, for itself alone
+        if watch.functions.is_inside:  # which may switch gradients on and off, for itself alone
             return func(*args, **(kwargs or {}))
         return record(self, func, types, args, kwargs)
 
@@ -765,7 +625,9 @@ def _patches(watch: Watch) -> Iterator[tuple[Any, str, Any]]:
 
     def entered_hooks(self: Any) -> None:
         caller = sys._getframe(1).f_code.co_filename  # of torch, for a checkpoint; or our own
-        is_users = watch.is_inside and not watch.is_in_function and not caller.startswith(LIBRARIES)
+        is_users = (
+            watch.is_inside and not watch.functions.is_inside and not caller.startswith(LIBRARIES)
+        )
         if is_users and type(self) is not torch.autograd.graph.save_on_cpu:
             raise watch.refuse(
                 "puts hooks on the tensors that are saved for backward",
