@@ -925,6 +925,16 @@ class Noise(Case):
         return h + 0.1 * torch.randn_like(h)
 
 
+class DroppedBetweenLayers(Case):
+    def prepare(self) -> None:
+        options = {"num_layers": 2, "batch_first": True, "dropout": 0.4}
+        self.one = nn.LSTM(WIDTH, 5, bidirectional=True, **options)
+        self.two = nn.GRU(10, WIDTH, **options)
+
+    def between(self, h: Tensor) -> Tensor:
+        return self.two(self.one(torch.stack([h, 2 * h, h.cos()], 1))[0])[0][:, -1]
+
+
 class BooleanIndex(Case):
     def between(self, h: Tensor) -> Tensor:
         return h[h[:, 0] > 0].mean(0, keepdim=True)

@@ -30,7 +30,9 @@ CASES = {
     if isinstance(case, type) and issubclass(case, nn.Module) and hasattr(case, "steps")
     if name != "Case"
 }
-DRAWS = ("Noise", "Choices", "ComplexWeights")  # other numbers than plain PyTorch would
+DRAWS = (  # other numbers than plain PyTorch would
+    *("Noise", "Choices", "ComplexWeights", "DroppedBetweenLayers"),
+)
 # What each that is refused is told: the reason, and where.
 REFUSED = {
     "DirtyFunction": r"meanings.py:\d+\) calls torch.autograd.Function Dirty, which writes into",

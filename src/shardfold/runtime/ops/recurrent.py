@@ -50,13 +50,14 @@ def _with_dropout(site: Site, p: float) -> Local:
 
     def call(tensors: Sequence[Tensor], context: Context) -> Any:
         given = dict(zip(names, tensors, strict=True))
-        x = given["input"]
+        # Steps first, as torch has them inside: its masks have their numbers in that order.
+        x = given["input"].transpose(0, 1) if first else given["input"]
         ends: list[list[Tensor]] = []
         for layer in range(layers):
             hidden = [given[s][layer * ways : (layer + 1) * ways].contiguous() for s in states]
             own = [given[name] for name in weights[layer * each : (layer + 1) * each]]
             state = hidden if len(hidden) > 1 else hidden[0]
-            x, *end = run(x, state, own, *options, first)
+            x, *end = run(x, state, own, *options, False)
             ends.append(end)
             if layer < layers - 1:
                 place = [(n, (0, n)) for n in x.shape]
@@ -65,6 +66,7 @@ def _with_dropout(site: Site, p: float) -> Local:
                     *([piece] for piece in place[1:]),
                 ]
                 x = dropped(x, pieces, p, context, site.number)
+        x = x.transpose(0, 1) if first else x
         return x, *(torch.cat(end) for end in zip(*ends, strict=True))
 
     return call
