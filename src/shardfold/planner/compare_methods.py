@@ -22,7 +22,8 @@ from shardfold.costs.steps import Collective
 from shardfold.errors import InputError, ShardfoldError, nearest
 from shardfold.planner.case import Candidate, Source, simulate
 from shardfold.planner.equal_layers import SCHEDULES
-from shardfold.planner.pipelines import PipelinePlan, SearchedPipelines
+from shardfold.planner.pipeline_plan import PipelinePlan
+from shardfold.planner.pipelines import SearchedPipelines
 from shardfold.planner.select import ROUNDING, Selection
 from shardfold.search import Problem
 from shardfold.search.baselines import draws, greedy, mcmc

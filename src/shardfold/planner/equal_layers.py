@@ -20,7 +20,7 @@ from shardfold.graph import Graph
 from shardfold.pipeline import Pipeline
 from shardfold.pipeline.cut import equal
 from shardfold.planner.case import Candidate, Case, ResolvedRequest
-from shardfold.planner.pipelines import (
+from shardfold.planner.pipeline_plan import (
     Known,
     PipelinePlan,
     Setup,

@@ -7,6 +7,7 @@
                     cut:      the slowest stage as fast as can be, within memory
                     simulate all stages, one after the other or in chunks of the model
     for the best:             finer meshes, GPipe, equal layers, parts with choices of their own
+    for parts of other sizes: as they are asked for, each with a choice of its own
 
 One choice of splits is made for the whole model on the mesh of a part. Then the sum of the stages'
 times does not depend on where the model is cut, and the least step, sum + (micro-batches - 1) x
@@ -20,13 +21,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
-from itertools import chain
 
-import numpy as np
-
-from shardfold.cluster import Cluster, Mesh
-from shardfold.costs.activations import KEEP_ALL, Regions
+from shardfold.costs.activations import KEEP_ALL
 from shardfold.errors import (
     ClusterError,
     InfeasibleError,
@@ -35,221 +31,33 @@ from shardfold.errors import (
     ShardfoldError,
 )
 from shardfold.graph import Graph
-from shardfold.pipeline import Pipeline
-from shardfold.pipeline.cut import Layers, StageLinks, Untied, cut_cluster, equal, untie
-from shardfold.pipeline.simulator import in_flight
+from shardfold.pipeline.cut import cut_unequally, equal
 from shardfold.planner.batch_slices import Samples
-from shardfold.planner.case import Candidate, Case, Cases, ResolvedRequest, Source
-from shardfold.planner.cuts import LayerFigures, cut_layers
+from shardfold.planner.case import Candidate, Case, ResolvedRequest, Source
 from shardfold.planner.micro_batches import check_number
 from shardfold.planner.options import MicroBatches
 from shardfold.planner.pipeline_bound import PipelineBound
+from shardfold.planner.pipeline_plan import (
+    COARSE,
+    MOST_CHUNKS,
+    PipelinePlan,
+    Setup,
+    alike,
+    cut_best,
+    stage_numbers,
+    with_layers,
+    with_own_choices,
+)
 from shardfold.planner.proposals import MOST_HIDDEN, list_baselines
-from shardfold.planner.select import hint_by_class
-from shardfold.planner.staged import Staged, StagePasses
 from shardfold.planner.stated_run import ChosenRun
 from shardfold.progress import Stage, Watch
-from shardfold.search import unproven
-from shardfold.simulate import Simulation
-from shardfold.simulate.parts import Part
 
 ROUNDS = 3  # of searches within another limit
 SHY = 0.99  # of the limit that a peak above it asks for
 FEW = 4  # pipelines of which GPipe and equal layers are tried
-MOST_CHUNKS = 8
 CLOSE = 0.9  # of the step with the least additive cost: no baseline on that mesh is much shorter
 FEWEST = 3  # numbers of stages that are looked at, where there is a plan without to be beaten
-COARSE = 2  # axes of a stage's mesh at first: the stages are an axis, too
 PER_STAGE = (4, 2, 8, 1)  # micro-batches for each stage that are tried, the usual number first
-
-Known = dict[tuple[Part, bool], StagePasses]  # what parts of the model do under one choice
-
-
-@dataclass(frozen=True, eq=False)
-class PipelinePlan:
-    """A choice of splits with the stages that run it."""
-
-    setup: Setup
-    candidate: Candidate  # on the mesh of a stage, every stage with its own tied parameters
-    staged: Staged
-    limit_bytes: float
-    followed: tuple[PipelinePlan, ...] = ()  # by part, where parts follow choices of their own
-
-    @property
-    def seconds(self) -> float:
-        """The simulated step."""
-        return self.staged.step_seconds
-
-    @property
-    def mesh(self) -> str:
-        """The parts of the cluster, and the mesh of each."""
-        meshes = dict.fromkeys(each.candidate.mesh for each in self.followed or (self,))
-        return f"{self.staged.pipeline.devices} of {' and '.join(meshes)}"
-
-    @property
-    def micro_batches(self) -> int:
-        """Of a step."""
-        return self.staged.pipeline.micro_batches
-
-    @cached_property
-    def as_candidate(self) -> Candidate:
-        """The choice for the model as it is, with every tied parameter once."""
-        found = _on_one_graph(self.setup, self.candidate)
-        assert found is not None, "a tied parameter is stored as no plan can say"
-        return found
-
-    @cached_property
-    def peak_bytes(self) -> float:
-        """Of the fullest part of the cluster."""
-        return max(sum(each.values()) for each in self.staged.peaks)
-
-    @property
-    def fits(self) -> bool:
-        """Whether the fullest part fits."""
-        return self.peak_bytes <= self.limit_bytes
-
-    @property
-    def hint(self) -> str:
-        """What to change first so that the fullest part fits."""
-        peaks = [sum(each.values()) for each in self.staged.peaks]
-        fullest = peaks.index(max(peaks))
-        devices = self.setup.request.cluster.size
-        found = hint_by_class(self.staged.peaks[fullest], self.limit_bytes, devices)
-        return f"Part {fullest + 1} of {len(peaks)} is the fullest. {found}"
-
-    @property
-    def hoped_seconds(self) -> float:
-        """The step in as many chunks as there may be: all busy but for the first to arrive."""
-        pipeline, busy = self.setup.pipeline, self.staged.simulation.busy_seconds
-        waiting = (pipeline.devices - 1) / (pipeline.micro_batches * self.setup.most_chunks)
-        return sum(busy) / len(busy) * (1 + waiting)
-
-    @cached_property
-    def simulation(self) -> Simulation:
-        """The step of all stages: work and waits of the mean device, peak of the fullest."""
-        staged = self.staged
-        totals = [sum(each.values()) for each in staged.peaks]
-        fullest = totals.index(max(totals))
-        inside = [(each, share) for each, share in staged.collectives]
-        step = staged.step_seconds
-        return Simulation(
-            step_seconds=step,
-            compute_seconds=staged.compute_seconds,
-            communication_seconds=sum(e.seconds * share for e, share in inside)
-            + staged.send_seconds,
-            exposed_seconds=sum(e.exposed_seconds * share for e, share in inside)
-            + staged.exposed_send_seconds,
-            peak_bytes=totals[fullest],
-            peak_by_class=dict(staged.peaks[fullest]),
-            peak_at=f"part {fullest + 1} of {len(totals)}",
-            mfu=staged.flops / (step * staged.peak_flops),
-            utilisation={"work": 1 - staged.bubble},
-        )
-
-    @property
-    def order(self) -> tuple[bool, float]:
-        """What fits comes first, then the faster."""
-        return not self.fits, self.seconds
-
-
-@dataclass(frozen=True, eq=False)
-class Setup:
-    """A model in micro-batches on a cluster in parts."""
-
-    request: ResolvedRequest  # of the whole cluster
-    links: StageLinks
-    graph: Graph
-    layers: Layers
-    pipeline: Pipeline
-    untied: Untied
-    asked: ResolvedRequest  # of one part
-    cases: Cases
-
-    @classmethod
-    def of(
-        cls,
-        graphs: Callable[[int], Graph],
-        request: ResolvedRequest,
-        stages: int,
-        micro_batches: int,
-        *,
-        finely: bool = False,
-    ) -> Setup:
-        """The model on the coarse meshes of one part, or on the others; refused where it cannot be.
-
-        `graphs` has the graph of a micro-batch, by their number.
-        """
-        links = cut_cluster(request.cluster, stages)
-        meshes = _finer(links.stage) if finely else links.stage.meshes(COARSE)
-        return cls.on_part(graphs, request, links, 0, micro_batches, meshes)
-
-    @classmethod
-    def on_part(
-        cls,
-        graphs: Callable[[int], Graph],
-        request: ResolvedRequest,
-        links: StageLinks,
-        part: int,
-        micro_batches: int,
-        meshes: Sequence[Mesh],
-    ) -> Setup:
-        """The model on one part of a cluster that is cut."""
-        stages, own = len(links.clusters), links.clusters[part]
-        check_number_of_stages(stages, Layers.of(graphs(1)), request.cluster)
-        graph = graphs(micro_batches)
-        layers = Layers.of(graph)
-        pipeline = Pipeline("1f1b", stages, micro_batches)
-        untied = untie(graph, layers.parts(equal(len(layers), stages)))
-        asked = replace(request, cluster=own, meshes=meshes, micro_batches=micro_batches)
-        cases = Cases(untied.graph, asked)
-        return cls(request, links, graph, layers, pipeline, untied, asked, cases)
-
-    @property
-    def most_chunks(self) -> int:
-        """Of the model on one part."""
-        return max(1, min(MOST_CHUNKS, len(self.layers) // self.pipeline.devices))
-
-    def regions(self) -> Iterator[Regions]:
-        """What may be recomputed."""
-        stated = self.cases.recomputed_by(self.request.recompute)
-        yield stated
-        if self.request.recompute == "auto" and self.cases.blocks:
-            yield self.cases.blocks
-
-
-def stage_numbers(cluster: Cluster) -> list[int]:
-    """How many equal parts a cluster can be cut into, along its outermost links first."""
-    found, outside = set[int](), 1
-    for level in cluster.levels:
-        found |= {outside * n for n in range(2, level.size + 1) if level.size % n == 0}
-        outside *= level.size
-    return sorted(found)
-
-
-def check_number_of_stages(stages: int, layers: Layers, cluster: Cluster) -> None:
-    """Refuse more stages than layers, with the most that model and cluster allow."""
-    count = len(layers)
-    if stages <= count:
-        return
-    most = max((n for n in stage_numbers(cluster) if n <= count), default=None)
-    way_out = "Leave pipeline out." if most is None else f"Try pipeline={most}."
-    if count < 2:
-        raise InputError(f"pipeline={stages}: the model has no list of layers to cut. {way_out}")
-    ends = f"{layers.paths[0]} to {layers.paths[-1]}"
-    raise InputError(
-        f"pipeline={stages}: the model has {count} layers ({ends}), and a stage has one at least. "
-        f"{way_out}"
-    )
-
-
-def micro_batches_for(stages: int, wish: MicroBatches, samples: Samples) -> list[int]:
-    """The numbers of micro-batches that are tried for so many stages, the usual one first."""
-    if isinstance(wish, int):
-        check_number(wish, samples)
-        return [wish]
-    known = samples.divisors()
-    near = [stages * each for each in PER_STAGE if stages * each in known]
-    return near or known[-1:] or [1]
 
 
 @dataclass(frozen=True)
@@ -315,6 +123,16 @@ def search_pipelines(
     return SearchedPipelines(search.best(), least)
 
 
+def micro_batches_for(stages: int, wish: MicroBatches, samples: Samples) -> list[int]:
+    """The numbers of micro-batches that are tried for so many stages, the usual one first."""
+    if isinstance(wish, int):
+        check_number(wish, samples)
+        return [wish]
+    known = samples.divisors()
+    near = [stages * each for each in PER_STAGE if stages * each in known]
+    return near or known[-1:] or [1]
+
+
 def _guessed_seconds(setup: Setup, micro_batches: int, host_seconds: float) -> float:
     """A step of so many micro-batches, by the additive cost of the whole batch on each part."""
     cases, stages = setup.cases, setup.pipeline.devices
@@ -322,12 +140,6 @@ def _guessed_seconds(setup: Setup, micro_batches: int, host_seconds: float) -> f
     least = min(cases.on(mesh, KEEP_ALL, setup.asked).solve().cost for mesh in meshes)
     waiting = (stages - 1) / (micro_batches * setup.most_chunks)
     return max(least, host_seconds * micro_batches) / stages * (1 + waiting)
-
-
-def _finer(cluster: Cluster) -> list[Mesh]:
-    """The meshes of a part that are left out at first."""
-    known = set(map(str, cluster.meshes(COARSE)))
-    return [mesh for mesh in cluster.meshes() if str(mesh) not in known]
 
 
 @dataclass
@@ -429,59 +241,6 @@ class _Search:
         return found
 
 
-def with_layers(
-    setup: Setup,
-    chosen: Candidate,
-    run: ChosenRun,
-    pipeline: Pipeline,
-    counts: Sequence[int],
-    known: Known,
-) -> PipelinePlan:
-    """A choice with so many layers in each stage."""
-    parts = setup.layers.parts(counts)
-    untied = untie(setup.graph, parts) if setup.untied.tied else setup.untied
-    staged = Staged(
-        run, setup.request, pipeline, setup.links, setup.layers, counts, parts, untied, known
-    )
-    return PipelinePlan(setup, chosen, staged, setup.request.limit)
-
-
-def cut_best(
-    setup: Setup, chosen: Candidate, run: ChosenRun, pipeline: Pipeline, known: Known
-) -> PipelinePlan:
-    """A choice with the fastest slowest stage."""
-    counts = equal(len(setup.layers), pipeline.stages)
-    first = with_layers(setup, chosen, run, pipeline, counts, known)
-    best = cut_evenly(first.staged, setup.request.limit)
-    return with_layers(setup, chosen, run, pipeline, best, known)
-
-
-def with_own_choices(
-    setup: Setup, met: Sequence[Sequence[PipelinePlan]], limit: float
-) -> PipelinePlan | None:
-    """The best cut of the model where each part follows any of the choices that it is given.
-
-    None where nothing fits.
-    """
-    known = {plan: layer_figures(plan.staged) for plan in dict.fromkeys(chain(*met))}
-    figures = [[known[plan] for plan in few] for few in met]
-    flying, count = in_flight(setup.pipeline), setup.pipeline.micro_batches
-    found = cut_layers(figures, flying, limit, count)
-    if found is None:
-        return None
-    followed = tuple(few[number] for few, number in zip(met, found.choices, strict=True))
-    first, parts = followed[0], setup.layers.parts(found.counts)
-    untied = untie(setup.graph, parts) if setup.untied.tied else setup.untied
-    staged = replace(
-        first.staged,
-        counts=found.counts,
-        parts=parts,
-        untied=untied,
-        followed=tuple(each.staged for each in followed),
-    )
-    return PipelinePlan(setup, first.candidate, staged, setup.request.limit, followed)
-
-
 def _unlike(met: Sequence[PipelinePlan]) -> list[PipelinePlan]:
     """The fastest under each mesh and recomputation, whether it fits or not, and those that fit."""
     found: dict[object, PipelinePlan] = {}
@@ -499,50 +258,6 @@ def _equal_layers(plan: PipelinePlan) -> PipelinePlan:
     return with_layers(
         plan.setup, plan.candidate, staged.run, staged.pipeline, counts, staged.known
     )
-
-
-def cut_evenly(staged: Staged, limit: float) -> list[int]:
-    """Layers for each stage such that the slowest is as fast as can be, and all fit if they can."""
-    pipeline = staged.pipeline
-    figures = [[layer_figures(staged)]] * pipeline.stages
-    flying, count = in_flight(pipeline), pipeline.micro_batches
-    for room in (limit / pipeline.chunks, math.inf):
-        found = cut_layers(figures, flying, room, count)
-        if found is not None:
-            return found.counts
-    return list(staged.counts)
-
-
-def layer_figures(staged: Staged) -> LayerFigures:
-    """Times and bytes of single layers, as they are in the middle of the model.
-
-    The first and the last come with what stands before and after them.
-    """
-    figures = [staged.passes_of(part) for part in _single_layers(staged.layers)]
-    seconds = [f.usual.forward_seconds + f.usual.backward_seconds for f in figures]
-    resident = [sum(f.schedule.resident.values()) for f in figures]
-    kept = [sum(f.usual.kept.values()) for f in figures]
-    passing = [sum(f.usual.simulation.peak_by_class.values()) for f in figures]
-    passing = [p - r - k for p, r, k in zip(passing, resident, kept, strict=True)]
-    return LayerFigures(seconds, resident, kept, max(passing))
-
-
-def _single_layers(layers: Layers) -> list[Part]:
-    """A part for every layer; those of a run of equal ones are the same part."""
-    count, found, known = len(layers), list[Part](), dict[int, Part]()
-    for layer in range(count):
-        start = layers.starts[layer]
-        is_end = layer in (0, count - 1)
-        if is_end or start not in known:
-            before = [layer] if layer else []
-            after = [count - layer - 1] if layer < count - 1 else []
-            part = layers.parts([*before, 1, *after])[len(before)]
-            if is_end:
-                found.append(part)
-                continue
-            known[start] = part
-        found.append(known[start])
-    return found
 
 
 def _as_gpipe(plan: PipelinePlan) -> PipelinePlan:
@@ -564,56 +279,59 @@ def _in_chunks(plan: PipelinePlan) -> Iterator[PipelinePlan]:
         chunks *= 2
 
 
-def alike(candidate: Candidate, untied: Untied) -> Candidate:
-    """The choice with all periods of a run alike, and all copies of a tied parameter."""
-    case, own = candidate.case, list(candidate.own_choice)
-    stored = case.tables.wiring.storage_vertex
-    for copies in untied.tied:
-        first, *others = (stored[tensor] for tensor in copies if tensor in stored)
-        for other in others:
-            same = _same_storage(case, first, own[first], other)
-            own[other] = own[other] if same is None else same
-    whole = case.unrolled.extended(tuple(own))
-    if tuple(whole) == tuple(candidate.choice):
-        return candidate
-    bound = candidate.solution.lower_bound
-    found = unproven(case.unrolled.problem, whole, candidate.source.value, bound)
-    return replace(candidate, solution=found)
+def search_unequal(
+    graphs: Callable[[int], Graph],
+    micro_batches: Sequence[int],
+    request: ResolvedRequest,
+    sizes: Sequence[int],
+    watch: Watch,
+) -> PipelinePlan:
+    """The fastest pipeline on parts of these sizes; refused where there is none."""
+    found, refusals = list[PipelinePlan](), list[InputError | ModelError]()
+    for number, count in enumerate(micro_batches):
+        watch(Stage("searching pipelines", number, len(micro_batches)))
+        try:
+            found.append(_fastest(graphs, request, sizes, count))
+        except (InputError, ModelError) as error:
+            refusals.append(error)
+    if not found:
+        raise refusals[0]
+    return min(found, key=lambda plan: plan.order)
 
 
-def _same_storage(case: Case, vertex: int, choice: int, other: int) -> int | None:
-    """The number that the same storage has for another vertex."""
-    here, there = case.tables.vertices[vertex].storage, case.tables.vertices[other].storage
-    assert here is not None
-    assert there is not None
-    is_same = (there.layouts == here.layouts[choice]).all(axis=1)
-    found = np.flatnonzero(is_same & (there.regathers == here.regathers[choice]))
-    return int(found[0]) if len(found) else None
+def _fastest(
+    graphs: Callable[[int], Graph], request: ResolvedRequest, sizes: Sequence[int], count: int
+) -> PipelinePlan:
+    """Of so many micro-batches; where nothing fits, the fastest that does not."""
+    links = cut_unequally(request.cluster, sizes)
+    setups: dict[int, Setup] = {}
+    for part, size in enumerate(sizes):
+        if size not in setups:
+            meshes = links.clusters[part].meshes(COARSE)
+            setups[size] = Setup.on_part(graphs, request, links, part, count, meshes)
+    known = {size: list(_choices(setup)) for size, setup in setups.items()}
+    met = [known[size] for size in sizes]
+    for limit in (request.limit, float("inf")):
+        found = with_own_choices(setups[sizes[0]], met, limit)
+        if found is not None:
+            return found
+    raise AssertionError("Without a limit every cut fits.")
 
 
-def _on_one_graph(setup: Setup, candidate: Candidate) -> Candidate | None:
-    """The choice for the model as it is, with every tied parameter once."""
-    case = candidate.case
-    if not setup.untied.tied:
-        return candidate
-    cases = Cases(setup.graph, setup.asked)
-    mesh = list(map(str, setup.asked.meshes)).index(str(case.mesh))
-    target = cases.on(mesh, case.recomputed, setup.asked)
-    known = {(v.what, v.index): k for k, v in enumerate(case.tables.vertices)}
-    own = candidate.own_choice
+def _choices(setup: Setup) -> list[PipelinePlan]:
+    """The least additive cost and the fewest bytes on every mesh, under every recomputation."""
     found = []
-    for vertex in target.tables.vertices:
-        source = known[vertex.what, vertex.index]
-        if vertex.storage is None:
-            found.append(own[source])
-            continue
-        here = case.tables.vertices[source].storage
-        assert here is not None
-        is_same = (vertex.storage.layouts == here.layouts[own[source]]).all(axis=1)
-        rows = np.flatnonzero(is_same & (vertex.storage.regathers == here.regathers[own[source]]))
-        if not len(rows):
-            return None
-        found.append(int(rows[0]))
-    whole = target.unrolled.extended(tuple(found))
-    solution = unproven(target.unrolled.problem, whole, Source.SEARCH.value, 0.0)
-    return Candidate(target, solution, candidate.source, candidate.label)
+    for regions in dict.fromkeys(setup.regions()):
+        for mesh in range(len(setup.cases.prices)):
+            case = setup.cases.on(mesh, regions, setup.asked)
+            fastest = Candidate(case, case.solve())
+            smallest = Candidate(case, case.solve_smallest(), Source.SMALLEST, "smallest")
+            found += [_priced(setup, each) for each in (fastest, smallest)]
+    return found
+
+
+def _priced(setup: Setup, candidate: Candidate) -> PipelinePlan:
+    chosen = alike(candidate, setup.untied)
+    run = ChosenRun(chosen.case, chosen.case.decode(chosen.choice))
+    counts = equal(len(setup.layers), setup.pipeline.stages)
+    return with_layers(setup, chosen, run, setup.pipeline, counts, {})

@@ -2,7 +2,7 @@
 
     without stages            the planning loop                             planner.py
     with stages               where the bound leaves them a chance          pipelines.py
-                              with as many devices as was asked for         unequal_parts.py
+                              with as many devices as was asked for         pipelines.py
     the plan has stages if    a number of them was asked for,
                               nothing fits without, or
                               they take 5% off the step (with --prefer speed: anything)
@@ -26,15 +26,15 @@ from shardfold.planner.equal_layers import equal_layers
 from shardfold.planner.micro_batches import Captures
 from shardfold.planner.options import Request
 from shardfold.planner.pipeline_bound import PipelineBound
+from shardfold.planner.pipeline_plan import PipelinePlan
 from shardfold.planner.pipelines import (
-    PipelinePlan,
     SearchedPipelines,
     micro_batches_for,
     search_pipelines,
+    search_unequal,
 )
 from shardfold.planner.planner import select_plan
 from shardfold.planner.select import Selection
-from shardfold.planner.unequal_parts import search_unequal
 from shardfold.progress import Stage, Watch
 
 WORTH = 0.95  # of the best step without stages: what takes longer is not worth having them

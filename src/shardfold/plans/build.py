@@ -13,7 +13,8 @@ import msgspec
 from shardfold.costs.activations import in_model
 from shardfold.planner.case import Source
 from shardfold.planner.options import Request
-from shardfold.planner.pipelines import PipelinePlan, SearchedPipelines
+from shardfold.planner.pipeline_plan import PipelinePlan
+from shardfold.planner.pipelines import SearchedPipelines
 from shardfold.planner.proposals import KNOWN
 from shardfold.planner.select import Selection
 from shardfold.plans.batch import inputs_of

@@ -17,7 +17,7 @@ from shardfold.api import Planner
 from shardfold.cli import main
 from shardfold.cluster import parse
 from shardfold.errors import ClusterError, InputError, PlanError
-from shardfold.planner.pipelines import stage_numbers
+from shardfold.planner.pipeline_plan import stage_numbers
 from shardfold.plans import Plan
 from shardfold.plans.drawing_data import stage_timeline
 from shardfold.plans.files import dumps, loads
