@@ -27,7 +27,7 @@ from shardfold.capture.export import (
     skeleton,
 )
 from shardfold.capture.graph_builder import left_by
-from shardfold.capture.guards import check_memory, check_modules
+from shardfold.capture.guards import ONCE_BEFORE, check_memory, check_modules
 from shardfold.capture.program import Program, key_of
 from shardfold.capture.repeated_blocks import Hollow, Run, UnfoldableError, hollow
 from shardfold.capture.replicas import Folded, fold_short, has_global_hooks
@@ -164,7 +164,13 @@ def _first_of(
 
     root = copied()
     traced = export(root, *example)
-    program = convert(traced.program)
+    try:
+        program = convert(traced.program)
+    except ModelError as error:
+        changed = traced.before.changed(traced.after)
+        if not changed:
+            raise
+        raise ModelError(f"{error} {ONCE_BEFORE} (it changes {changed[0][1]!r}).") from error
     check_steady(root, copied, example, traced, program)
     notes += traced.notes
     return replace(program, graph=replace(program.graph, notes=notes))
@@ -203,9 +209,10 @@ def check_steady(
     before, after = (shown(state.values.get((path, name)))[:40] for state in states)
     where = f"module {path!r}" if (path, name) in traced.after.objects and path else path
     when = "its first call, and computes something else after it" if is_steady else "every call"
+    first = f"{ONCE_BEFORE}. Or make" if is_steady else "Make"
     raise ModelError(
         f"Forward changes the Python attribute {name!r} of {where or 'the model'} in {when} (from "
-        f"{before} to {after}): a captured program would keep the value of its trace. Make it a "
+        f"{before} to {after}): a captured program would keep the value of its trace. {first} it a "
         "buffer (register_buffer, updated in place), or pass it to forward as a tensor."
     )
 

@@ -14,6 +14,7 @@ A trace keeps values, not all meaning. This is the one list of what it would los
     requires_grad = True of an activation     is traced as nothing: no parameter's gradient changes
     ctc_loss                                  becomes one operator
     a mean, sum or loss of what a mask selects  is taken of the whole (`selection`)
+    a loop over the places of a mask          goes over all (`skips`)
     `if rows.numel() == 0: continue`          is answered, and what it passes over watched (`skips`)
     `.data = ...` of what is not trained      is written to, if the new memory is its own
     a dataclass that forward returns          is traced as a dictionary
@@ -107,6 +108,9 @@ WAY_OUT_OF_HOOKS = (
 )
 
 
+ONCE_BEFORE = "Call the model once before it is planned, if that is done in its first call only"
+
+
 def check_modules(model: nn.Module) -> None:
     """Refuse what can be seen before forward runs: hooks on gradients, norms that count."""
     for path, module in model.named_modules():
@@ -118,9 +122,8 @@ def check_modules(model: nn.Module) -> None:
             )
         for attribute, what in HOOKS.items():
             if vars(module).get(attribute):
-                name = f"module {path!r}" if path else "the model"
                 raise ModelError(
-                    f"{name} ({type(module).__name__}) has {what}: {WAY_OUT_OF_HOOKS}."
+                    f"{_named(path)} ({type(module).__name__}) has {what}: {WAY_OUT_OF_HOOKS}."
                 )
     for name, tensor in model.named_parameters():
         if tensor._backward_hooks or tensor._post_accumulate_grad_hooks:
@@ -358,6 +361,23 @@ class Watch(TorchFunctionMode):
         answer = self.skips.of_tensor(args[0])
         return func(*args) if answer is None else answer
 
+    def each(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """A loop over a tensor asks for its rows: over places that a mask has, for all of them."""
+        turns = self.turns(args[0], is_plain=False) if args[1:] == (0,) else None
+        return func(*args, **kwargs) if turns is None else turns
+
+    def turns(self, tensor: Tensor, *, is_plain: bool) -> Iterator[Any] | None:
+        """The turns of a loop over the places of a mask, as tensors or as Python's numbers."""
+        places = self.known.selections.at(tensor)
+        if places is None or places.mask.dim() != 1:
+            return None
+        rows: list[Any] = list(range(int(places.mask.shape[0])))
+        if places.dim is None:
+            rows = [[number] for number in rows]
+        if not is_plain:
+            rows = [self.known.constant(torch.tensor, (row,), {}) for row in rows]
+        return self.skips.over(places.mask.unbind(), rows)
+
     def _taken_to_pass(self, where: str) -> None:
         told = f"The check of values at {where} is taken to pass: a plan does not run it."
         self.notes[told] = None
@@ -414,6 +434,8 @@ class Watch(TorchFunctionMode):
         own = {id(tensor) for _, _, held in before for tensor in held.values()}
         writes = []
         for path, table, held in before:
+            if made := [name for name in table if name not in held]:
+                raise self.late(f"{made[0]!r} of {_named(path)}")
             for name, tensor in held.items():
                 found = table.get(name)
                 if found is tensor:
@@ -421,16 +443,24 @@ class Watch(TorchFunctionMode):
                 changes_places = not path and id(found) in own  # which torch writes, too
                 is_odd = changes_places or isinstance(tensor, nn.Parameter)
                 if found is None or is_odd or not _are_alike(found, tensor):
-                    where = f"module {path!r}" if path else "the model"
                     raise self.refuse(
-                        f"replaces {name!r} of {where} by {_told(found)}",
+                        f"replaces {name!r} of {_named(path)} by {_told(found)}",
                         "Write into the tensor instead, with copy_() (of a parameter: in the "
-                        "training loop)",
+                        "training loop)"
+                        if tensor is not None
+                        else ONCE_BEFORE,
                     )
                 writes.append((table, name, tensor, found.clone()))
+        for path, module in self.model.named_modules():
+            if id(attributes_of(module)) not in self.paths:
+                raise self.late(f"the {type(module).__name__} {path!r}")
         for table, name, tensor, value in writes:  # after all are read: two may change places
             tensor.copy_(value)
             table[name] = tensor
+
+    def late(self, what: str) -> ModelError:
+        """The error for a part of the model that is not there before forward is called."""
+        return self.refuse(f"makes {what}, which is not there before its first call", ONCE_BEFORE)
 
     def hooked(self, func: Any, args: Any, kwargs: Any) -> Any:
         """A hook on a tensor's gradient."""
@@ -573,6 +603,8 @@ HANDLERS: dict[Any, Handler] = {
         ),
         Watch.number,
     ),
+    Tensor.unbind: Watch.each,
+    Tensor.__format__: _of_known(KnownValues.number),
     Tensor.new_tensor: _of_known(KnownValues.new_constant),
     **dict.fromkeys((Tensor.__getitem__, Tensor.__setitem__), _of_known(KnownValues.indexed)),
     **dict.fromkeys((torch.masked_select, Tensor.masked_select), _of_known(KnownValues.select)),
@@ -713,12 +745,29 @@ def _patches(watch: Watch) -> Iterator[tuple[Any, str, Any]]:
     yield nn.Module, "_call_impl", called
     yield nn.Module, "_apply", converted_module
 
+    def registering(kind: str) -> Callable[..., Any]:
+        register = getattr(nn.Module, f"register_{kind}")
+
+        def registered(module: nn.Module, name: str, *args: Any, **kwargs: Any) -> None:
+            path = watch.paths.get(id(attributes_of(module)))
+            if watch.is_inside and path is not None and not hasattr(module, name):
+                raise watch.late(f"the {kind} {name!r} of {_named(path)}")
+            register(module, name, *args, **kwargs)
+
+        return registered
+
+    for kind in ("buffer", "parameter"):
+        yield nn.Module, f"register_{kind}", registering(kind)
+
     def listed(owner: Any, name: str) -> Callable[..., Any]:
         original = getattr(owner, name)
 
         def taken(tensor: Tensor, *given: Any) -> Any:
             known = watch.known.of(tensor)
-            return original(tensor, *given) if known is None else getattr(known, name)(*given)
+            if known is not None:
+                return getattr(known, name)(*given)
+            turns = watch.turns(tensor, is_plain=True) if name == "tolist" else None
+            return original(tensor, *given) if turns is None else turns
 
         return taken
 
@@ -783,6 +832,10 @@ def _fields(value: Any) -> Any:
     return {each.name: getattr(value, each.name) for each in fields(value)}
 
 
+def _named(path: str) -> str:
+    return f"module {path!r}" if path else "the model"
+
+
 def _sentence(text: str) -> str:
     return text[0].upper() + text[1:]
 
@@ -824,7 +877,7 @@ def _are_alike(one: Any, other: Any) -> bool:
 
 def _told(value: Any) -> str:
     """A tensor by its shape, or what else it is."""
-    kind = type(value).__name__
     if value is None:
         return "None"
-    return f"a {kind} of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {kind}"
+    is_tensor = isinstance(value, Tensor)
+    return f"a Tensor of shape {tuple(value.shape)}" if is_tensor else f"a {type(value).__name__}"

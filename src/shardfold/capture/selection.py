@@ -45,7 +45,7 @@ EACH = {  # functions of single items
     for owner in (Tensor, torch)
     for name in (*NAMES.split(), *OPERATORS.split())
     if callable(function := getattr(owner, name, None))
-} | {F.relu, F.gelu, F.silu, F.softplus, F.logsigmoid, F.elu, F.leaky_relu, F.hardtanh}
+} | {F.relu, F.gelu, F.silu, F.softplus, F.logsigmoid, F.elu, F.leaky_relu, F.hardtanh, F.dropout}
 ROWS = {F.linear, F.layer_norm, F.rms_norm}  # and of rows of them
 LAST = {F.softmax, F.log_softmax, torch.softmax, torch.log_softmax, Tensor.softmax}
 LAST |= {Tensor.log_softmax, torch.logsumexp, Tensor.logsumexp, F.cosine_similarity}  # of one dim
@@ -113,6 +113,8 @@ class Selections:
         self.found: dict[int, Selected] = {}
         self.places: dict[int, Places] = {}
         self.lifted: dict[int, tuple[Tensor, Tensor]] = {}  # with one more dim: it, the rows
+        self.gate: Tensor | None = None  # whether what runs now runs at all
+        self.gated: list[Tensor] = []  # the masks that are nothing where it does not
 
     def of(self, tensor: Any) -> Selected | None:
         """What is known of a tensor, if it and its mask are still as they were."""
@@ -138,6 +140,9 @@ class Selections:
         if not isinstance(mask, Tensor) or not mask.dim():
             return
         mask = mask if mask.dtype == torch.bool else mask != 0
+        if self.gate is not None:
+            mask = mask & self.gate
+            self.gated.append(mask)
         if isinstance(found, Tensor):
             self._placed(found, mask, None)
         for dim, each in enumerate(found if isinstance(found, tuple) else ()):
@@ -157,10 +162,11 @@ class Selections:
     def mask_of_size(self, symbol: Any) -> Tensor | None:
         """The mask whose ones a size counts."""
         held: list[Places | Selected] = [*self.places.values(), *self.found.values()]
-        for each in held:
-            size = each.traced.shape[0] if each.traced.dim() else None
-            if isinstance(size, torch.SymInt) and size.node.expr == symbol:
-                return each.mask
+        with torch._C.DisableTorchFunction():  # forward itself reads none of them here
+            for each in held:
+                size = each.traced.shape[0] if each.traced.dim() else None
+                if isinstance(size, torch.SymInt) and size.node.expr == symbol:
+                    return each.mask
         return None
 
     def mask_of_put(self, func: Any, args: Any) -> Tensor | None:

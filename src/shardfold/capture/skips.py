@@ -11,12 +11,20 @@ leaves is only added or put where the mask selects: of an empty mask that is not
 question is answered as if something were selected, and the part is watched: a tensor that is made
 there and read after it, a write by something else and a number of Python's that it changes are
 refused.
+
+A loop may also go over the places of those that are hit, as in transformers:
+
+    for expert in torch.greater(marks.sum((-1, -2)), 0).nonzero():
+        place, token = torch.where(marks[expert].squeeze(0))
+        found.index_add_(0, token, self.experts[expert](x[token]))
+
+It then goes over all places, and what is located in a turn is nothing if its place is not hit.
 """
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
@@ -27,7 +35,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from shardfold.capture.selection import Selections
-from shardfold.capture.user_code import asking, frames, is_within, plain_locals
+from shardfold.capture.user_code import asking, frames, is_within, looping, plain_locals
 
 SOME = (1, 2, 3, 7, 1000)  # sizes of what is not empty
 ANY = {torch.any, Tensor.any}
@@ -42,18 +50,17 @@ class Part:
     frame: FrameType
     first: int
     last: int
-    mask: Tensor
-    names: set[str]  # that are assigned there
-    before: dict[str, Any]  # numbers of Python's, before it
+    masks: list[Tensor]  # where it may add and put
+    before: dict[str, Any]  # numbers of Python's that are assigned there, before it
 
 
 class Skips:
-    """The part that runs now, if any, and what is there only if parts have run."""
+    """The parts that run now, outermost first, and what is there only if parts have run."""
 
     def __init__(self, selections: Selections, refuse: Advice) -> None:
         self.selections, self.refuse = selections, refuse
-        self.part: Part | None = None
-        self.made: dict[int, Tensor] = {}
+        self.parts: list[Part] = []
+        self.made: dict[int, tuple[Tensor, Part]] = {}
         self.memory: set[int] = set()  # of what was made in a part
         self.asked: dict[int, tuple[Tensor, Tensor, int]] = {}  # `mask.any()`: it, the mask
 
@@ -78,27 +85,49 @@ class Skips:
         lines = _depending(frame, answer)
         if lines is None:
             return None
-        self._leave()
-        first, last, names = lines
-        self.part = Part(frame, first, last, mask, names, plain_locals(frame, names))
+        self._leave_others()
+        self._enter(frame, lines, [mask])
         return answer
+
+    def over(self, gates: Iterable[Tensor], places: Iterable[Any]) -> Iterator[Any]:
+        """A loop over the places where a mask has its ones: over all, with what gates each turn."""
+        *_, frame = frames()
+        lines = _repeated(frame)
+        if lines is None:
+            raise self.refuse(
+                "goes over the places that a mask selects, whose number depends on values",
+                "A plan goes over all of them: write it as a plain `for` loop (no break, return or "
+                "enumerate) that only adds or puts what torch.where finds in its turn",
+            )
+        outer = len(self.parts)
+        for gate, place in zip(gates, places, strict=True):
+            self._leave(outer)
+            self.selections.gate, self.selections.gated = gate, []
+            self._enter(frame, lines, self.selections.gated)
+            yield place
+        self._leave(outer)
+        self.selections.gate = None
+
+    def _enter(self, frame: FrameType, lines: tuple[int, int, set[str]], masks: Any) -> None:
+        first, last, names = lines
+        self.parts.append(Part(frame, first, last, masks, plain_locals(frame, names)))
 
     def before(self, given: Any) -> None:
         """Called before every function of forward."""
-        part = self.part
-        if part is not None and not is_within(part.frame, part.first, part.last):
-            self._leave()
-        leaves = pytree.tree_leaves(given) if self.made and self.part is None else ()
-        if any(self.made.get(id(leaf)) is leaf for leaf in leaves if isinstance(leaf, Tensor)):
-            raise self._refused("reads a tensor that was made in a part")
+        self._leave_others()
+        for leaf in filter(is_tensor, pytree.tree_leaves(given) if self.made else ()):
+            made, part = self.made.get(id(leaf), (None, None))
+            if made is leaf and not any(part is each for each in self.parts):
+                raise self._refused("reads a tensor that was made in a part")
 
     def after(self, func: Any, args: Any, kwargs: Any, versions: Any, found: Any) -> None:
         """Called with what a function has given, and the versions of its tensors before."""
         if func in ANY and len(args) == 1 and not kwargs and isinstance(args[0], Tensor):
             self.asked[id(found)] = found, args[0], args[0]._version
-        if self.part is None:
+        if not self.parts:
             return
-        is_put = self.selections.mask_of_put(func, args) is self.part.mask
+        mask = self.selections.mask_of_put(func, args)
+        is_put = mask is not None and any(mask is each for each in self.parts[-1].masks)
         written = [t for t, version in versions if t._version != version]
         if not is_put and any(_memory(t) not in self.memory for t in written):
             raise self._refused("writes to a tensor, but not where its mask selects, in a part")
@@ -109,13 +138,19 @@ class Skips:
         is_kept = is_put and id(args[0]) not in self.made
         for leaf in results:
             if id(leaf) not in given and not is_kept:
-                self.made[id(leaf)] = leaf
+                self.made[id(leaf)] = leaf, self.parts[-1]
                 if _memory(leaf) not in {_memory(t) for t, _ in versions}:
                     self.memory.add(_memory(leaf))
 
-    def _leave(self) -> None:
-        part, self.part = self.part, None
-        if part is not None and plain_locals(part.frame, {*part.before}) != part.before:
+    def _leave_others(self) -> None:
+        """Leave the parts that no longer run."""
+        inside = (is_within(part.frame, part.first, part.last) for part in self.parts)
+        self._leave(next((k for k, each in enumerate(inside) if not each), len(self.parts)))
+
+    def _leave(self, outer: int) -> None:
+        """Leave all parts but so many."""
+        left, self.parts = self.parts[outer:], self.parts[:outer]
+        if any(plain_locals(part.frame, {*part.before}) != part.before for part in left):
             raise self._refused("changes a number of Python's in a part")
 
     def _refused(self, what: str) -> Exception:
@@ -168,11 +203,53 @@ def _depending(frame: FrameType, answer: bool) -> tuple[int, int, set[str]] | No
         if loop is None:
             return None
         body = loop.body[loop.body.index(statement) + 1 :]
+    return _watched(tree, body, frame, LEAVES)
+
+
+def _repeated(frame: FrameType) -> tuple[int, int, set[str]] | None:
+    """The lines of the loop whose turns begin now, and the names that they assign."""
+    tree, loop = looping(frame)
+    if tree is None or loop is None or loop.orelse or not _is_tensors(loop.iter, frame):
+        return None
+    return _watched(tree, loop.body, frame, ast.Return | ast.Break | ast.Yield)
+
+
+def _is_tensors(node: ast.expr, frame: FrameType) -> bool:
+    """Whether what a loop goes over is a tensor or its list, and not what counts or pairs them."""
+    if isinstance(node, ast.Call):
+        return isinstance(node.func, ast.Attribute) and hasattr(Tensor, node.func.attr)
+    if isinstance(node, ast.Name):
+        return isinstance(frame.f_locals.get(node.id), Tensor | Generator)
+    return isinstance(node, ast.Subscript)
+
+
+def _watched(
+    tree: ast.Module, body: list[ast.stmt], frame: FrameType, leaving: Any
+) -> tuple[int, int, set[str]] | None:
+    """Lines, and the names that they assign; None if they leave, or fill a list."""
     inner = [node for each in body for node in ast.walk(each)]
-    if not body or any(isinstance(node, LEAVES) or _fills(node, frame) for node in inner):
+    if not body or any(isinstance(node, leaving) or _fills(node, frame) for node in inner):
         return None
     names = {n.id for n in inner if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
-    return body[0].lineno, body[-1].end_lineno or body[-1].lineno, names
+    own = {name for name in names if _is_own(name, tree, body, frame)}
+    return body[0].lineno, body[-1].end_lineno or body[-1].lineno, names - own
+
+
+def _is_own(name: str, tree: ast.Module, body: list[ast.stmt], frame: FrameType) -> bool:
+    """Whether lines set a name before they read it, and nothing else of the function reads it."""
+    first = next(each for each in body if name in _named(each))
+    is_set = isinstance(first, ast.Assign) and name not in _named(first.value)
+    line = frame.f_code.co_firstlineno
+    functions = (n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and n.lineno >= line)
+    around = min(functions, key=lambda n: n.lineno, default=None)
+    if not is_set or around is None or not around.lineno <= body[0].lineno:
+        return False
+    read = [n for n in ast.walk(around) if isinstance(n, ast.Name) and n.id == name]
+    return all(body[0].lineno <= n.lineno <= (body[-1].end_lineno or 0) for n in read)
+
+
+def _named(node: ast.AST) -> set[str]:
+    return {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
 
 
 def _fills(node: ast.AST, frame: FrameType) -> bool:

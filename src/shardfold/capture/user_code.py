@@ -242,16 +242,30 @@ def outcome_without_error(frame: FrameType) -> bool | None:
 def asking(frame: FrameType) -> tuple[ast.Module | None, ast.If | ast.Assert | None]:
     """The code of a frame's file, and the statement there that asks the running condition."""
     line, column = _position(frame)
-    # Of a notebook's cell, too.
-    lines = linecache.getlines(frame.f_code.co_filename, frame.f_globals)
-    try:
-        tree = ast.parse("".join(lines))
-    except (SyntaxError, ValueError):
-        return None, None
-    for node in ast.walk(tree):
+    tree = _tree(frame)
+    for node in () if tree is None else ast.walk(tree):
         if isinstance(node, ast.If | ast.Assert) and _asks(node, line, column):
             return tree, node
     return tree, None
+
+
+def looping(frame: FrameType) -> tuple[ast.Module | None, ast.For | None]:
+    """The code of a frame's file, and the loop there whose next turn is asked for."""
+    line, column = _position(frame)
+    tree = _tree(frame)
+    for node in () if tree is None else ast.walk(tree):
+        if isinstance(node, ast.For) and (node.lineno, node.col_offset) == (line, column):
+            return tree, node
+    return tree, None
+
+
+def _tree(frame: FrameType) -> ast.Module | None:
+    """The code of a frame's file; of a notebook's cell, too."""
+    lines = linecache.getlines(frame.f_code.co_filename, frame.f_globals)
+    try:
+        return ast.parse("".join(lines))
+    except (SyntaxError, ValueError):
+        return None
 
 
 def _position(frame: FrameType) -> tuple[int, int]:

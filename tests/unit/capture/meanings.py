@@ -1102,6 +1102,79 @@ class PassedOverOtherwise(ExpertsPassedOver):
         return h
 
 
+class TurnsOfExperts(ExpertsPassedOver):
+    """A loop over the experts that are hit; by tensors, and by numbers."""
+
+    def between(self, h: Tensor) -> Tensor:
+        weights, chosen = self.gate(h).softmax(-1).topk(1)
+        found, marks = torch.zeros_like(h), F.one_hot(chosen, 3).permute(2, 1, 0)
+        for number in torch.greater(marks.sum(dim=(-1, -2)), 0).nonzero():
+            place, token = torch.where(marks[number].squeeze(0))
+            rows = self.up.get_submodule(f"{number[0]}")(h[None, token].reshape(-1, WIDTH))
+            found.index_add_(0, token, rows[:, :WIDTH] * weights[token, place, None])
+        for number in (marks.sum((1, 2)) > 1).nonzero().squeeze(-1).tolist():  # not all that are
+            name = f"{number}"
+            place, token = torch.where(marks[number])
+            if token.numel() == 0:
+                continue
+            found[token] += self.up.get_submodule(name)(h[token])[:, WIDTH:]
+        return found
+
+
+class TurnsCounted(ExpertsPassedOver):
+    def between(self, h: Tensor) -> Tensor:
+        chosen, found = self.gate(h).argmax(-1), torch.zeros_like(h)
+        hit = F.one_hot(chosen, 3).sum(0).nonzero().flatten()
+        for turn, number in enumerate(hit):
+            rows = torch.where(chosen == number)[0]
+            found.index_add_(0, rows, turn * h[rows])
+        return found
+
+
+class TurnsWithoutPlaces(ExpertsPassedOver):
+    """What a turn adds is there whether its place is hit or not."""
+
+    def between(self, h: Tensor) -> Tensor:
+        chosen, found = self.gate(h).argmax(-1), torch.zeros_like(h)
+        rows = torch.where(chosen == 1)[0]
+        for number in F.one_hot(chosen, 3).sum(0).nonzero().flatten():
+            found.index_add_(0, rows, self.up[number](h[rows])[:, :WIDTH])
+        return found
+
+
+class TurnsAfterEachOther(ExpertsPassedOver):
+    """A turn reads what the one before has made."""
+
+    def between(self, h: Tensor) -> Tensor:
+        chosen, found, state = self.gate(h).argmax(-1), torch.zeros_like(h), h
+        for number in F.one_hot(chosen, 3).sum(0).nonzero().flatten():
+            state = self.up[number](state)[:, :WIDTH]
+            rows = torch.where(chosen == number)[0]
+            found.index_add_(0, rows, state[rows])
+        return found
+
+
+class BufferMadeInForward(Case):
+    def between(self, h: Tensor) -> Tensor:
+        if not hasattr(self, "places"):
+            self.register_buffer("places", torch.arange(WIDTH).to(h.dtype))
+        return h + self.places
+
+
+class ParameterMadeInForward(Case):
+    def between(self, h: Tensor) -> Tensor:
+        if not hasattr(self, "scale"):
+            self.scale = nn.Parameter(torch.ones(h.shape[-1], dtype=h.dtype))
+        return h * self.scale
+
+
+class PartMadeInForward(Case):
+    def between(self, h: Tensor) -> Tensor:
+        if not hasattr(self, "norm"):
+            self.norm = nn.LayerNorm(h.shape[-1], dtype=h.dtype)
+        return self.norm(h)
+
+
 class PlacesCounted(Case):
     """A branch on how many there are."""
 
