@@ -13,6 +13,7 @@ A trace keeps values, not all meaning. This is the one list of what it would los
     a parameter in a list, or another name    is that parameter
     requires_grad = True of an activation     is traced as nothing: no parameter's gradient changes
     ctc_loss                                  becomes one operator
+    rrelu, adaptive softmax, torch._foreach_*  are traced as others (`rewrites`)
     a mean, sum or loss of what a mask selects  is taken of the whole (`selection`)
     a loop over the places of a mask          goes over all (`skips`)
     `if rows.numel() == 0: continue`          is answered, and what it passes over watched (`skips`)
@@ -66,6 +67,7 @@ from torch.utils import _pytree as pytree
 
 from shardfold.capture.functions import Functions
 from shardfold.capture.inner_gradients import GradientAskedError
+from shardfold.capture.rewrites import FOREACH, adaptive_loss, one_by_one, random_leaky
 from shardfold.capture.skips import Skips
 from shardfold.capture.stand_ins import (
     CERTAIN,
@@ -356,7 +358,7 @@ class Watch(TorchFunctionMode):
         for frame in frames():
             passes = outcome_without_error(frame)
             if passes is not None:
-                self._taken_to_pass(f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}")
+                self.taken_to_pass(f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}")
                 return passes
         answer = self.skips.of_tensor(args[0])
         return func(*args) if answer is None else answer
@@ -378,7 +380,8 @@ class Watch(TorchFunctionMode):
             rows = [self.known.constant(torch.tensor, (row,), {}) for row in rows]
         return self.skips.over(places.mask.unbind(), rows)
 
-    def _taken_to_pass(self, where: str) -> None:
+    def taken_to_pass(self, where: str) -> None:
+        """Note that a check of values is not made."""
         told = f"The check of values at {where} is taken to pass: a plan does not run it."
         self.notes[told] = None
 
@@ -411,7 +414,7 @@ class Watch(TorchFunctionMode):
             cut = least + (variance - variance.detach())
             given.arguments["var"] = torch.where(variance < least, cut, variance)
             given.arguments["eps"] = least - 1  # leaves them all, and their gradients, as they are
-        self._taken_to_pass(func.__name__)
+        self.taken_to_pass(func.__name__)
         with patch.object(torch, "any", lambda _: False):
             return func(*given.args, **given.kwargs)
 
@@ -610,6 +613,14 @@ HANDLERS: dict[Any, Handler] = {
     **dict.fromkeys((torch.masked_select, Tensor.masked_select), _of_known(KnownValues.select)),
     **dict.fromkeys((torch.batch_norm, torch.instance_norm), Watch.normed),
     torch.normal: Watch.drawn,
+    **dict.fromkeys(
+        (F.rrelu, torch.rrelu), lambda watch, func, args, kw: random_leaky(*args, **kw)
+    ),
+    **{
+        getattr(torch, name): lambda watch, func, args, kw: one_by_one(func, args, kw)
+        for name in dir(torch)
+        if name.startswith(FOREACH)
+    },
     F.gaussian_nll_loss: Watch.gaussian,
     F.ctc_loss: Watch.ctc,
     **dict.fromkeys((torch.rand, Tensor.uniform_), _of_known(KnownValues.coin)),
@@ -737,6 +748,15 @@ def _patches(watch: Watch) -> Iterator[tuple[Any, str, Any]]:
             )
         return draw_again(*args, **kwargs)
 
+    adaptive = nn.AdaptiveLogSoftmaxWithLoss.forward
+
+    def adapted(module: Any, *args: Any, **kwargs: Any) -> Any:
+        if not watch.is_inside:
+            return adaptive(module, *args, **kwargs)
+        watch.taken_to_pass("AdaptiveLogSoftmaxWithLoss")
+        return adaptive_loss(module, *args, **kwargs)
+
+    yield nn.AdaptiveLogSoftmaxWithLoss, "forward", adapted
     yield nn.init, "_no_grad_trunc_normal_", truncated
     yield flex, "_validate_device", attended
     yield checkpointing, CHECKPOINTED, generated

@@ -79,17 +79,21 @@ INSIDE |= {torch.unflatten, Tensor.unflatten}
 
 @dataclass(frozen=True, slots=True)
 class Selected:
-    """What was selected, as traced; the whole; and the mask, of its first dims."""
+    """What was selected, as traced; the whole; and the mask, of its first dims.
+
+    Of `x[:, mask]` the dims that lead in x come after the mask's in the whole.
+    """
 
     traced: Tensor
     whole: Tensor
     mask: Tensor
     version: int
+    lead: int = 0
 
     @property
     def inner(self) -> int:
         """The dims of an item."""
-        return int(self.whole.dim() - self.mask.dim())
+        return int(self.whole.dim() - self.mask.dim() - self.lead)
 
     def shaped(self) -> Tensor:
         """The mask, for every number of the whole."""
@@ -123,16 +127,15 @@ class Selections:
             return None
         return known
 
-    def select(self, source: Any, mask: Any, found: Tensor) -> Tensor:
-        """Remember what a mask of the first dims has selected."""
-        fits = isinstance(source, Tensor) and mask.shape == source.shape[: mask.dim()]
+    def select(self, source: Any, mask: Any, found: Tensor, lead: int = 0) -> Tensor:
+        """Remember what a mask has selected, of the first dims or of those after some others."""
+        fits = isinstance(source, Tensor) and mask.shape == source.shape[lead : lead + mask.dim()]
         if not fits or mask.dim() == 0 or not isinstance(found, Tensor):
             return found
-        whole = source
+        whole = _mask_first(source, mask, lead)
         if source.is_floating_point():
-            shaped = mask.reshape(*mask.shape, *[1] * (source.dim() - mask.dim()))
-            whole = torch.where(shaped, source, UNREAD)
-        self.found[id(found)] = Selected(found, whole, mask, mask._version)
+            whole = torch.where(_over(mask, whole), whole, UNREAD)
+        self.found[id(found)] = Selected(found, whole, mask, mask._version, lead)
         return found
 
     def locate(self, mask: Any, found: Any) -> None:
@@ -329,6 +332,8 @@ class Selections:
 
     def inside(self, first: Selected, func: Any, args: Any, kwargs: Any) -> Any:
         """A view of each item, by a dim that is named from behind."""
+        if first.lead:
+            return None
         is_new = func in (torch.unsqueeze, Tensor.unsqueeze)
         dim = kwargs.get("dim", args[1 if is_new or len(args) < 3 else 2])
         is_inside = isinstance(dim, int) and -first.inner - is_new <= dim < 0
@@ -346,7 +351,7 @@ class Selections:
         behind = items[1:]
         is_plain = all(each is None or isinstance(each, int | slice) for each in behind)
         reads = sum(each is not None for each in behind)
-        if self.of(source) is not first or not is_plain or reads > first.inner:
+        if self.of(source) is not first or not is_plain or reads > first.inner or first.lead:
             return None
         if items[0] is Ellipsis:
             return self._again(first, first.whole[index])
@@ -364,13 +369,14 @@ class Selections:
     def _fits(self, first: Selected, tree: Any) -> bool:
         """Whether items have as many dims, and other tensors no dims but those of an item."""
         leaves = [t for t in pytree.tree_leaves(tree) if isinstance(t, Tensor)]
-        items = {known.inner for t in leaves if (known := self.of(t)) is not None}
+        items = {(known.inner, known.lead) for t in leaves if (known := self.of(t)) is not None}
         return len(items) == 1 and all(t.dim() <= first.inner for t in leaves if self.of(t) is None)
 
     def _again(self, first: Selected, whole: Tensor) -> Tensor:
         """The selection of a whole that was computed."""
         found = whole[first.mask]
-        self.found[id(found)] = Selected(found, whole, first.mask, first.version)
+        found = found.movedim(0, first.lead) if first.lead else found
+        self.found[id(found)] = Selected(found, whole, first.mask, first.version, first.lead)
         return found
 
     def each(self, first: Selected, func: Any, args: Any, kwargs: Any) -> Tensor | None:
@@ -398,12 +404,13 @@ class Selections:
     def sums(self, first: Selected, func: Any, args: Any, kwargs: Any) -> Tensor | None:
         """A sum or mean: of all, of all items, or inside of each."""
         dim = kwargs.get("dim", args[1] if len(args) > 1 else None)
-        if isinstance(dim, int) and dim < 0:
+        is_all = dim is None
+        if not is_all and dim not in (first.lead, -1 - first.inner):
             return self.last(first, func, args, kwargs)
-        if set(kwargs) - {"dim", "keepdim"} or len(args) > 2 or dim not in (None, 0):
+        if set(kwargs) - {"dim", "keepdim"} or len(args) > 2:
             return None
-        found = _reduced(first, func in MEANS, dim)
-        return found[None] if kwargs.get("keepdim") and dim == 0 else found
+        found = _reduced(first, func in MEANS, is_all)
+        return found if is_all or not kwargs.get("keepdim") else found.unsqueeze(first.lead)
 
     def products(self, first: Selected, func: Any, args: Any, kwargs: Any) -> Tensor | None:
         """Rows by a matrix."""
@@ -424,7 +431,7 @@ class Selections:
         if len(args) > 1 or set(kwargs) - {"unbiased", "correction"}:
             return None
         less = kwargs.get("correction", int(kwargs.get("unbiased", True)))
-        apart = (first.whole - _reduced(first, True, None)).square()
+        apart = (first.whole - _reduced(first, True, True)).square()
         total = torch.where(first.shaped(), apart, apart.new_zeros(())).sum()
         found = total / (_items(first) - less)
         if func not in DEVIATIONS:
@@ -455,7 +462,7 @@ class Selections:
         found = self.each(first, func, given.args, given.kwargs)
         if found is None or how == "none":
             return found
-        return _reduced(self.found[id(found)], how == "mean", None)
+        return _reduced(self.found[id(found)], how == "mean", True)
 
     def classes(self, first: Selected, func: Any, args: Any, kwargs: Any) -> Tensor | None:
         """A loss of rows of classes: those that are not selected are ignored."""
@@ -463,6 +470,8 @@ class Selections:
         given.apply_defaults()
         scores, targets = (self.of(given.arguments[name]) for name in ("input", "target"))
         if scores is None or targets is None or (scores.inner, targets.inner) != (1, 0):
+            return None
+        if scores.lead or targets.lead:
             return None
         last = scores.mask.dim() - 1
         ignored = given.arguments["ignore_index"]
@@ -476,12 +485,40 @@ class Selections:
 
     def put(self, selected: Selected, into: Tensor, index: Any, value: Any) -> bool:
         """Whether what was selected can be put where its mask says: in a tensor like the whole."""
-        is_back = index is selected.mask and self.of(value) is selected
-        if not is_back or into.shape != selected.whole.shape:
+        mask, lead = (
+            (index, 0) if isinstance(index, Tensor) else masked_dims(into, index) or (None, 0)
+        )
+        if mask is not selected.mask or lead != selected.lead or self.of(value) is not selected:
             return False
-        wanted = selected.whole.to(into.dtype)
-        into.copy_(torch.where(selected.shaped(), wanted, into))
+        into = _mask_first(into, mask, lead)
+        if into.shape != selected.whole.shape:
+            return False
+        into.copy_(torch.where(selected.shaped(), selected.whole.to(into.dtype), into))
         return True
+
+
+def masked_dims(source: Any, index: Any) -> tuple[Tensor, int] | None:
+    """The mask of `x[:, mask]`, and how many whole dims lead."""
+    if not isinstance(index, tuple) or not isinstance(source, Tensor):
+        return None
+    masks = [k for k, each in enumerate(index) if isinstance(each, Tensor)]
+    others = [each for each in index if not isinstance(each, Tensor)]
+    hides = [k for k, each in enumerate(index) if each is Ellipsis]
+    slices = [each for each in others if isinstance(each, slice) and each == slice(None)]
+    if len(masks) != 1 or len(hides) > 1 or len(slices) + len(hides) != len(others):
+        return None
+    (at,) = masks
+    mask: Tensor = index[at]
+    hidden = source.dim() - mask.dim() - len(others)  # dims of the ellipsis, but one
+    lead = at + (hidden if hides and hides[0] < at else 0)
+    return (mask, lead) if mask.dtype == torch.bool else None
+
+
+def _mask_first(source: Tensor, mask: Tensor, lead: int) -> Tensor:
+    """A tensor with the dims of a mask before those that lead."""
+    if not lead:
+        return source
+    return source.movedim(tuple(range(lead, lead + mask.dim())), tuple(range(mask.dim())))
 
 
 def _kept(selected: Selected) -> Tensor:
@@ -495,12 +532,13 @@ def _items(selected: Selected) -> Tensor:
     return rows * math.prod(selected.whole.shape[selected.mask.dim() :])
 
 
-def _reduced(selected: Selected, is_mean: bool, dim: int | None) -> Tensor:
+def _reduced(selected: Selected, is_mean: bool, is_all: bool) -> Tensor:
+    """The sum or mean of all numbers, or of all items."""
     kept, mask = _kept(selected), selected.mask
-    total = kept.sum() if dim is None else kept.sum(tuple(range(mask.dim())))
+    total = kept.sum() if is_all else kept.sum(tuple(range(mask.dim())))
     if not is_mean:
         return total
-    return total / (_items(selected) if dim is None else mask.sum())
+    return total / (_items(selected) if is_all else mask.sum())
 
 
 NOTHING = object()  # what a write gives

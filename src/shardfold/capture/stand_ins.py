@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
-from shardfold.capture.selection import LOCATES, Selections
+from shardfold.capture.selection import LOCATES, Selections, masked_dims
 
 NUMBERS = (bool, int, float, complex, str, list, tuple, dict)
 SMALL = 4096  # elements of a constant that is followed
@@ -217,7 +217,9 @@ class KnownValues:
             made = (self.select if is_whole else self.call)(func, args, kwargs)
             return made if is_whole else self.selections.select(tensor, index, made)
         found = tuple(map(kept, index)) if isinstance(index, tuple) else kept(index)
-        return self.call(func, (tensor, found, *rest), kwargs)
+        made = self.call(func, (tensor, found, *rest), kwargs)
+        own = None if rest else masked_dims(tensor, index)
+        return made if own is None else self.selections.select(tensor, own[0], made, own[1])
 
     def select(self, func: Any, args: Any, kwargs: Any) -> Any:
         """What a mask selects; an operator that takes any number of items can do it by itself."""

@@ -15,6 +15,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+import torch.nn.functional as functional
 import torch.utils.checkpoint as checkpointing
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
@@ -23,6 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from shardfold.capture.export import copied, for_training
 from shardfold.capture.guards import CHECKPOINTED
+from shardfold.capture.rewrites import random_leaky
 from shardfold.runtime.ops.local_op import WIDER, widened
 
 Batch = tuple[tuple[Any, ...], dict[str, Any]]
@@ -153,7 +155,10 @@ def _in_float64() -> Iterator[None]:
 
 @contextmanager
 def _computed_once() -> Iterator[None]:
-    """No `torch.utils.checkpoint`, which would draw its random numbers once more."""
+    """No `torch.utils.checkpoint`, which would draw its random numbers once more.
+
+    Nor an operator that draws what cannot be given to it.
+    """
 
     def once(*args: Any, **kwargs: Any) -> Iterator[None]:
         yield
@@ -164,6 +169,7 @@ def _computed_once() -> Iterator[None]:
     with (
         patch.object(checkpointing, CHECKPOINTED, once),
         patch.object(checkpointing.CheckpointFunction, "apply", called),
+        patch.object(functional, "rrelu", random_leaky),  # whose numbers can be repeated
     ):
         yield
 

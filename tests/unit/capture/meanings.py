@@ -2192,6 +2192,62 @@ class MeansOfSelected(Case):
         return h + loss + h[h.detach() > 0].log().sum() + torch.masked_select(h, h > 9).sum()
 
 
+class MaskOfALaterDim(Case):
+    """What a mask selects of a later dim: of one, of two, with an ellipsis, put back."""
+
+    def between(self, h: Tensor) -> Tensor:
+        rows = torch.stack([h, 2 * h.sin(), h.cos() - h], 1)
+        mask, both = torch.tensor([True, False, True]), rows[0] > 0.1
+        some = F.layer_norm(self.b(rows[:, mask, :]), (WIDTH,)) * 0.7 + h[0]
+        loss = F.mse_loss(some, rows[:, mask]) + some.log_softmax(-1).mean(1).square().sum()
+        loss = loss + rows[..., h[0] > 0].std() + rows[:, both].sum()
+        rows[:, mask] = self.a(rows[:, mask]).tanh()
+        rows[:, ~mask] = 0.5
+        return rows.sum(1) + loss + rows[..., mask, :].sum() * 0.1
+
+
+class MaskOfALaterDimOtherwise(Case):
+    def between(self, h: Tensor) -> Tensor:
+        rows = torch.stack([h, 2 * h.sin(), h.cos() - h], 1)
+        return rows[:, h[:3, 0] > -9].flatten(1)[:, :WIDTH]
+
+
+class AdaptiveSoftmax(Case):
+    def prepare(self) -> None:
+        self.words = nn.AdaptiveLogSoftmaxWithLoss(WIDTH, 20, [4, 9, 15], 2.0, head_bias=True)
+
+    def between(self, h: Tensor) -> Tensor:
+        found, loss = self.words(h, torch.tensor([3, 17, 16, 5]))
+        one = self.words(h[0], torch.tensor(11))
+        return h * loss + found[:, None] + one.output
+
+
+class RandomSlopes(Case):
+    def prepare(self) -> None:
+        self.slopes = nn.RReLU(0.1, 0.4)
+
+    def between(self, h: Tensor) -> Tensor:
+        return self.slopes(h) + F.rrelu(h.clone(), training=True, inplace=True) + F.rrelu(h, 0.2)
+
+
+class ManyAtOnce(Case):
+    """`torch._foreach_*`: in place and not, by numbers, tensors and lists of them."""
+
+    def prepare(self) -> None:
+        self.register_buffer("p", torch.zeros(WIDTH))
+        self.register_buffer("q", torch.ones(WIDTH))
+
+    def between(self, h: Tensor) -> Tensor:
+        torch._foreach_mul_([self.p, self.q], [0.9, 0.8])
+        torch._foreach_lerp_([self.p, self.q], [h.detach().mean(0), h.detach()[0]], 0.1)
+        found = torch._foreach_addcmul([h, h * 2], [h, self.p], [self.q, h], value=0.5)
+        more = torch._foreach_addcdiv(
+            torch._foreach_sub(found, 0.3), found, [self.q + 2] * 2, [1, 2]
+        )
+        norms = torch._foreach_norm(more)
+        return sum(torch._foreach_add(more, found, alpha=0.2)) + norms[0] * norms[1]
+
+
 class ReducedAndPutBack(Case):
     """Of what a mask selects: the spread, the norm; and what is put back where it came from."""
 

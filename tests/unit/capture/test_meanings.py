@@ -31,7 +31,7 @@ CASES = {
     if name != "Case"
 }
 DRAWS = (  # other numbers than plain PyTorch would
-    *("Noise", "Choices", "ComplexWeights", "DroppedBetweenLayers"),
+    *("Noise", "Choices", "ComplexWeights", "DroppedBetweenLayers", "RandomSlopes"),
 )
 # What each that is refused is told: the reason, and where.
 REFUSED = {
@@ -102,7 +102,6 @@ REFUSED = {
     "CachedNoise": r"'first' of the model in its first call, and computes something else",
     "FirstCallOnly": r"'is_new' of the model in its first call, .* \(from True to False\)",
     "GlobalCounter": r"attribute 'calls' of GlobalCounter in every call \(from 0 to 1\)",
-    "ForeachUpdate": r"_foreach_add_ .* writes into several tensors at once",
     "ParameterCopiedInto": r"changes the parameter b.bias inside forward",
     "BranchOnAValue": r"meanings.py:\d+\) failed .*\n.*branch or a shape depends on the values",
     "ModuleToAnotherDtype": r"meanings.py:\d+\) converts the parameters of a module in forward",
@@ -129,6 +128,7 @@ REFUSED = {
     "BuffersChangePlaces": r"replaces 'p' of the model by a .* of shape \(6,\)",
     "FirstBuffer": r"replaces 'p' of the model by a .* of shape \(6,\)",
     "TruncatedNormal": r"meanings.py:\d+\) draws random numbers by trial and error",
+    "MaskOfALaterDimOtherwise": r"aten.index.* a size or a number that depends on the values",
     "PutElsewhere": r"aten.index.* a size or a number that depends on the values",
     "SelectedIsWrittenUnseen": r"aten.index.* a size or a number that depends on the values",
     "SelectedIsSorted": r"aten.index.* a size or a number that depends on the values",
