@@ -41,6 +41,7 @@ from shardfold.planner.compare_methods import (
     Methods,
     check_methods,
 )
+from shardfold.planner.estimate import check_overlap
 from shardfold.planner.estimate import estimate as estimate_stated
 from shardfold.planner.estimated import Estimated
 from shardfold.planner.micro_batches import Captures, check_number
@@ -382,6 +383,7 @@ class Planner:
                 "No file of another stack says float8 yet: estimate with it, and export "
                 "with precision='bf16-mixed'."
             )
+        check_overlap(asked.search)
         reduces_half = _reduces_half(asked)
         if reduces_half:
             target.check_reduction()

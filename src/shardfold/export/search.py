@@ -26,7 +26,9 @@ import heapq
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Generic, TypeVar
 
+from shardfold.costs.tables import EdgePrices
 from shardfold.errors import InputError
 from shardfold.export.targets import RECOMPUTE, Target, divisors, lies_along, samples_per_pass
 from shardfold.graph import Graph
@@ -47,6 +49,7 @@ SLACK, ALIKE = 0.95, 0.99
 BEYOND = 8  # looks at what cannot be faster: the runners-up
 MOST_TOO_LARGE = 24  # that are priced where nothing fits
 MOST_RUNS = 16  # that are kept: the tables of one take up to 100 MiB
+T = TypeVar("T")
 Progress = Callable[[int, int], None]
 Graphs = Callable[[Stated], Graph]
 
@@ -75,6 +78,21 @@ class Found:
     refused: tuple[str, ...] = ()  # why some could not be priced
 
 
+class Recent(Generic[T]):
+    """What was made last, by its key."""
+
+    def __init__(self) -> None:
+        self._known: dict[object, T] = {}
+
+    def of(self, key: object, make: Callable[[], T]) -> T:
+        """Known, or made now."""
+        found = self._known.pop(key) if key in self._known else make()
+        self._known[key] = found  # behind all others: the first is the one not used for longest
+        if len(self._known) > MOST_RUNS:
+            del self._known[next(iter(self._known))]
+        return found
+
+
 class Prices:
     """Prices configurations of one model on one cluster; what they share is made once."""
 
@@ -88,7 +106,7 @@ class Prices:
     ) -> None:
         self.graphs, self.request, self.target = graphs, request, target
         self.reduces_half = reduces_half
-        self._runs: dict[object, StatedRun] = {}
+        self._runs, self._edges = Recent[StatedRun](), Recent[EdgePrices]()
         self._subdims: dict[int, tuple[Graph, Subdims]] = {}
         self._schedulers: dict[object, Scheduler] = {}
         self._unfit: dict[int, InputError] = {}  # numbers of micro-batches that the model refuses
@@ -118,22 +136,18 @@ class Prices:
         self, graph: Graph, request: ResolvedRequest, stated: Stated, stack: Stack
     ) -> StatedRun:
         """As `run_stated`: ZeRO-1, ZeRO-2 and all schedules have the splits of data parallel."""
-        split = replace(
-            stated, stages=1, schedule="1f1b", chunks=1, zero=3 if stated.zero == 3 else 0
-        )
+        split = replace(stated, schedule="1f1b", chunks=1, zero=3 if stated.zero == 3 else 0)
         if id(graph) not in self._subdims:
             self._subdims[id(graph)] = (graph, request.subdims_of(graph))
         subdims = self._subdims[id(graph)][1]
         key = (id(graph), request.cluster, stack)
         if key not in self._schedulers:
             self._schedulers[key] = scheduler_of(graph, request, stack, subdims)
-        whole = (*key, split)
-        found = self._runs.pop(whole, None)
-        if found is None:
-            found = run_stated(graph, request, split, stack, self._schedulers[key])
-        self._runs[whole] = found  # behind all others: the first is the one not used for longest
-        if len(self._runs) > MOST_RUNS:
-            del self._runs[next(iter(self._runs))]
+        scheduler = self._schedulers[key]
+        found = self._runs.of(
+            (*key, split),
+            lambda: run_stated(graph, request, split, stack, scheduler, self._edges.of),
+        )
         return replace(found, stated=stated)
 
 

@@ -68,9 +68,9 @@ def parameter_bytes(graph: Graph) -> int:
 class StackPrices:
     """Prices with a stack's own kernels and types.
 
-    Gradients that cross the axes of the batch are `wider` than parameters, and so many bytes of
-    them, or of parameters on their way, share one `bucket`; attention in one kernel is `slower`
-    than the cost model's, by phase, and adding gradients up by `summed`.
+    Gradients that cross the axes of the batch are `wider` than parameters. Parameters of so many
+    bytes are `gathered` together; the gradients of so many share one `bucket`. Attention in one
+    kernel is `slower` than the cost model's, by phase, and adding gradients up by `summed`.
     """
 
     model: CostModel
@@ -78,6 +78,7 @@ class StackPrices:
     wider: float
     slower: Mapping[Phase, float]
     summed: float
+    gathered: float
     bucket: float
 
     def __getattr__(self, name: str) -> Any:
@@ -104,9 +105,11 @@ class StackPrices:
         """A sum of gradients in their own type; a part of a bucket takes that part of its time."""
         if step.kind not in BUCKETED or not set(step.axes) <= set(self.data):
             return self.model.collective_seconds(step)
+        bucket = self.gathered if step.kind == "all_gather" else self.bucket
         if step.kind in ("all_reduce", "reduce_scatter") and step.phase == "backward":
             step = replace(step, bytes=step.bytes * self.wider)
-        together = np.maximum(step.bytes, self.bucket)
+            bucket *= self.wider
+        together = np.maximum(step.bytes, bucket)
         share = np.divide(step.bytes, together, out=np.ones_like(together), where=together > 0)
         return share * self.model.collective_seconds(replace(step, bytes=together))
 
@@ -123,8 +126,10 @@ def prices(
     # A gradient and a sum are read, a sum is written: two of the three are sums.
     summed = (1 + 2 * FLOAT32 / kind.item_bytes) / 3 if stack.float32_gradients else 1.0
     parts = stages * math.prod(a.size for n, a in enumerate(mesh.axes) if n not in placed.data)
-    bucket = min(stack.bucket_bytes, parameter_bytes(graph) * wider / parts)
-    return StackPrices(model, placed.data, wider, slower, summed, bucket)
+    whole = parameter_bytes(graph) / parts
+    bucket = min(stack.bucket_bytes, whole)
+    gathered = whole if stack.gathers_at_once else bucket
+    return StackPrices(model, placed.data, wider, slower, summed, gathered, bucket)
 
 
 def _attention_slowdown(stack: Stack, device: Device, dtype: str) -> dict[Phase, float]:

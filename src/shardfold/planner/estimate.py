@@ -32,8 +32,7 @@ def estimate(
 
     `run_on` chooses the splits: whoever prices many strategies may keep what they share.
     """
-    if not request.pricing.overlaps:
-        raise InputError("A step is estimated with overlap, which these costs do not know.")
+    check_overlap(request)
     if stated.stages > 1:
         return _of_stages(request, stated, stage(graph, request, stated, stack, run_on))
     run = run_on(graph, request, stated, stack)
@@ -57,6 +56,15 @@ def estimate(
         limit_bytes=request.limit,
         communication=_by_kind((each, 1.0) for each in found.collectives),
     )
+
+
+def check_overlap(request: ResolvedRequest) -> None:
+    """Refuse a cost model that knows no overlap: a step, or another stack's, cannot be told."""
+    if not request.pricing.overlaps:
+        raise InputError(
+            "A stated configuration, or another stack's, is simulated with overlap, which this "
+            "cost model does not know. Ask for one that does: --cost kernels or --cost roofline."
+        )
 
 
 def _of_stages(request: ResolvedRequest, stated: Stated, found: Staged) -> Estimated:

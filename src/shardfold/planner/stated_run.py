@@ -119,6 +119,11 @@ class StatedRun(ChosenRun):
 
 
 Run = Callable[[Graph, ResolvedRequest, Stated, Stack], StatedRun]
+Keep = Callable[[object, Callable[[], EdgePrices]], EdgePrices]  # by a key; or makes them
+
+
+def _anew(_key: object, make: Callable[[], EdgePrices]) -> EdgePrices:
+    return make()
 
 
 def run_stated(
@@ -127,10 +132,12 @@ def run_stated(
     stated: Stated,
     stack: Stack,
     scheduler: Scheduler | None = None,
+    keep: Keep = _anew,
 ) -> StatedRun:
     """Choose what a strategy states; `graph` is of one of its micro-batches.
 
-    `scheduler` is of the graph and the cluster, for those who have one.
+    `scheduler` is of the graph and the cluster, for those who have one; `keep` has the prices of
+    strategies that differ in what they recompute, or in how attention is split.
     """
     placed = place(stated, request.cluster)
     kind = parameter_type(graph)
@@ -144,9 +151,12 @@ def run_stated(
     plain = request.pricing.model(request.cluster, placed.mesh)
     model = prices(plain, stack, placed, request.cluster.device, graph, stated.stages)
     regions = _recomputed(scheduler, stated, stack)
-    case = make_case(
-        asked, scheduler, EdgePrices(placed.mesh, model, stated.micro_batches), regions
+    degrees = (placed.mesh, placed.data, stated.stages, stated.micro_batches)
+    edges = keep(
+        (id(graph), request.cluster, stack, *degrees),
+        lambda: EdgePrices(placed.mesh, model, stated.micro_batches),
     )
+    case = make_case(asked, scheduler, edges, regions)
     setting = Setting(graph, scheduler.subdims, case.tables, request.limit, case.unrolled)
     choice = choose_stated(setting, stated, placed)
     whole = case.decode(case.unrolled.extended(choice).tolist())

@@ -238,12 +238,18 @@ def _joined(name: Name, paths: Sequence[str]) -> str:
 
 
 def unsplit_entries(model: UnrolledChoice, additive_seconds: float) -> tuple[UnsplitEntry, ...]:
-    """Operators that every device computes in full because nothing else was on offer."""
+    """Operators that every device computes in full because nothing else was on offer.
+
+    On one device that is no lack of an operator's: there, only those without a rule are listed.
+    """
+    is_alone = model.decoded.tables.mesh.size == 1
     groups: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0.0, 0.0])
     for at, vertices, count in model.weighted():
         for v in vertices:
             space = at.tables.vertices[v].space
             if space is None or len(space.configs) > 1:
+                continue
+            if is_alone and space.rule.rule.known:
                 continue
             work = [step for step in at.steps[v] if isinstance(step, Compute)]
             group = groups[at.graph.ops[v].kind, _reason(space)]

@@ -393,6 +393,9 @@ def _without_rule(plan: Plan) -> Iterator[str]:
 
 def _unsplit(plan: Plan) -> str:
     """The other operators that every device computes in full."""
+    if plan.processes == len(plan.meshes_of_parts):
+        who = "The device" if plan.processes == 1 else "Each stage is on one device, which"
+        return f"{who} computes its operators in full."
     rest = [entry for entry in plan.unsplit if entry.reason != "no rule"]
     if not rest:
         return (

@@ -36,7 +36,8 @@ class Stack:
     float32_part_gradients: bool = False  # of the part that a device updates, beside the others
     float32_updates: bool = False  # the update reads gradients from a float32 copy, then dropped
     buffer_bytes: float = 0.0  # of fixed size, that stay
-    bucket_bytes: float = 0.0  # of gradients or parameters that are sent together; 0: each alone
+    bucket_bytes: float = 0.0  # of parameters that are sent, or whose gradients are, together
+    gathers_at_once: bool = False  # all updated parameters in one call, whatever the buckets
     runs_whole_block_again: bool = False  # recomputation runs a block's last product, too
     flash_attention: int | None = None  # its generation; None: the best kernel of the device
     balances_stages: bool = False  # pp: by the work of products, not by the number of layers
@@ -112,7 +113,7 @@ STACKS: Mapping[str, Stack] = {
             source="As megatron, with --overlap-grad-reduce (Megatron-Bridge's default), in "
             "buckets of 40 million parameters (megatron/core/distributed). " + MEGATRON.source,
             reduces_beside=True,
-            bucket_bytes=4 * 40e6,
+            bucket_bytes=2 * 40e6,
         ),
         Stack(
             "megatron-fp16",
@@ -129,7 +130,8 @@ STACKS: Mapping[str, Stack] = {
             "nanotron src/nanotron/optim/gradient_accumulator.py: float32 weights, one float32 "
             "buffer of gradients; a hook of DistributedDataParallel (whose buckets of 25 MiB hold "
             "another copy in bf16) reduces them in float32 beside the last backward, with ZeRO-1 "
-            "by reduce-scatter; nn/attention.py calls flash-attn, of the second generation. "
+            "by reduce-scatter; optim/zero.py gathers all updated parameters in one call "
+            "(all_gather_coalesced); nn/attention.py calls flash-attn, of the second generation. "
             "Without tp_recompute_allgather, which pages do not state. Stages by models/base.py "
             "build_model: each ends with the block that takes it past its share of the products "
             "with weights; p2p.py reads what it sent of a tensor's shape back before it goes on, "
@@ -141,7 +143,8 @@ STACKS: Mapping[str, Stack] = {
             float32_reduction=True,
             keeps_gradients=True,
             gradient_copies=1,
-            bucket_bytes=2 * 25 * MIB,  # DistributedDataParallel's, in float32
+            bucket_bytes=25 * MIB,  # DistributedDataParallel's
+            gathers_at_once=True,
             runs_whole_block_again=True,
             balances_stages=True,
         ),

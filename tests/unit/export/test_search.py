@@ -20,6 +20,7 @@ from shardfold.export.targets import (
     target_named,
 )
 from shardfold.planner.options import Request
+from shardfold.strategies.stated import parse_strategy
 
 CLUSTER, SAMPLES, LAYERS = "2x2xa100", 8, 2
 
@@ -158,6 +159,18 @@ def test_gradients_in_16_bits_are_told_priced_and_searched() -> None:
     for stack in ("hf", "nanotron"):
         with pytest.raises(InputError, match=r"float32.* In bf16 reduce: torchtitan, megatron"):
             own.plan_for(stack, dtype=half, beside_plan=False)
+
+
+def test_a_configuration_has_the_figures_of_estimate() -> None:
+    words = "pp=2 dp=2 zero=1 micro-batches=2"
+    found = prices("megatron").estimate(parse_strategy(words, 4))
+    same = planner().estimate(words, stack=TARGETS["megatron"].habits, beside_plan=False)
+    assert (found.step_seconds, found.peak_bytes) == (same.step_seconds, same.peak_bytes)
+
+
+def test_costs_without_overlap_are_refused() -> None:
+    with pytest.raises(InputError, match=r"simulated with overlap, .* --cost kernels"):
+        planner().plan_for("megatron", cost="paper", beside_plan=False)
 
 
 def test_a_number_of_micro_batches_is_kept() -> None:

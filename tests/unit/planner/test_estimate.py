@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -14,6 +15,7 @@ from shardfold.cluster import parse
 from shardfold.costs.model import TREE
 from shardfold.errors import InputError
 from shardfold.planner.estimated import Estimated
+from shardfold.strategies.stacks import STACKS
 
 CLUSTER = "2x4xa100"
 
@@ -154,6 +156,23 @@ def test_gradients_that_share_a_bucket_share_its_hops() -> None:
     by_tree = 2 * (node.latency_seconds + 2 * gpu.latency_seconds) + 2 * gradients / rate
     assert kinds(alone)["all_reduce"] > 10 * by_tree
     assert kinds(together)["all_reduce"] == pytest.approx(by_tree, rel=0.02)
+
+
+def test_parameters_are_gathered_alike_whatever_type_gradients_are_sent_in() -> None:
+    wide, narrow = (kinds(in_bf16("zero=1", stack)) for stack in ("megatron", "megatron-fp16"))
+    assert wide["all_gather"] == pytest.approx(narrow["all_gather"])
+    assert wide["reduce_scatter"] > narrow["reduce_scatter"]
+
+
+def test_what_is_gathered_at_once_has_no_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = STACKS["nanotron"]
+    for name, once in (("at once", True), ("in buckets", False)):
+        small = replace(plain, name=name, bucket_bytes=1000.0, gathers_at_once=once)
+        monkeypatch.setitem(STACKS, name, small)  # type: ignore[arg-type]
+    once, parts = (kinds(in_bf16("zero=1", name)) for name in ("at once", "in buckets"))
+    assert once["all_gather"] < parts["all_gather"] / 2
+    assert once["reduce_scatter"] == pytest.approx(parts["reduce_scatter"])
+    assert once["all_gather"] == pytest.approx(kinds(in_bf16("zero=1", "megatron"))["all_gather"])
 
 
 def test_fsdp_stores_its_parts_in_float32() -> None:

@@ -56,6 +56,21 @@ def test_an_operator_is_on_the_mesh_of_the_part_that_runs_it(unequal: Plan) -> N
     assert part_of(unequal, 0)[0] == 0
 
 
+@pytest.mark.parametrize(
+    ("cluster", "pipeline", "says"),
+    [
+        ("1xa100", "off", "The device computes its operators in full."),
+        ("2xa100", "1+1", "Each stage is on one device, which computes its operators in full."),
+    ],
+)
+def test_on_one_device_no_operator_is_said_to_have_nothing_to_split(
+    stack: Planner, cluster: str, pipeline: str, says: str
+) -> None:
+    found = stack.plan(cluster=cluster, pipeline=pipeline, micro_batches=4)
+    assert found.unsplit == ()
+    assert says in str(found)
+
+
 def test_such_a_plan_is_kept_in_a_file_that_is_checked(unequal: Plan) -> None:
     text = dumps(unequal)
     assert loads(text.encode()) == unequal
