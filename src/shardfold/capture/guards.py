@@ -13,7 +13,7 @@ A trace keeps values, not all meaning. This is the one list of what it would los
     a parameter in a list, or another name    is that parameter
     requires_grad = True of an activation     is traced as nothing: no parameter's gradient changes
     ctc_loss                                  becomes one operator
-    rrelu, adaptive softmax, torch._foreach_*  are traced as others (`rewrites`)
+    rrelu, cov, adaptive softmax, _foreach_*  are traced as others (`rewrites`)
     a mean, sum or loss of what a mask selects  is taken of the whole (`selection`)
     a loop over the places of a mask          goes over all (`skips`)
     `if rows.numel() == 0: continue`          is answered, and what it passes over watched (`skips`)
@@ -67,7 +67,14 @@ from torch.utils import _pytree as pytree
 
 from shardfold.capture.functions import Functions
 from shardfold.capture.inner_gradients import GradientAskedError
-from shardfold.capture.rewrites import FOREACH, adaptive_loss, one_by_one, random_leaky
+from shardfold.capture.rewrites import (
+    FOREACH,
+    adaptive_loss,
+    correlation,
+    covariance,
+    one_by_one,
+    random_leaky,
+)
 from shardfold.capture.skips import Skips
 from shardfold.capture.stand_ins import (
     CERTAIN,
@@ -615,6 +622,10 @@ HANDLERS: dict[Any, Handler] = {
     torch.normal: Watch.drawn,
     **dict.fromkeys(
         (F.rrelu, torch.rrelu), lambda watch, func, args, kw: random_leaky(*args, **kw)
+    ),
+    **dict.fromkeys((torch.cov, Tensor.cov), lambda watch, func, args, kw: covariance(*args, **kw)),
+    **dict.fromkeys(
+        (torch.corrcoef, Tensor.corrcoef), lambda w, func, args, kw: correlation(*args)
     ),
     **{
         getattr(torch, name): lambda watch, func, args, kw: one_by_one(func, args, kw)

@@ -48,6 +48,36 @@ def random_leaky(
     return x.copy_(found) if inplace else found
 
 
+def covariance(
+    x: Tensor,
+    *,
+    correction: int = 1,
+    fweights: Tensor | None = None,
+    aweights: Tensor | None = None,
+) -> Tensor:
+    """`cov`, which asks whether its divisor is positive."""
+    weights = torch.ones((), dtype=x.dtype) if fweights is None else fweights
+    weights = weights * (1 if aweights is None else aweights)
+    rows = x if x.dim() > 1 else x.reshape(1, -1)
+    total = weights.expand(rows.shape[1]).sum()
+    apart = rows - (rows * weights).sum(1, keepdim=True) / total
+    less: Tensor | int = correction
+    if aweights is not None:
+        less = correction * (weights * aweights).sum() / total
+    found = (apart * weights) @ apart.conj().T / (total - less)
+    return found if x.dim() > 1 else found[0, 0]
+
+
+def correlation(x: Tensor) -> Tensor:
+    """`corrcoef`: covariances over both deviations."""
+    found = covariance(x)
+    if x.dim() < 2:
+        return found / found
+    scale = found.diagonal().real.sqrt()
+    found = found / scale[:, None] / scale
+    return found if found.is_complex() else found.clamp(-1, 1)
+
+
 def one_by_one(func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     """`torch._foreach_...`: the function of single tensors, for each of a list."""
     name = func.__name__.removeprefix(FOREACH)

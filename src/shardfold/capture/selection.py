@@ -30,6 +30,8 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from shardfold.capture.user_code import PLAIN
+
 UNREAD = 0.5
 NAMES = (
     "abs add clamp cos div erf exp expm1 eq float double ge gt le lt log log1p log2 logical_not "
@@ -77,6 +79,16 @@ INSIDE = {torch.unsqueeze, Tensor.unsqueeze, torch.chunk, Tensor.chunk, torch.sp
 INSIDE |= {torch.unflatten, Tensor.unflatten}
 
 
+COMPARES = ("eq", "ne", "lt", "le", "gt", "ge")
+LOGICAL = ("and", "or", "xor", "invert")
+SAME = {  # functions that give the same for the same, of which masks are made
+    *(getattr(owner, name) for owner in (Tensor, torch) for name in COMPARES),
+    *(getattr(Tensor, f"__{name}__") for name in (*COMPARES, *LOGICAL)),
+    *(torch.logical_and, torch.logical_or, torch.logical_not, torch.isnan, torch.isfinite),
+    *(torch.arange, torch.unsqueeze, Tensor.unsqueeze, Tensor.bool, Tensor.__getitem__),
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Selected:
     """What was selected, as traced; the whole; and the mask, of its first dims.
@@ -117,8 +129,38 @@ class Selections:
         self.found: dict[int, Selected] = {}
         self.places: dict[int, Places] = {}
         self.lifted: dict[int, tuple[Tensor, Tensor]] = {}  # with one more dim: it, the rows
+        self.made: dict[
+            Any, tuple[Tensor, int, Any]
+        ] = {}  # by what made it: it, version, arguments
+        self.twins: dict[int, tuple[Tensor, int, Tensor, int]] = {}  # made again: it, the first
         self.gate: Tensor | None = None  # whether what runs now runs at all
         self.gated: list[Tensor] = []  # the masks that are nothing where it does not
+
+    def note(self, func: Any, args: Any, kwargs: Any, found: Any) -> None:
+        """Remember that something is what was made before (`x[y != 0]`, then `z[y != 0]`)."""
+        if func not in SAME or not isinstance(found, Tensor):
+            return
+        key = func, self._key((args, tuple(kwargs.items())))
+        first, version, _ = self.made.setdefault(key, (found, found._version, args))
+        if first is not found:
+            self.twins[id(found)] = found, found._version, first, version
+
+    def first(self, mask: Tensor) -> Tensor:
+        """What was made first of all that are the same, if both are still as they were."""
+        own, version, first, before = self.twins.get(id(mask), (None, 0, mask, 0))
+        is_as_it_was = own is mask and (mask._version, first._version) == (version, before)
+        return first if is_as_it_was else mask
+
+    def _key(self, value: Any) -> Any:
+        if isinstance(value, Tensor):
+            first = self.first(value)
+            return id(first), first._version
+        if isinstance(value, tuple | list):
+            return tuple(map(self._key, value))
+        if isinstance(value, slice):
+            return "slice", self._key((value.start, value.stop, value.step))
+        is_plain = isinstance(value, PLAIN) or value is Ellipsis
+        return (type(value), value) if is_plain else object()  # which is nothing else
 
     def of(self, tensor: Any) -> Selected | None:
         """What is known of a tensor, if it and its mask are still as they were."""
@@ -132,7 +174,7 @@ class Selections:
         fits = isinstance(source, Tensor) and mask.shape == source.shape[lead : lead + mask.dim()]
         if not fits or mask.dim() == 0 or not isinstance(found, Tensor):
             return found
-        whole = _mask_first(source, mask, lead)
+        mask, whole = self.first(mask), _mask_first(source, mask, lead)
         if source.is_floating_point():
             whole = torch.where(_over(mask, whole), whole, UNREAD)
         self.found[id(found)] = Selected(found, whole, mask, mask._version, lead)
@@ -142,7 +184,7 @@ class Selections:
         """Remember the places that `nonzero` or `where` has found."""
         if not isinstance(mask, Tensor) or not mask.dim():
             return
-        mask = mask if mask.dtype == torch.bool else mask != 0
+        mask = self.first(mask) if mask.dtype == torch.bool else mask != 0
         if self.gate is not None:
             mask = mask & self.gate
             self.gated.append(mask)
@@ -181,7 +223,8 @@ class Selections:
         places = self.at(first)
         if places is not None:
             return places.mask
-        return first if isinstance(first, Tensor) and first.dtype == torch.bool else None
+        is_mask = isinstance(first, Tensor) and first.dtype == torch.bool
+        return self.first(first) if is_mask else None
 
     def call(self, func: Any, args: Any, kwargs: Any) -> tuple[bool, Any]:
         """Whether a function of what was selected can be followed, and what it gives."""
@@ -485,10 +528,11 @@ class Selections:
 
     def put(self, selected: Selected, into: Tensor, index: Any, value: Any) -> bool:
         """Whether what was selected can be put where its mask says: in a tensor like the whole."""
-        mask, lead = (
-            (index, 0) if isinstance(index, Tensor) else masked_dims(into, index) or (None, 0)
-        )
-        if mask is not selected.mask or lead != selected.lead or self.of(value) is not selected:
+        at = (index, 0) if isinstance(index, Tensor) else masked_dims(into, index)
+        if at is None or self.of(value) is not selected:
+            return False
+        mask, lead = self.first(at[0]), at[1]
+        if mask is not selected.mask or lead != selected.lead:
             return False
         into = _mask_first(into, mask, lead)
         if into.shape != selected.whole.shape:

@@ -139,6 +139,7 @@ class KnownValues:
     def call(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Call a function of torch, and follow what it gives."""
         found = func(*args, **kwargs)
+        self.selections.note(func, args, kwargs, found)
         if func in LOCATES or (func is torch.where and len(args) == 1 and not kwargs):
             self.selections.locate(args[0], found)
         if self.known and isinstance(found, Tensor):

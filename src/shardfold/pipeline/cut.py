@@ -165,8 +165,16 @@ def _starts(graph: Graph) -> tuple[list[int], int]:
 
 
 def leaves_out_layers(graph: Graph) -> bool:
-    """Whether a graph leaves out periods of several layers, between which it cannot be cut."""
-    return any(len(paths) > 1 for repeat in graph.repeats for paths in repeat.paths[:1])
+    """Whether a graph leaves out what is not one layer each, between which it cannot be cut.
+
+    Periods may be several layers, or parts of one: blocks within the stages of a ConvNeXt.
+    """
+    starts, _ = _starts(graph)
+    return any(
+        len(paths) > 1 or repeat.start not in starts
+        for repeat in graph.repeats
+        for paths in repeat.paths[:1]
+    )
 
 
 def equal(layers: int, stages: int) -> list[int]:

@@ -2212,6 +2212,32 @@ class MaskOfALaterDimOtherwise(Case):
         return rows[:, h[:3, 0] > -9].flatten(1)[:, :WIDTH]
 
 
+class MaskMadeTwice(Case):
+    """Where it is the same, and where what it is made of has changed."""
+
+    def between(self, h: Tensor) -> Tensor:
+        y = torch.arange(BATCH).clone()
+        loss = F.mse_loss(h[y != 2], (2 * h.sin())[y != 2]) + F.cross_entropy(h[y < 3], y[y < 3])
+        some = h[(y > 1) & (h[:, 0] > -9)].sum()
+        y[0] = 3
+        return h * loss + some * h[(y > 1) & (h[:, 0] > -9)].mean()
+
+
+class MaskMadeOfAnother(Case):
+    def between(self, h: Tensor) -> Tensor:
+        y = torch.arange(BATCH).clone()
+        some = h[y > 1]
+        y[0] = 3
+        return h * F.mse_loss(some, h[y > 1][1:])
+
+
+class Covariances(Case):
+    def between(self, h: Tensor) -> Tensor:
+        counts, shares = torch.arange(BATCH) + 1, h[:, 1].sigmoid().detach()
+        found = h.T.cov() + torch.cov(h.T, correction=0, fweights=counts, aweights=shares)
+        return h @ (found + torch.corrcoef(h.T)) + torch.cov(h[0])
+
+
 class AdaptiveSoftmax(Case):
     def prepare(self) -> None:
         self.words = nn.AdaptiveLogSoftmaxWithLoss(WIDTH, 20, [4, 9, 15], 2.0, head_bias=True)
