@@ -34,7 +34,6 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from shardfold.api import Planner
 from shardfold.cluster import Cluster, parse
@@ -49,6 +48,7 @@ from shardfold.runtime import parallelize
 from shardfold.runtime.checkpoint import load, restore_random, save
 from shardfold.runtime.checkpoint.folders import on_first
 from shardfold.runtime.module import Parallel
+from shardfold.runtime.parameters import whole_of
 from shardfold.runtime.ranks import leave_at_exit
 
 try:
@@ -336,10 +336,10 @@ class Trainer(transformers.Trainer):
         return self.accelerator.autocast()
 
     def _clip_grad_norm(self, model: Parallel) -> Tensor:
-        return _whole(model.clip_grad_norm_(self.args.max_grad_norm))
+        return whole_of(model.clip_grad_norm_(self.args.max_grad_norm))
 
     def _get_grad_norm(self, model: Parallel, grad_norm: Any = None) -> Any:
-        return _whole(model.clip_grad_norm_(float("inf"))) if grad_norm is None else grad_norm
+        return whole_of(model.clip_grad_norm_(float("inf"))) if grad_norm is None else grad_norm
 
     # -- evaluation
 
@@ -472,7 +472,7 @@ class Trainer(transformers.Trainer):
         known: dict[int, Tensor] = {}
         for name, tensor in self.parallel.state_dict(keep_vars=True).items():
             if id(tensor) not in known:
-                whole = _whole(tensor.detach())
+                whole = whole_of(tensor.detach())
                 known[id(tensor)] = whole.cpu() if self.args.should_save else whole.new_empty(0)
             found[name] = known[id(tensor)]
         return found
@@ -625,10 +625,6 @@ def _same_random_state() -> Iterator[None]:
         finally:
             random.setstate(before[0])
             np.random.set_state(before[1])
-
-
-def _whole(value: Any) -> Any:
-    return value.full_tensor() if isinstance(value, DTensor) else value
 
 
 def _alone(values: tuple[Any, ...]) -> Any:

@@ -26,6 +26,7 @@ from shardfold.operators import Rules
 from shardfold.plans import Plan
 from shardfold.runtime import parallelize
 from shardfold.runtime.module import Parallel
+from shardfold.runtime.parameters import whole_of
 from shardfold.runtime.ranks import leave_at_exit
 
 try:
@@ -151,7 +152,7 @@ class Strategy(DDPStrategy):
 
     def _whole(self, tree: Any) -> Any:
         """The same with whole tensors; every process takes part."""
-        whole = pytree.tree_map_only(DTensor, lambda part: part.full_tensor(), tree)
+        whole = pytree.tree_map_only(DTensor, whole_of, tree)
         return whole if self.is_global_zero else {}
 
     def save_checkpoint(

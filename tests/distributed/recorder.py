@@ -51,7 +51,9 @@ def by_member(
 def recorded(groups: Groups, names: tuple[str, ...], *, widened: bool = False) -> Iterator[Kinds]:
     """While it lasts, what is called is noted: the bytes of the larger side on this rank.
 
-    Where a model of float32 is run in float64 (`widened`), as many as it would be in float32.
+    Where a model of float32 is run in float64 (`widened`), as many as it would be in float32. What
+    is float64 in the model itself (`sum(dtype=torch.float64)`) then counts half: record such a
+    model in its own dtypes.
     """
     found: Kinds = Counter()
     always_double = False

@@ -34,7 +34,8 @@ def _sums(
 
     Words are those of the statistics' dtype; those of backward serve the gradient of the input.
     """
-    over, size = tuple(rows), statistics_bytes(call.inputs[0])
+    own = (call.inputs[0], call.results[0])  # of a softmax, the result may be wider
+    over, size = tuple(rows), max(map(statistics_bytes, own))
     passes: tuple[tuple[Phase, float, int | None], ...] = (
         ("forward", forward, None),
         ("backward", backward, 0),

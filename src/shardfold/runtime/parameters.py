@@ -74,7 +74,25 @@ class Keeping:
 
     def whole(self, tensor: Tensor) -> Tensor:
         """The whole tensor, on every device."""
-        return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+        found: Tensor = whole_of(tensor)
+        return found
+
+
+def whole_of(value: Any) -> Any:
+    """The whole of a tensor in parts, on every device; of anything else, that."""
+    if not isinstance(value, DTensor):
+        return value
+    try:
+        return value.full_tensor()
+    except ValueError as error:
+        if not any(isinstance(each, _StridedShard) for each in value.placements):
+            raise
+        raise RunError(
+            f"PyTorch {torch.__version__} does not put together a tensor of shape "
+            f"{tuple(value.shape)} that is packed (a q-k-v projection?) and split: "
+            f"{str(error).splitlines()[0]} Use PyTorch 2.12 or later, save by shardfold.save, "
+            "which writes the parts, or pin the parameter's operator to a split that cuts no piece."
+        ) from error
 
 
 def keeping(stored: Stored) -> Keeping:

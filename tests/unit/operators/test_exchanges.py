@@ -91,6 +91,12 @@ def test_means_and_variances_are_sent_in_float64(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("name", ["softmax.int", "log_softmax.int"])
+def test_a_softmax_in_a_wider_dtype_sends_that(name: str) -> None:
+    given = {"self": normal(4, 6), "dim": 1, "dtype": torch.float64}
+    assert {e.item_bytes for e in rule_for(call_of(case(name, given))).exchanges} == {8}
+
+
+@pytest.mark.parametrize("name", ["softmax.int", "log_softmax.int"])
 def test_softmax_reduces_maximum_and_sum(name: str) -> None:
     x = normal(4, 6)
     sums, parts = Sums(), x.chunk(2, 1)
