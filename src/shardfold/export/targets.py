@@ -137,7 +137,6 @@ TARGETS: Mapping[str, Target] = {
             recompute=("none", "products", "full"),
             schedules=("1f1b", "gpipe", "interleaved", "zbv"),
             most_chunks=4,
-            reduces_half=True,
             unpriced=(
                 "FSDP that gathers again in every micro-batch of a pipeline",
                 "data parallel without shards (autocast)",

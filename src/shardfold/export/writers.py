@@ -105,7 +105,7 @@ def _torchtitan_training(stated: Stated, job: Job) -> dict[str, Any]:
         "global_batch_size": job.samples,
         **({} if job.seq is None else {"seq_len": job.seq}),
         "mixed_precision_param": _torchtitan_dtype(job),
-        "mixed_precision_reduce": "bfloat16" if job.reduces_half else "float32",
+        "mixed_precision_reduce": "float32",
     }
 
 

@@ -69,6 +69,7 @@ def _of_titan(found: Any) -> dict[str, Any]:
         "shards": degrees.data_parallel_shard_degree,
         "tensor": degrees.tensor_parallel_degree,
         "stages": degrees.pipeline_parallel_degree,
+        "half": found.training.mixed_precision_reduce == "bfloat16",
     }
 
 
@@ -110,6 +111,7 @@ def megatron(text: str) -> Mapping[str, Any]:
     if "num_virtual_stages_per_pipeline_rank" in given:
         chunks = given.pop("num_virtual_stages_per_pipeline_rank")
         given["virtual_pipeline_model_parallel_size"] = chunks
+    sums = {"grad_reduce_in_fp32": not given.pop("grad_reduce_in_bf16", False)}
     if "recompute_modules" in given:
         given["recompute_modules"] = [given["recompute_modules"]]
     sizes = {"num_layers": 32, "hidden_size": 4096, "num_attention_heads": 32}
@@ -119,7 +121,8 @@ def megatron(text: str) -> Mapping[str, Any]:
     stages = own["pipeline_model_parallel_size"]
     kind = {"pipeline_dtype": "bf16"} if stages > 1 else {}
     found = TransformerConfig(**sizes, **more, **kind, **own)
-    DistributedDataParallelConfig(**{k: v for k, v in given.items() if k in of_data})
+    data = {k: v for k, v in given.items() if k in of_data}
+    buckets = DistributedDataParallelConfig(**data, **sums)
     recompute = found.recompute_granularity or "none"
     return {
         "tensor": found.tensor_model_parallel_size,
@@ -127,6 +130,7 @@ def megatron(text: str) -> Mapping[str, Any]:
         "context": found.context_parallel_size,
         "experts": found.expert_model_parallel_size,
         "recompute": recompute,
+        "half": not buckets.grad_reduce_in_fp32,
     }
 
 

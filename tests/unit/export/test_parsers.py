@@ -32,11 +32,20 @@ def installed(package: str, version: str) -> None:
         pytest.skip(f"{package} {found}: the fields of {version} are written")
 
 
-def written(stack: str, every: int = 7) -> list[tuple[Stated, Written]]:
+def written(stack: str, every: int = 7, job: Job = JOB) -> list[tuple[Stated, Written]]:
     """Configurations of all kinds, some of each."""
     target, version = target_named(stack)
     found = list(configurations(target, parse("8x8xh100"), Sizes(64, 32, experts=8)))
-    return [(stated, write(target.name, version, stated, JOB)) for stated in found[::every]]
+    return [(stated, write(target.name, version, stated, job)) for stated in found[::every]]
+
+
+def read(stack: str) -> list[tuple[str, dict[str, object]]]:
+    """What is written for a stack, and what its parser is asked for; gradients in bf16, too."""
+    cases, every = list[tuple[str, dict[str, object]]](), EVERY[stack]
+    for half in (False, True) if stack.startswith("megatron") else (False,):
+        job = replace(JOB, reduces_half=half)
+        cases += [(w.text, {**seen(s), "half": half}) for s, w in written(stack, every, job)]
+    return cases
 
 
 def test_transformers_reads_its_configuration() -> None:
@@ -101,9 +110,7 @@ def test_stacks_read_what_is_written_for_them(
     if not packages.is_dir():
         pytest.skip(f"{folder}: {REASON}")
     asked, told = tmp_path / "cases.json", tmp_path / "problems.json"
-    cases = {
-        stack: [(w.text, seen(s)) for s, w in written(stack, EVERY[stack])] for stack in stacks
-    }
+    cases = {stack: read(stack) for stack in stacks}
     assert all(len(each) > 9 for each in cases.values())
     asked.write_text(json.dumps(cases))
     command = [sys.executable, str(PARSERS), str(asked), str(told)]
@@ -119,7 +126,7 @@ EVERY = {  # of how many configurations one is read: parsers take up to a second
     "torchtitan@0.3.0": 61,
     "torchtitan@0.2.2": 61,
     "deepspeed@0.19": 5,
-    "megatron@0.16": 149,
+    "megatron@0.16": 223,
     "nanotron@0.4": 5,
 }
 
