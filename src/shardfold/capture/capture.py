@@ -210,9 +210,10 @@ def check_steady(
     where = f"module {path!r}" if (path, name) in traced.after.objects and path else path
     when = "its first call, and computes something else after it" if is_steady else "every call"
     first = f"{ONCE_BEFORE}. Or make" if is_steady else "Make"
+    change = f"from {before} to {after}" if before != after else after
     raise ModelError(
-        f"Forward changes the Python attribute {name!r} of {where or 'the model'} in {when} (from "
-        f"{before} to {after}): a captured program would keep the value of its trace. {first} it a "
+        f"Forward changes the Python attribute {name!r} of {where or 'the model'} in {when} "
+        f"({change}): a captured program would keep the value of its trace. {first} it a "
         "buffer (register_buffer, updated in place), or pass it to forward as a tensor."
     )
 

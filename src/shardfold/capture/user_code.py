@@ -12,11 +12,13 @@ import linecache
 import pickle
 import random
 import sys
+import warnings
+import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from inspect import unwrap
 from pathlib import Path
-from types import FrameType, FunctionType
+from types import CellType, FrameType, FunctionType, GeneratorType
 from typing import Any
 
 import numpy as np
@@ -28,6 +30,10 @@ from shardfold.errors import ModelError
 PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, type)
 DEPTH = 4  # of objects within objects that are looked into
 VALUES = (bool, int, float, list, dict, set)  # of classes and globals, where they may change
+TENSORS = (Tensor, nn.Module)
+WITH_STATE = ("array", "collections", "itertools", "numpy", "random")  # modules of such types
+ITERATORS = ("iterator", "generator", "bytearray", "enumerate", "zip", "map", "filter", "reversed")
+KNOWN_ROOTS = ("torch", "transformers", "functools", "builtins", "typing", "abc", "weakref")
 LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
 STRUCTURE = {"_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"}
 # Most of what a module has, and nearly always empty.
@@ -106,19 +112,66 @@ def _named_tensors(modules: Iterable[tuple[str, nn.Module]]) -> dict[int, Any]:
 
 
 def values_around(kind: type) -> Iterator[tuple[str, Any]]:
-    """What a class of modules, and the globals that its methods name, hold in Python's values."""
-    if kind.__module__.split(".")[0] in ("torch", "builtins", "typing", "abc"):
+    """What a class of modules, and what its methods name, hold in Python's values."""
+    if _root(kind) in ("torch", "builtins", "typing", "abc"):
         return
+    seen: set[int] = set()
     for name, value in tuple(vars(kind).items()):
         if isinstance(value, VALUES) and not name.startswith("__"):
             yield name, value
         value = getattr(value, "__func__", value)  # of a static method
         value = unwrap(value) if isinstance(value, FunctionType) else value
-        code = getattr(value, "__code__", None)
-        around = getattr(value, "__globals__", {})
-        for used in code.co_names if code is not None else ():
-            if isinstance(around.get(used), VALUES):
-                yield f"{around.get('__name__')}.{used}", around[used]
+        if isinstance(value, FunctionType):
+            yield from _reached(value, seen)
+
+
+def _reached(function: FunctionType, seen: set[int]) -> Iterator[tuple[str, Any]]:
+    """What a function may change beyond its own: globals, cells, defaults, and so on from there."""
+    if id(function) in seen:
+        return
+    seen.add(id(function))
+    code, around = function.__code__, function.__globals__
+    where, is_users = around.get("__name__"), _root(function) not in KNOWN_ROOTS
+    named = {used: around[used] for used in code.co_names if used in around}
+    if is_users:
+        cells = zip(code.co_freevars, function.__closure__ or (), strict=True)
+        own = f"{function.__name__}."
+        given = function.__defaults__ or ()
+        named |= {f"{own}{key}": c.cell_contents for key, c in cells if c != CellType()}
+        named |= {f"{own}default {key}": value for key, value in enumerate(given)}
+        named |= {f"{own}{key}": value for key, value in vars(function).items()}
+    for name, value in named.items():
+        if isinstance(value, VALUES):
+            yield f"{where}.{name}", value
+        elif is_users and isinstance(value, FunctionType) and _root(value) == _root(function):
+            yield from _reached(value, seen)
+        is_own = _has_state(value) or _root(type(value)) == _root(function)
+        if is_users and is_own and not isinstance(value, (*VALUES, FunctionType, *TENSORS, type)):
+            yield f"{where}.{name}", value
+
+
+def _root(named: Any) -> str:
+    """The package that a class or function is of."""
+    return str(getattr(named, "__module__", None)).split(".")[0]
+
+
+def _has_state(value: Any) -> bool:
+    """Whether a value of Python's or NumPy's changes as it is used: iterators, random numbers."""
+    kind = type(value)
+    is_iterator = _root(kind) == "builtins" and kind.__name__.endswith(ITERATORS)
+    return is_iterator or (_root(kind) in WITH_STATE and not isinstance(value, type))
+
+
+def _state_of(value: Any) -> Any:
+    """Something that is another once such a value has changed."""
+    if isinstance(value, GeneratorType):
+        return None if value.gi_frame is None else value.gi_frame.f_lasti
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # some are not to be pickled by Python 3.14
+        try:
+            return zlib.crc32(pickle.dumps(value))
+        except (TypeError, AttributeError, pickle.PicklingError):
+            return repr(value)
 
 
 def shown(frozen: Any) -> str:
@@ -147,19 +200,26 @@ def _frozen(value: Any, depth: int, known: dict[int, Any]) -> Any:
         inner = key
     elif isinstance(value, Tensor):
         inner = tuple(value.shape)
-    elif callable(value):  # functions, weak references
-        inner = getattr(value, "__qualname__", None)
+    elif callable(value) and _root(type(value)) in KNOWN_ROOTS:
+        inner = getattr(value, "__qualname__", None)  # functions, weak references
     elif depth and isinstance(value, list | tuple):
         inner = tuple(_frozen(each, depth - 1, known) for each in value)
     elif depth and isinstance(value, set | frozenset):
         inner = frozenset(repr(each) for each in value)
     elif depth and isinstance(value, dict):
         inner = tuple((repr(k), _frozen(v, depth - 1, known)) for k, v in value.items())
-    elif depth and hasattr(value, "__dict__"):
-        items = vars(value).items()
-        inner = tuple((name, _frozen(each, depth - 1, known)) for name, each in items)
+    elif _has_state(value):
+        inner = _state_of(value)
+    elif depth and _root(type(value)) != "shardfold":  # our own notes on a hollow model
+        held = [k for kind in type(value).__mro__ for k in vars(kind).get("__slots__", ())]
+        items = (*getattr(value, "__dict__", {}).items(), *_slots(value, held))
+        inner = tuple((name, _frozen(each, depth - 1, known)) for name, each in items) or None
     known[key] = (type(value).__name__, inner)
     return known[key]
+
+
+def _slots(value: Any, names: Iterable[str]) -> Iterator[tuple[str, Any]]:
+    return ((name, getattr(value, name)) for name in names if hasattr(value, name))
 
 
 def dice() -> dict[str, Any]:

@@ -6,6 +6,8 @@ the module itself, run in plain PyTorch.
 
 from __future__ import annotations
 
+import collections
+import itertools
 import random
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -1582,6 +1584,98 @@ class FirstCallOnly(Case):
             self.is_new = False
             return h * 2
         return h
+
+
+class TurningValues(Case):
+    """Python's iterators change as they are used."""
+
+    def prepare(self) -> None:
+        self.factors = itertools.cycle([1.0, 2.0])
+
+    def between(self, h: Tensor) -> Tensor:
+        return h * next(self.factors)
+
+
+class RandomOfItsOwn(Case):
+    def prepare(self) -> None:
+        self.numbers = np.random.default_rng(3)
+
+    def between(self, h: Tensor) -> Tensor:
+        return h * float(self.numbers.uniform())
+
+
+class CountedInAnArray(Case):
+    def prepare(self) -> None:
+        self.calls = np.zeros(1)
+
+    def between(self, h: Tensor) -> Tensor:
+        self.calls += 1
+        return h * float(self.calls[0])
+
+
+class Warming:
+    """A schedule that is called."""
+
+    __slots__ = ("calls",)
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self) -> float:
+        self.calls += 1
+        return min(1.0, self.calls / 10)
+
+
+class CountedByAnObject(Case):
+    def prepare(self) -> None:
+        self.warming = Warming()
+
+    def between(self, h: Tensor) -> Tensor:
+        return h * self.warming()
+
+
+CALLS = collections.deque([0])
+
+
+def counted(h: Tensor) -> Tensor:
+    CALLS.append(1)
+    return h * len(CALLS)
+
+
+class CountedInAHelper(Case):
+    def between(self, h: Tensor) -> Tensor:
+        return counted(h)
+
+
+class CountedInADefault(Case):
+    def between(self, h: Tensor, calls: list[int] = []) -> Tensor:  # noqa: B006
+        calls.append(1)
+        return h * len(calls)
+
+
+def counting_case() -> type[Case]:
+    calls = 0
+
+    class CountedAround(Case):
+        def between(self, h: Tensor) -> Tensor:
+            nonlocal calls
+            calls += 1
+            return h * calls
+
+    return CountedAround
+
+
+CountedAround = counting_case()
+
+
+class HeldButUnchanged(Case):
+    """What could change, and does not."""
+
+    def prepare(self) -> None:
+        self.held = np.arange(3.0), random.Random(1), iter([1]), Warming(), collections.deque([2])
+
+    def between(self, h: Tensor) -> Tensor:
+        return h * float(self.held[0][1]) * len(self.held[-1])
 
 
 class GlobalCounter(Case):
