@@ -23,8 +23,15 @@ from shardfold.explanation.explain import explain as explain_case
 from shardfold.explanation.explanation import Explanation, Kept, WhatIf
 from shardfold.export.projection import Projection, project
 from shardfold.export.search import Prices
-from shardfold.export.stack_plan import StackPlan, beside, best_for, job_of, sizes_of
-from shardfold.export.targets import Sizes, Target, configurations, target_named
+from shardfold.export.stack_plan import (
+    StackPlan,
+    beside,
+    best_for,
+    choices_of,
+    job_of,
+    sizes_of,
+)
+from shardfold.export.targets import Sizes, Target, target_named
 from shardfold.export.writers import Job
 from shardfold.graph import Graph
 from shardfold.graph.precision import precision_named
@@ -248,9 +255,12 @@ class Planner:
         cluster = from_plain(plan.provenance.cluster)
         request = plan.provenance.request
         asked = self._asked(request, cluster, {"mesh": None, "pins": None})
+        captures = self._captured(asked, short=request.fold)
+        if captures.graph(plan.micro_batches).digest() != plan.provenance.graph:
+            check(plan, self._graph(plan, request))  # which says what differs
         prices, job, sizes = self._priced_for(asked, target)
         self._progress("estimating")(0, 1)
-        choices = list(configurations(target, cluster, sizes))
+        choices = choices_of(target, cluster, sizes)
 
         def own(stated: Stated) -> float:
             graph = self._stated_graph(asked, stated)

@@ -106,6 +106,21 @@ def sizes_of(samples: Samples, graph: Graph, job: Job, *, has_plan: bool) -> Siz
     )
 
 
+def choices_of(
+    target: Target, cluster: Cluster, sizes: Sizes, micro_batches: int | None = None
+) -> list[Stated]:
+    """All that the stack can be told; refused where there is nothing."""
+    found = list(configurations(target, cluster, sizes, micro_batches))
+    if not found:
+        cut = f" in {micro_batches} micro-batches" if micro_batches else ""
+        raise InputError(
+            f"{target.name} has no configuration for a batch of {sizes.samples} samples{cut} on "
+            f"{cluster.size} devices: the batch must divide by the devices that share it out"
+            f"{', and each part by the micro-batches' if cut else ''}."
+        )
+    return found
+
+
 def best_for(
     prices: Prices,
     target: Target,
@@ -117,14 +132,7 @@ def best_for(
 ) -> StackPlan:
     """Search what the stack can be told, and write the best down."""
     cluster = prices.request.cluster
-    choices = list(configurations(target, cluster, sizes, micro_batches))
-    if not choices:
-        cut = f" in {micro_batches} micro-batches" if micro_batches else ""
-        raise InputError(
-            f"{target.name} has no configuration for a batch of {sizes.samples} samples{cut} on "
-            f"{cluster.size} devices: the batch must divide by the devices that share it out"
-            f"{', and each part by the micro-batches' if cut else ''}."
-        )
+    choices = choices_of(target, cluster, sizes, micro_batches)
     write(target.name, version, choices[0], job)  # what the stack lacks is said before the work
     found = search(prices, choices, sizes.samples, watch)
     if not found.priced:

@@ -11,6 +11,7 @@ import pytest
 from shardfold import zoo
 from shardfold.api import Planner
 from shardfold.cluster import parse
+from shardfold.errors import InputError, PlanError
 from shardfold.export.dtensor import as_dtensor, placement
 from shardfold.export.projection import degrees_of, nearest
 from shardfold.export.targets import TARGETS, Sizes, configurations
@@ -88,6 +89,15 @@ def test_a_baseline_is_projected_onto_itself_and_only_habits_cost(dtype: str) ->
     assert pattern.seconds == pytest.approx(0.0, abs=1e-9)
     assert abs(habits.seconds) > 0
     assert found.unsaid == ()
+
+
+def test_a_plan_of_another_batch_or_of_none_that_can_be_shared_is_refused() -> None:
+    module, args, kwargs = zoo.build("llama3-8b-tiny", batch=5, layers=2)
+    other = Planner(module, args, kwargs, cluster="2x2xa100", dtype="bf16", cost="roofline")
+    with pytest.raises(PlanError, match=r"another model: .*another batch size"):
+        other.export(plan_of("fsdp"), "megatron")
+    with pytest.raises(InputError, match=r"hf has no configuration for a batch of 5 samples on 4"):
+        other.export(other.plan(mesh="2x2"), "hf")
 
 
 def test_causes_add_up_to_the_loss() -> None:
