@@ -11,6 +11,7 @@ rule.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TypeAlias
@@ -151,7 +152,26 @@ def rules_of(graph: Graph, own: Rules | None = None) -> tuple[Rule, ...]:
         if key not in known:
             known[key] = offered(rule_for(call, own), call)
         rules.append(known[key])
-    return tuple(rules)
+    return _writing_together(graph, rules)
+
+
+def _writing_together(graph: Graph, rules: list[Rule]) -> tuple[Rule, ...]:
+    """What several operators write to (a norm that is called twice) is whole for each of them.
+
+    Each is split by a decision of its own: where one has written its part, another might find what
+    was there before.
+    """
+    places = [
+        [k for k, operand in enumerate(op.operands) if operand.name in rule.operator.writes]
+        for op, rule in zip(graph.ops, rules, strict=True)
+    ]
+    counts = Counter(op.inputs[k] for op, own in zip(graph.ops, places, strict=True) for k in own)
+    found = []
+    for op, rule, own in zip(graph.ops, rules, places, strict=True):
+        dims = [dim for k in own if counts[op.inputs[k]] > 1 for dim in rule.operands[k]]
+        held = frozenset(factor for dim in dims for factor in dim)
+        found.append(replace(rule, whole=rule.whole | held) if held - rule.whole else rule)
+    return tuple(found)
 
 
 def offered(rule: Rule, call: Call) -> Rule:

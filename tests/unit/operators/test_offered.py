@@ -206,3 +206,30 @@ def test_a_split_that_the_runtime_lacks_is_caught(given: Case) -> None:
     before, after = rules_of(graph, own)[0], rules_of(graph)[0]
     held = (after.whole - before.whole) | (after.ranges - after.whole)
     assert bool(held) == bool(list(refused(given, (2, 2), in_pieces=True, own=own)))
+
+
+def test_what_two_norms_write_to_is_whole_for_both() -> None:
+    """Parts of one that are not parts of the other would miss its update."""
+
+    def channels_are_whole(norms: int) -> list[bool]:
+        row, image = TensorType((8,), "float32"), TensorType((4, 8), "float32")
+        buffers = [Tensor((name,), row, "buffer") for name in ("mean", "variance")]
+        given = Tensor(("x",), image, "input")
+        made = [Tensor((f"h{k}",), image, "activation") for k in range(norms)]
+        running = Operand("running_mean", 0), Operand("running_var", 1)
+        options = {"training": True}
+        ops = [
+            Op(
+                f"norm{k}",
+                "aten.batch_norm",
+                (Operand("input", 2 + k), *running),
+                (3 + k,),
+                options,
+            )
+            for k in range(norms)
+        ]
+        graph = Graph((*buffers, given, *made), tuple(ops), 2 + norms)
+        return ["c" in rule.whole for rule in rules_of(graph)]
+
+    assert channels_are_whole(1) == [False]
+    assert channels_are_whole(2) == [True, True]
