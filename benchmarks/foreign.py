@@ -12,6 +12,8 @@ with a profile of the device's kernels.
         --out benchmarks/results/foreign-h200-third.json
     python benchmarks/foreign.py measure --set fourth \
         --out benchmarks/results/foreign-h200-fourth.json
+    python benchmarks/foreign.py measure --set fifth \
+        --out benchmarks/results/foreign-h200-fifth.json
     python benchmarks/foreign.py predict benchmarks/results/foreign-h200.json \
         --profile benchmarks/profiles/h200.json --page
     python benchmarks/foreign.py page
@@ -44,7 +46,12 @@ RESULTS = {
     name: Path(f"benchmarks/results/foreign-h200{suffix}.json")
     for name, suffix in (
         *(("first", ""), ("second", "-second")),
-        *(("third", "-third"), ("fourth", "-fourth"), ("compiled", "-compiled")),
+        *(
+            ("third", "-third"),
+            ("fourth", "-fourth"),
+            ("fifth", "-fifth"),
+            ("compiled", "-compiled"),
+        ),
     )
 }
 Columns = Sequence[tuple[str, str]]

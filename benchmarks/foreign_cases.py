@@ -477,6 +477,79 @@ FOURTH = (
     Case("GroupViTConfig", "GroupViTModel", 32, 64),
     Case("DPTConfig", "DPTForSemanticSegmentation", 16, None, {"num_labels": 150}),
 )
+FIFTH = (
+    Case("CwmConfig", "CwmForCausalLM", 4, 2048, _grouped(10, 2048, 16, 7168, 64128, 4)),
+    Case("Lfm2Config", "Lfm2ForCausalLM", 4, 2048, {"num_hidden_layers": 12, "vocab_size": 65536}),
+    Case(
+        "Ministral3Config",
+        "Ministral3ForCausalLM",
+        4,
+        2048,
+        {**_grouped(10, 2560, 20, 8960, 65536, 4), "head_dim": 128},
+    ),
+    Case(
+        "HyperCLOVAXConfig",
+        "HyperCLOVAXForCausalLM",
+        4,
+        2048,
+        _grouped(12, 2048, 16, 7168, 64128, 4),
+    ),
+    Case("Jais2Config", "Jais2ForCausalLM", 4, 1024, _grouped(10, 2560, 20, 10240, 64128, 20)),
+    Case("MiniCPM3Config", "MiniCPM3ForCausalLM", 4, 1024, {"num_hidden_layers": 12}),
+    Case(
+        "YoutuConfig", "YoutuForCausalLM", 4, 1024, {"num_hidden_layers": 12, "vocab_size": 64128}
+    ),
+    Case(
+        "GraniteSWAConfig", "GraniteSWAForCausalLM", 4, 2048, _grouped(10, 2048, 16, 8192, 49152, 4)
+    ),
+    Case("DogeConfig", "DogeForCausalLM", 4, 1024, {"num_hidden_layers": 12}),
+    Case("ModernBertDecoderConfig", "ModernBertDecoderForCausalLM", 16, 512),
+    Case("TrOCRConfig", "TrOCRForCausalLM", 16, 256),
+    Case("XLNetConfig", "XLNetLMHeadModel", 16, 512, {"n_layer": 12}),
+    Case("BigBirdConfig", "BigBirdForMaskedLM", 8, 512, {"attention_type": "original_full"}),
+    Case("XmodConfig", "XmodForMaskedLM", 16, 512, {"default_language": "en_XX"}),
+    Case("LukeConfig", "LukeForMaskedLM", 16, 512),
+    Case("NomicBertConfig", "NomicBertForMaskedLM", 16, 512),
+    Case("LiltConfig", "LiltForTokenClassification", 16, 512, {"num_labels": 9}),
+    Case("DebertaConfig", "DebertaForMaskedLM", 16, 512),
+    Case("ProphetNetConfig", "ProphetNetForConditionalGeneration", 8, 256),
+    Case("LongT5Config", "LongT5ForConditionalGeneration", 4, 1024, {"vocab_size": 32128}),
+    Case(
+        "BigBirdPegasusConfig",
+        "BigBirdPegasusForConditionalGeneration",
+        4,
+        512,
+        {"attention_type": "original_full", "encoder_layers": 6, "decoder_layers": 6},
+    ),
+    Case(
+        "ImageGPTConfig",
+        "ImageGPTForImageClassification",
+        8,
+        None,
+        {"num_labels": 1000, "n_layer": 12},
+    ),
+    Case("UperNetConfig", "UperNetForSemanticSegmentation", 8, None, {"num_labels": 150}),
+    Case("ViTMAEConfig", "ViTMAEForPreTraining", 64, None),
+    Case("MetaClip2Config", "MetaClip2Model", 32, 64),
+    Case("AlignConfig", "AlignModel", 8, 64),
+    Case(
+        "Wav2Vec2ConformerConfig",
+        "Wav2Vec2ConformerForSequenceClassification",
+        8,
+        80000,
+        {"num_labels": 12, "layerdrop": 0.0, "apply_spec_augment": False, "num_hidden_layers": 12},
+    ),
+    Case(
+        "UniSpeechSatConfig",
+        "UniSpeechSatForSequenceClassification",
+        8,
+        80000,
+        {"num_labels": 12, "layerdrop": 0.0, "apply_spec_augment": False},
+    ),
+    Case("Speech2TextConfig", "Speech2TextForConditionalGeneration", 16, 128),
+    Case("GitConfig", "GitForCausalLM", 8, 64),
+    Case("BlipConfig", "BlipForConditionalGeneration", 16, 64),
+)
 # To develop prices of compiled steps by: models that were measured before.
 COMPILED = (
     Case(
@@ -497,5 +570,6 @@ SETS = {
     "second": SECOND,
     "third": THIRD,
     "fourth": FOURTH,
+    "fifth": FIFTH,
     "compiled": COMPILED,
 }
