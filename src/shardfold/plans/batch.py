@@ -192,8 +192,12 @@ class Sampler:
         return (self.batch(step) for step in steps)
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch that is iterated over next: another order, if they are shuffled."""
-        self.epoch, self.first = epoch, 0
+        """Choose the epoch that is iterated over next: another order, if they are shuffled.
+
+        The epoch of `set_step` goes on at that step.
+        """
+        if epoch != self.epoch:
+            self.epoch, self.first = epoch, 0
 
     def set_step(self, step: int) -> None:
         """Go on at a step, counted over all epochs: the next epoch is the rest of the step's."""

@@ -130,6 +130,11 @@ def test_a_loader_goes_on_where_it_was(plan: Plan) -> None:
     assert rows(list(loader)) == whole[2:3]
     sampler.set_step(4)
     assert rows(list(loader)) == whole[4:]
+    sampler.set_step(4)
+    sampler.set_epoch(1)  # as a loop over the epochs that are left does
+    assert rows(list(loader)) == whole[4:]
+    sampler.set_epoch(1)
+    assert rows(list(loader)) == whole[3:]
     sampler.set_epoch(0)
     assert rows(list(loader)) == whole[:3]
 
