@@ -7,6 +7,7 @@ process. What was skipped is named at the end with what it needs.
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import subprocess
@@ -72,6 +73,12 @@ def captures_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
     with captured_once(folder):
         yield folder
+
+
+def pytest_collection_finish() -> None:
+    """Modules and tests stay: nobody looks through them for cycles again."""
+    gc.freeze()
+    gc.set_threshold(50_000, 20)
 
 
 def _left_to_make_test(what: str) -> Callable[..., None]:

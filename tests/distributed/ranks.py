@@ -15,6 +15,7 @@ import random
 import tempfile
 import traceback
 import warnings
+import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing import forkserver
@@ -42,10 +43,15 @@ PATIENCE = 60.0  # seconds in which what one rank refuses, the others refuse too
 MODELS = ("bert", "gpt2", "llama", "mixtral", "t5", "vit")
 PRELOADED = [
     *(f"transformers.models.{name}.modeling_{name}" for name in MODELS),
-    "shardfold.capture",
+    "hypothesis",
+    "pytest",
+    "shardfold.api",
     "shardfold.zoo.huggingface",
+    "torch.export._trace",
     *ranks.PRELOADED,
 ]
+
+_meshes: list[weakref.ref[DeviceMesh]] = []  # that jobs made in this process
 
 
 def start_server() -> Any:
@@ -165,6 +171,9 @@ def _serve(rank: int, line: Connection, last_words: Path, captures_folder: Path)
     with captured_once(captures_folder), suppress(EOFError):
         while True:
             line.send_bytes(pickle.dumps(_told(rank, *pickle.loads(line.recv_bytes()))))
+            # What a job leaves (modules, programs) the next need not look through for cycles.
+            gc.collect()
+            gc.freeze()
 
 
 def _told(
@@ -203,6 +212,7 @@ def _release_groups() -> None:
     groups that are gone.
     """
     debug._clear_sharding_prop_cache()
-    for mesh in (each for each in gc.get_objects() if type(each) is DeviceMesh):
+    _meshes.extend(weakref.ref(each) for each in gc.get_objects() if type(each) is DeviceMesh)
+    for mesh in filter(None, (found() for found in _meshes)):
         mesh._pg_registry.clear()
     process_groups.shared(("nothing",), lambda: None)  # there is no default group any more

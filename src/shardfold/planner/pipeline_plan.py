@@ -20,12 +20,13 @@ import numpy as np
 
 from shardfold.cluster import Cluster, Mesh
 from shardfold.costs.activations import Regions
+from shardfold.costs.parameters import Storage
 from shardfold.errors import InputError
 from shardfold.graph import Graph
 from shardfold.pipeline import Pipeline
 from shardfold.pipeline.cut import Layers, StageLinks, Untied, cut_cluster, equal, untie
 from shardfold.pipeline.simulator import in_flight
-from shardfold.planner.case import Candidate, Case, Cases, ResolvedRequest, Source
+from shardfold.planner.case import Candidate, Cases, ResolvedRequest, Source
 from shardfold.planner.cuts import LayerFigures, cut_layers
 from shardfold.planner.select import hint_by_class
 from shardfold.planner.staged import Staged, StagePasses
@@ -327,7 +328,8 @@ def alike(candidate: Candidate, untied: Untied) -> Candidate:
     for copies in untied.tied:
         first, *others = (stored[tensor] for tensor in copies if tensor in stored)
         for other in others:
-            same = _same_storage(case, first, own[first], other)
+            here, there = (case.tables.vertices[v].storage for v in (first, other))
+            same = _same_storage(here, own[first], there)
             own[other] = own[other] if same is None else same
     whole = case.unrolled.extended(tuple(own))
     if tuple(whole) == tuple(candidate.choice):
@@ -337,9 +339,8 @@ def alike(candidate: Candidate, untied: Untied) -> Candidate:
     return replace(candidate, solution=found)
 
 
-def _same_storage(case: Case, vertex: int, choice: int, other: int) -> int | None:
-    """The number that the same storage has for another vertex."""
-    here, there = case.tables.vertices[vertex].storage, case.tables.vertices[other].storage
+def _same_storage(here: Storage | None, choice: int, there: Storage | None) -> int | None:
+    """The number that a parameter's storage has among those of another vertex."""
     assert here is not None
     assert there is not None
     is_same = (there.layouts == here.layouts[choice]).all(axis=1)
@@ -363,13 +364,10 @@ def _on_one_graph(setup: Setup, candidate: Candidate) -> Candidate | None:
         if vertex.storage is None:
             found.append(own[source])
             continue
-        here = case.tables.vertices[source].storage
-        assert here is not None
-        is_same = (vertex.storage.layouts == here.layouts[own[source]]).all(axis=1)
-        rows = np.flatnonzero(is_same & (vertex.storage.regathers == here.regathers[own[source]]))
-        if not len(rows):
+        same = _same_storage(case.tables.vertices[source].storage, own[source], vertex.storage)
+        if same is None:
             return None
-        found.append(int(rows[0]))
+        found.append(same)
     whole = target.unrolled.extended(tuple(found))
     solution = unproven(target.unrolled.problem, whole, Source.SEARCH.value, 0.0)
     return Candidate(target, solution, candidate.source, candidate.label)

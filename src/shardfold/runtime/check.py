@@ -41,6 +41,7 @@ from shardfold.runtime.reference import Batch, Outcome, Reference, UnlikeError, 
 from shardfold.runtime.reshard import Lie, gradients, values
 from shardfold.runtime.shards import Row
 from shardfold.sharding import Subdims
+from shardfold.sharding.layouts import PENDING
 
 TOLERANCE = 1e-9
 SHOWN = 5
@@ -309,15 +310,15 @@ def _first_operator(
 ) -> Difference | None:
     """The first operator with another result; failing that, the last with another gradient."""
     instructions = module._run.lowered.instructions
-    wholes = _Wholes(module, subdims)
+    parts = _Parts(module, subdims)
     results, rounding = [], dict[int, float]()
     for i in instructions:
         floor = _rounding(i, expected, rounding)
         for t, left in zip(i.results, i.left, strict=True):
             amount = 0.0
             if t in found.results:  # not of another stage
-                whole, known = wholes.of(t, values(left), found.results[t]), expected.results[t]
-                amount = difference(whole, known, floor)
+                known = expected.results[t]
+                amount = parts.difference(t, values(left), found.results[t], known, floor)
                 if _size(known) <= floor:
                     rounding[t] = floor
             results.append((_name(i), amount))
@@ -326,9 +327,7 @@ def _first_operator(
     backward = [
         (
             _readers(instructions, t) or _name(i),
-            difference(
-                wholes.of(t, gradients(left), found.gradients[t]), expected.gradients[t], floor
-            )
+            parts.difference(t, gradients(left), found.gradients[t], expected.gradients[t], floor)
             if t in found.results
             else 0.0,
         )
@@ -375,17 +374,25 @@ def _readers(instructions: tuple[Instruction, ...], tensor: int) -> str:
     return f"backward of {' or '.join(names)}" if names else ""
 
 
-class _Wholes:
-    """Puts tensors together from their parts, on every rank."""
+class _Parts:
+    """Holds a rank's part of a tensor against that part of the whole; parts of a sum are added."""
 
     def __init__(self, module: Parallel, subdims: Subdims) -> None:
         self.run, self.subdims = module._run, subdims
 
-    def of(self, tensor: int, row: Row, local: Tensor) -> Tensor:
+    def difference(
+        self, tensor: int, row: Row, local: Tensor, whole: Tensor, floor: float
+    ) -> float:
         kind = self.run.program.graph.tensors[tensor].type
         subdims, dims = self.subdims.tensors[tensor], self.subdims.dims[tensor]
         lie = Lie(kind, subdims, dims, self.run.lowered.place)
-        return put_together(lie, row, local, self.run.context.groups)
+        if PENDING in row:
+            found = put_together(lie, row, local, self.run.context.groups)
+            return difference(found, whole, floor)
+        own, part = lie.extent(row), whole.reshape(subdims)
+        for subdim, (low, high) in enumerate(own.bounds):
+            part = part.narrow(subdim, low, high - low)
+        return difference(local, part.reshape(own.shape), floor, of=whole)
 
 
 def _parameters(split: Parallel, single: Parallel) -> tuple[tuple[Difference, ...], float]:
@@ -430,12 +437,18 @@ def _has_gradient(parameter: nn.Parameter) -> bool:
     return parameter.grad is not None and bool(parameter.numel())
 
 
-def difference(found: Tensor, expected: Tensor, floor: float = 0.0) -> float:
-    """The largest difference of two tensors, as a share of the largest number (or of `floor`)."""
+def difference(
+    found: Tensor, expected: Tensor, floor: float = 0.0, of: Tensor | None = None
+) -> float:
+    """The largest difference of two tensors, as a share of the largest number (or of `floor`).
+
+    That is the largest number of `of`, where `expected` is a part of it.
+    """
+    of = expected if of is None else of
     if found.shape != expected.shape:
         return float("inf")
     if expected.is_complex() and found.is_complex():
-        found, expected = (torch.view_as_real(t.resolve_conj()) for t in (found, expected))
+        found, expected, of = (torch.view_as_real(t.resolve_conj()) for t in (found, expected, of))
     if not expected.is_floating_point():
         return 0.0 if torch.equal(found, expected) else float("inf")
     if not expected.numel():
@@ -443,7 +456,7 @@ def difference(found: Tensor, expected: Tensor, floor: float = 0.0) -> float:
     same = (found == expected) | (found.isnan() & expected.isnan())
     if bool(same.all()):
         return 0.0
-    finite = expected[expected.isfinite()]
+    finite = of[of.isfinite()]
     size = max(float(finite.abs().max()) if finite.numel() else 0.0, floor, 1e-30)
     amount = float((found - expected)[~same].abs().max()) / size
     return amount if amount == amount else float("inf")

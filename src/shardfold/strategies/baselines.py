@@ -504,17 +504,21 @@ def every(name: str, setting: Setting) -> list[Choice]:
     first = STRATEGIES[name](setting)
     if isinstance(first, Unfit):
         return []
-    if name == "mesh-tensorflow":  # within a node it is Megatron-LM's
-        known = set(_degrees(setting, setting.inner, sequence=False))
-        found = _degrees(setting, setting.axes, sequence=False)
-        return [choice for choice in found if choice not in known]
     return list(DEGREES[name](setting)) if name in DEGREES else [first]
+
+
+def _beyond_nodes(setting: Setting) -> Iterator[Choice]:
+    """Features over more devices than a node has: within one it is Megatron-LM's."""
+    known = set(_degrees(setting, setting.inner, sequence=False))
+    found = _degrees(setting, setting.axes, sequence=False)
+    return (choice for choice in found if choice not in known)
 
 
 DEGREES: Mapping[str, Callable[[Setting], Iterator[Choice]]] = {
     "megatron": lambda setting: _degrees(setting, setting.inner, sequence=False),
     "megatron+sp": lambda setting: _degrees(setting, setting.inner, sequence=True),
     "fsdp+tp+sp": _sharded,
+    "mesh-tensorflow": _beyond_nodes,
     "expert-parallel": _expert_degrees,
     "fsdp+ep": _sharded_experts,
     **{f"cp-{way}": partial(_context_degrees, attention=way) for way in CONTEXTS},
