@@ -156,19 +156,16 @@ def rules_of(graph: Graph, own: Rules | None = None) -> tuple[Rule, ...]:
 
 
 def _writing_together(graph: Graph, rules: list[Rule]) -> tuple[Rule, ...]:
-    """What several operators write to (a norm that is called twice) is whole for each of them.
+    """What an operator writes to is whole where others read or write it, too.
 
-    Each is split by a decision of its own: where one has written its part, another might find what
-    was there before.
+    As a norm that is called twice, or whose running mean forward reads. Each is split by a decision
+    of its own: where one has written its part, another would find what was there before.
     """
-    places = [
-        [k for k, operand in enumerate(op.operands) if operand.name in rule.operator.writes]
-        for op, rule in zip(graph.ops, rules, strict=True)
-    ]
-    counts = Counter(op.inputs[k] for op, own in zip(graph.ops, places, strict=True) for k in own)
+    uses = Counter(tensor for op in graph.ops for tensor in set(op.inputs))
     found = []
-    for op, rule, own in zip(graph.ops, rules, places, strict=True):
-        dims = [dim for k in own if counts[op.inputs[k]] > 1 for dim in rule.operands[k]]
+    for op, rule in zip(graph.ops, rules, strict=True):
+        places = [k for k, each in enumerate(op.operands) if each.name in rule.operator.writes]
+        dims = [dim for k in places if uses[op.inputs[k]] > 1 for dim in rule.operands[k]]
         held = frozenset(factor for dim in dims for factor in dim)
         found.append(replace(rule, whole=rule.whole | held) if held - rule.whole else rule)
     return tuple(found)

@@ -56,7 +56,7 @@ class Reference:
         self.loss = loss
         self.drew = False  # numbers of its own: none that the loss depends on, if all is the same
         with _told("it cannot be copied"):
-            self.module = for_training(copied(model))._apply(widened)
+            self.module = for_training(copied(model))._apply(_once(widened))
 
     def takes(self, batch: Batch) -> bool:
         """Whether the model runs on a batch at all; nothing is left of the trial."""
@@ -105,6 +105,16 @@ class Reference:
         if found is None:
             raise UnlikeError("it returns no loss")
         return found.reshape(())
+
+
+def _once(change: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """The same tensor for the same: a buffer that two modules share stays one."""
+    known: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def changed(tensor: Tensor) -> Tensor:
+        return known.setdefault(id(tensor), (tensor, change(tensor)))[1]
+
+    return changed
 
 
 def other_batch(batch: Batch) -> Batch:

@@ -208,14 +208,15 @@ def test_a_split_that_the_runtime_lacks_is_caught(given: Case) -> None:
     assert bool(held) == bool(list(refused(given, (2, 2), in_pieces=True, own=own)))
 
 
-def test_what_two_norms_write_to_is_whole_for_both() -> None:
-    """Parts of one that are not parts of the other would miss its update."""
+def test_what_others_use_is_whole_for_who_writes_to_it() -> None:
+    """Parts of one norm that are not parts of another would miss its update, and so would a sum."""
 
-    def channels_are_whole(norms: int) -> list[bool]:
+    def channels_are_whole(norms: int, *more: Op) -> list[bool]:
         row, image = TensorType((8,), "float32"), TensorType((4, 8), "float32")
         buffers = [Tensor((name,), row, "buffer") for name in ("mean", "variance")]
         given = Tensor(("x",), image, "input")
         made = [Tensor((f"h{k}",), image, "activation") for k in range(norms)]
+        made.append(Tensor(("read",), row, "activation"))
         running = Operand("running_mean", 0), Operand("running_var", 1)
         options = {"training": True}
         ops = [
@@ -228,8 +229,9 @@ def test_what_two_norms_write_to_is_whole_for_both() -> None:
             )
             for k in range(norms)
         ]
-        graph = Graph((*buffers, given, *made), tuple(ops), 2 + norms)
-        return ["c" in rule.whole for rule in rules_of(graph)]
+        graph = Graph((*buffers, given, *made), (*ops, *more), 2 + norms)
+        return ["c" in rule.whole for rule in rules_of(graph)[:norms]]
 
     assert channels_are_whole(1) == [False]
     assert channels_are_whole(2) == [True, True]
+    assert channels_are_whole(1, Op("read", "aten.relu", (Operand("self", 0),), (4,))) == [True]
