@@ -82,10 +82,9 @@ def _mask(full: str, dims: int) -> str:
 
 def _goes_round(call: Call) -> bool:
     """Whether keys can go round: weights are neither dropped nor written to memory whole."""
-    shapes = [kind.shape for kind in call.inputs]
     masked = call.has("attn_mask") and call.inputs[call.position("attn_mask")].dtype != "bool"
     dropped = bool(call.attribute("dropout_p", 0.0))
-    return not (masked or dropped or _is_materialised(shapes, call.op.attributes))
+    return not (masked or dropped or _is_materialised(call.inputs, call.op.attributes))
 
 
 def _exchanges(call: Call, lead: str, causal: bool) -> tuple[Exchange, ...]:
@@ -124,14 +123,21 @@ def _ranges(call: Call) -> frozenset[str]:
 
 
 def _is_materialised(
-    shapes: Sequence[Sequence[int]], attributes: Mapping[str, Any], is_strided: bool = False
+    inputs: Sequence[TensorType],
+    attributes: Mapping[str, Any],
+    *,
+    is_strided: bool = False,
 ) -> bool:
-    """Whether scores are written to memory, as no fused kernel of PyTorch's takes the call.
+    """Whether scores are written to memory, as no fused kernel takes the call.
 
-    None reads an operand whose last dim is not the fastest in memory, as a learned bias that had
-    its heads last. Only one shares the heads of keys among queries: it is asked to
-    (`enable_gqa`), knows no mask, and its values are as wide as keys, and not too wide.
+    None of PyTorch's reads an operand whose last dim is not the fastest in memory, as a learned
+    bias that had its heads last. Only one shares the heads of keys among queries: it is asked to
+    (`enable_gqa`), knows no mask, and its values are as wide as keys, and not too wide. None drops
+    weights by position.
     """
+    if attributes.get("dropout_p"):
+        return True
+    shapes = [kind.shape for kind in inputs]
     query, key, value = shapes[:3]
     if is_strided or len(query) == 2 or query[-3] == key[-3]:
         return is_strided
@@ -142,11 +148,13 @@ def _is_materialised(
 def _kernels(work: LocalWork, phase: str) -> list[Kernel]:
     queries, keys, depth = work.factor("q"), work.factor("k"), work.factor("d")
     heads = work.operand_items(0) / (queries * depth)
-    shapes, pieces = [kind.shape for kind in work.inputs], work.parts("c")
-    if _is_materialised(shapes, work.access.attributes, work.access.is_strided):
+    access, pieces = work.access, work.parts("c")
+    is_causal = bool(access.attributes.get("is_causal", False))
+    if _is_materialised(work.inputs, access.attributes, is_strided=access.is_strided):
+        if access.attributes.get("dropout_p"):
+            return _dropped(work, phase, (heads, queries, keys, depth))
         found = _materialised(phase, heads, queries, keys, depth)
         return [replace(kernel, times=pieces) for kernel in found]
-    is_causal = bool(work.access.attributes.get("is_causal", False))
     kind = "causal" if is_causal else "full"
     if 3 in work.trained:  # a mask without a gradient is as good as none
         kind = "bias"
@@ -211,6 +219,44 @@ def _materialised(
     ]
 
 
+def _dropped(work: LocalWork, phase: str, sizes: tuple[Values, ...]) -> list[Kernel]:
+    """The same in the operands' dtype, with dropout: what the runner writes as operators of torch.
+
+    Queries are scaled first, keys and values put in the order of their dims. A softmax that gives
+    zeros where a row sees nothing looks for such rows in passes of its own. A compiler puts passes
+    together with the softmax.
+    """
+    heads, queries, keys, depth = sizes
+    dtype, item, access = work.dtype, float(work.inputs[0].item_bytes), work.access
+    scores = heads * queries * keys
+    there, back = (heads, queries, keys, depth), (heads, queries, depth, keys)
+    is_masked = bool(access.attributes.get("is_causal")) or len(work.inputs) > 3
+    moved = memory_pass(2.0 * item * heads * (queries + 2.0 * keys) * depth, dtype)
+    masked = [memory_pass(2.0 * item * scores, dtype)] * is_masked
+    drop = memory_pass((2.0 * item + 1.0) * scores, dtype)
+    rows = (heads * queries, keys)
+    if phase != "backward":
+        safe = [memory_pass(size * scores, dtype) for size in (item + 1.0, 1.0, 2.0 * item + 1.0)]
+        softmax = Kernel("softmax.forward", dtype, rows)
+        passes = [] if access.is_compiled else [*masked, *safe]
+        return [
+            moved,
+            Kernel("bmm", dtype, there),
+            *passes,
+            softmax,
+            drop,
+            Kernel("bmm", dtype, back),
+        ]
+    turned = (heads, keys, depth, queries)
+    return [
+        *(Kernel("bmm", dtype, shape) for shape in (turned, there, back, turned)),
+        drop,
+        Kernel("softmax.backward", dtype, rows),
+        *([] if access.is_compiled else masked),
+        moved,
+    ]
+
+
 def _sliced(
     phase: str, heads: Values, queries: Values, keys: Values, depth: Values, pieces: Values
 ) -> list[Kernel]:
@@ -227,24 +273,38 @@ def _sliced(
 
 def _extras(call: Call, access: Access) -> tuple[Extra, ...]:
     """The logarithm of each row's sum; or the scores, where they are in memory."""
-    shapes = [kind.shape for kind in call.inputs]
-    if _is_materialised(shapes, access.attributes, access.is_strided):
-        return tuple(_scores(call))
+    if _is_materialised(call.inputs, access.attributes, is_strided=access.is_strided):
+        return tuple(_weights(call) if call.attribute("dropout_p", 0.0) else _scores(call))
     return (Extra(-1, 4.0, 1), *(_round(call) if _goes_round(call) else ()))
 
 
 def _scores(call: Call) -> Iterator[Extra]:
-    """The weights in float32; which of them were dropped, and what is left; operands in float32.
+    """The weights and the operands in float32.
 
     Forward, the scores beside them; backward, the gradients of weights and scores.
     """
     each = call.shape("key")[-2] / call.results[0].shape[-1]
-    is_dropped = bool(call.attribute("dropout_p", 0.0))
-    yield Extra(-1, (4.0 + (1.0 + 4.0 if is_dropped else 0.0)) * each)
+    yield Extra(-1, 4.0 * each)
     yield Extra(-1, 4.0 * each, life="forward")
     yield Extra(-1, 8.0 * each, life="backward")
     for of in range(3):
         yield Extra(of, 4.0 - min(4.0, call.inputs[of].item_bytes))  # beside what is kept anyway
+
+
+def _weights(call: Call) -> Iterator[Extra]:
+    """The weights, which of them were kept, and what is left; operands scaled or put in order.
+
+    Forward, the scores beside them; backward, the gradients of weights and scores.
+    """
+    item = float(call.results[0].item_bytes)
+    query, key = call.shape("query"), call.shape("key")
+    each = key[-2] / call.results[0].shape[-1]
+    yield Extra(-1, (item + 1.0 + item) * each)
+    yield Extra(-1, item * each, life="forward")
+    yield Extra(-1, 2.0 * item * each, life="backward")
+    many = math.prod(query[:-2]) / math.prod(key[:-2])  # heads that share one
+    for of, times in enumerate((1.0, many, many)):
+        yield Extra(of, item * times)
 
 
 def _round(call: Call) -> Iterator[Extra]:

@@ -18,6 +18,7 @@ from shardfold.runtime.ops import (
     convolution,
     counter_rng,
     dispatch,
+    dropout,
     indexing,
     losses,
     matrix,
@@ -62,6 +63,7 @@ FORMS: Mapping[str, Callable[[Site], Local]] = {
     **convolution.TABLE,
     **recurrent.TABLE,
     **counter_rng.TABLE,
+    **dropout.TABLE,
     "shardfold.write": _write,
     "shardfold.function": _function,
 }

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shardfold.runtime.ops.counter_rng import dropped, pieces_of
+from shardfold.runtime.ops.counter_rng import pieces_of
+from shardfold.runtime.ops.dropout import dropped
 from shardfold.runtime.ops.local_op import Context, Local, Site
 from shardfold.runtime.ops.ring import Deal, Ring, RingAttention
 

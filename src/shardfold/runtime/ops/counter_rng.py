@@ -26,10 +26,10 @@ FIRST, SECOND = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 MASK = (1 << 64) - 1
 BITS = 53
 
+Dims = Sequence[Sequence[tuple[int, Bounds]]]  # pieces of each dim: size and local range
 
-def keep_mask(
-    dims: Sequence[Sequence[tuple[int, Bounds]]], p: float, context: Context, operator: int
-) -> Tensor:
+
+def keep_mask(dims: Dims, p: float, context: Context, operator: int) -> Tensor:
     """Where a dropout with probability `p` keeps its input: true or false for each element.
 
     `dims` are the pieces of each dim: size and local range, major first.
@@ -40,9 +40,7 @@ def keep_mask(
     return kept
 
 
-def random_bits(
-    dims: Sequence[Sequence[tuple[int, Bounds]]], context: Context, operator: int
-) -> Tensor:
+def random_bits(dims: Dims, context: Context, operator: int) -> Tensor:
     """An integer below 2**53 for each element."""
     place = linear_positions(dims, context.device)
     # Traced, the factor is data: a compiler takes positions for indices, and would compute
@@ -62,7 +60,7 @@ def _key(context: Context, operator: int) -> int | Tensor:
     return key
 
 
-def linear_positions(dims: Sequence[Sequence[tuple[int, Bounds]]], device: torch.device) -> Tensor:
+def linear_positions(dims: Dims, device: torch.device) -> Tensor:
     """The index of every local element in the whole tensor, flattened."""
     found = torch.zeros((), dtype=torch.int64, device=device)
     for pieces in dims:
@@ -104,37 +102,7 @@ def _mix_int(value: int) -> int:
     return value ^ (value >> 31)
 
 
-SATURATED = 1.7580993408473766  # where a SELU saturates, without its sign
 SECOND_DRAW = 1 << 32  # added to an operator's number where an element needs two numbers
-
-
-def _dropout(site: Site) -> Local:
-    p, train = float(site.argument("p")), bool(site.argument("train", True))
-    if not train or not p:
-        return lambda tensors, context: tensors[0]
-    pieces = pieces_of(site.results[0])
-    apply = _alpha if "alpha" in site.op.kind else _zeros
-    if "feature" in site.op.kind:  # a channel of an example is dropped as a whole
-        pieces = [*pieces[:2], *([] for _ in pieces[2:])]
-
-    def call(tensors: Sequence[Tensor], context: Context) -> Any:
-        x = tensors[0]
-        if p == 1.0:
-            return x * 0
-        kept = keep_mask(pieces, p, context, site.number)
-        return apply(x, kept.to(x.dtype), p)
-
-    return call
-
-
-def _zeros(x: Tensor, kept: Tensor, p: float) -> Tensor:
-    return x * kept.div_(1 - p)
-
-
-def _alpha(x: Tensor, kept: Tensor, p: float) -> Tensor:
-    """What is dropped takes the value where a SELU saturates, mean and variance stay."""
-    scale = 1 / math.sqrt((SATURATED**2 * p + 1) * (1 - p))
-    return x * (kept * scale) + (kept - 1 + p) * (SATURATED * scale)
 
 
 def _refused(site: Site) -> Local:
@@ -250,15 +218,7 @@ def _choice(site: Site, first: Tensor, second: Tensor, operands: Sequence[Tensor
     return torch.cat(chosen, -1)
 
 
-def dropped(weights: Tensor, pieces: Any, p: float, context: Context, operator: int) -> Tensor:
-    """Attention weights after dropout."""
-    kept = keep_mask(pieces, p, context, operator)
-    return weights * kept.to(weights.dtype).div_(1 - p)
-
-
-DROPOUTS = ("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout")
 TABLE: Mapping[str, Callable[[Site], Local]] = {
-    **{f"aten.{name}": _dropout for name in DROPOUTS},
     **{f"aten.{name}": _drawn(_uniform) for name in ("rand", "rand_like", "uniform")},
     **{f"aten.{name}": _drawn(_normal) for name in ("randn", "randn_like", "normal")},
     **{f"aten.{name}": _drawn(_integer) for name in ("randint", "randint_like")},

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from shardfold.errors import RunError
-from shardfold.runtime.ops.counter_rng import dropped
+from shardfold.runtime.ops.dropout import dropped
 from shardfold.runtime.ops.local_op import Context, Local, Site
 from shardfold.runtime.process_groups import Axes, Groups
 
