@@ -227,7 +227,10 @@ def _where_it_goes(key: str, where: str, kind: type[ClusterTable | HardwareTable
     for name, table in tables.items():
         if table is not own and name and key in table.__struct_fields__:
             return f"It goes into {'[device]' if name == 'device' else '[[levels]]'}."
-    return nearest(key, own.__struct_fields__)
+    advice = nearest(key, own.__struct_fields__)
+    if own is ClusterTable:
+        advice += f" Of a level of links called {key}, write [[levels]] and name = {key!r}."
+    return advice
 
 
 @dataclass(frozen=True, slots=True)

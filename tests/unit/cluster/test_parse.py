@@ -157,6 +157,7 @@ def test_a_wrong_figure_is_named(
         ("shared_by = 2", "shared_by = 0", "Level rack: shared_by must be at least 1, got 0"),
         ('source = "measured"', "shared_by = 4", "innermost level are single devices"),
         ('name = "rack"', 'name = "site"', "level names must be unique, got site, site"),
+        ('name = "lab"', 'name = "lab"\nrack = 3', r"called rack, write \[\[levels\]\] and name"),
         ('name = "lab"', 'name = "lab', "lab.toml is not valid TOML, or is cut off"),
         ("bandwidth = 10e9", "bandwidth = 300", "rack: bandwidth is in bytes/s, got 300: .*300e9"),
         ("latency_seconds = 2e-5", "latency_seconds = 2", "rack: latency_seconds is in seconds"),
