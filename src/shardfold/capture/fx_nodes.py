@@ -104,7 +104,10 @@ def invocation_of(node: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     made = node.meta.get("val")
     if not count and isinstance(made, torch.Tensor) and made.is_floating_point():
         given |= {"dtype": made.dtype} if given.get("dtype", 0) is None else {}  # not the default
-    return Invocation(functional(node.target), given)
+    target = functional(node.target)
+    if target is torch.ops.aten.copy.default:  # of torch's own functional form: has no derivative
+        target = torch.ops.aten.copy_.default
+    return Invocation(target, given)
 
 
 def operands_and_attributes(

@@ -2306,6 +2306,16 @@ class MaskOfALaterDimOtherwise(Case):
         return rows[:, h[:3, 0] > -9].flatten(1)[:, :WIDTH]
 
 
+class WrittenThroughATurn(Case):
+    """What torch itself makes functional: a write through a view that is turned round."""
+
+    def between(self, h: Tensor) -> Tensor:
+        out = h * 1
+        out.T[3] *= 2
+        out.mT[1:3] += h.T[:2]
+        return out
+
+
 class MaskMadeTwice(Case):
     """Where it is the same, and where what it is made of has changed."""
 
