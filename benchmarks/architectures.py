@@ -466,9 +466,10 @@ PAGE_TEXT = """# Sixty architectures of Hugging Face transformers
 
 Each is a `config.json`, built as [`hf:config.json`](../how-to/hugging-face.md) builds it. The list
 of classes was written down before any of them was tried; afterwards LayerDrop was set to 0 for
-M2M-100, Qwen2-VL was given 4 images instead of 16, and some tiny sizes were corrected. What is not
-measured yet says so. Seconds are those of the clock, on two cores that others kept busy: planning
-Mamba takes 105 s of the processor.
+M2M-100, Qwen2-VL was given 4 images instead of 16, the tiny Switch no dropout (on one device it is
+drawn for the rows that an expert has, in a plan for all), and some tiny sizes were corrected. What
+is not measured yet says so. Seconds are those of the clock, on two cores that others kept busy:
+planning Mamba takes 105 s of the processor.
 
 - **Real size**: on the meta device, planned for 8 H100s in bf16, by roofline prices. {planned}.
 - **Tiny**: run on gloo processes in float64 under the best plan, data parallel, fully sharded and
@@ -488,8 +489,8 @@ Mamba takes 105 s of the processor.
 
 {told}
 
-Measured from 2026-11-16 to {date}, on a machine busy with other work: {processor}, {cores} cores,
-Python {python}, torch {torch}, transformers {transformers}.
+Measured from 2026-11-16 to {date} (the eight that take longest to plan: by 2026-11-18), on a
+machine busy with other work: {processor}, {cores} cores, Python {python}, torch {torch}, transformers {transformers}.
 Again: `python benchmarks/architectures.py --out benchmarks/results/architectures.json`.
 """
 
