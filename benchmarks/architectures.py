@@ -490,7 +490,8 @@ planning Mamba takes 105 s of the processor.
 {told}
 
 Measured from 2026-11-16 to {date} (the eight that take longest to plan: by 2026-11-18), on a
-machine busy with other work: {processor}, {cores} cores, Python {python}, torch {torch}, transformers {transformers}.
+machine busy with other work: {processor}, {cores} cores, Python {python}, torch {torch},
+transformers {transformers}.
 Again: `python benchmarks/architectures.py --out benchmarks/results/architectures.json`.
 """
 
