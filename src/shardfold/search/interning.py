@@ -21,6 +21,9 @@ _CHUNK = 1 << 14
 _FEW = 2_000
 """Below this many entries, looking them up one by one beats laying all tables end to end."""
 
+_AN_ARRAY, _A_POSITION = 2_000, 64
+"""Entries laid end to end in the time that an array, or a position, takes when looked up apart."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Kinds:
@@ -94,11 +97,25 @@ class Kinds:
         ends = zip(kinds, indices[0].tolist(), indices[1].tolist(), strict=True)
         return [tables[k].item(x, y) for k, x, y in ends]
 
+    def _by_kind(self, *indices: Ints) -> Array:
+        """The entries array by array."""
+        found, order = np.empty(len(self.of)), self.of.argsort(kind="stable")
+        ends = np.bincount(self.of, minlength=len(self.tables)).cumsum()[:-1]
+        for table, where in zip(self.tables, np.split(order, ends), strict=True):
+            found[where] = table[tuple(index[where] for index in indices)]
+        return found
+
     def total(self, choice: Ints, ends: Ints | None = None) -> float:
         """The sum of each position's entry at its own choice, or at the choices of its two ends."""
         if len(self.of) < _FEW:
             indices = (choice,) if ends is None else (choice[ends[:, 0]], choice[ends[:, 1]])
             return sum(self._entries(*indices))
+        apart = _AN_ARRAY * len(self.tables) + _A_POSITION * len(self.of)
+        if sum(table.size for table in self.tables) > apart:
+            indices = (choice,) if ends is None else (choice[ends[:, 0]], choice[ends[:, 1]])
+            found = self._by_kind(*indices)
+            starts = range(0, len(found), _CHUNK)
+            return math.fsum(found[low : low + _CHUNK].sum() for low in starts)
         flat = np.concatenate([table.reshape(-1) for table in self.tables])
         sums = []
         for low in range(0, len(self.of), _CHUNK):

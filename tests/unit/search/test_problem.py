@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 
 from shardfold.errors import ProblemError
 from shardfold.search import Problem, read_problem, solve, write_problem
+from shardfold.search.interning import Kinds
 
 TWO, THREE = np.array([1.0, 2.0]), np.array([1.0, 2.0, 3.0])
 BETWEEN = np.arange(6.0).reshape(2, 3)
@@ -165,3 +167,15 @@ def test_truncated_foreign_and_missing_files_are_refused(tmp_path: Path) -> None
         read_problem(tmp_path / "plain.npy")
     with pytest.raises(ProblemError, match="There is no file"):
         read_problem(tmp_path / "nowhere.npz")
+
+
+@pytest.mark.parametrize("rows", [3, 260], ids=["laid end to end", "looked up apart"])
+def test_totals_of_many_positions_are_their_entries_added_up(rows: int) -> None:
+    rng = np.random.default_rng(0)
+    tables = [rng.random((rows, rows)) for _ in range(4)]
+    kinds = Kinds.find([tables[k] for k in rng.integers(0, 4, 2_500)])
+    choice = rng.integers(0, rows, 2_500)
+    ends = np.stack([np.arange(2_500), rng.permutation(2_500)], axis=1)
+    pairs = zip(kinds.of, choice[ends], strict=True)
+    entries = [kinds.tables[k][a, b] for k, (a, b) in pairs]
+    assert kinds.total(choice, ends) == pytest.approx(math.fsum(entries), rel=1e-12)
