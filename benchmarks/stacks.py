@@ -251,7 +251,6 @@ FOOT = """
 - torchtitan 0.3.0 has no Mixtral: its row is for a model of its shape. Nanotron was not run for it.
 - *Searched*: on that day; the other rows a day or two before, when prices differed a little: of ten
   rows that were searched both times the step differs by at most 0.35%, the configuration not.
-  accelerate's other rows were searched without tensor parallel beside FSDP.
 {missing}
 Sources of what is recommended:
 
