@@ -250,7 +250,8 @@ FOOT = """
   parallel) is left out. A micro-batch is one sample, where nothing else is said.
 - torchtitan 0.3.0 has no Mixtral: its row is for a model of its shape. Nanotron was not run for it.
 - *Searched*: on that day; the other rows a day or two before, when prices differed a little: of ten
-  rows that were searched both times the step differs by at most 0.35%, the configuration not.
+  rows but accelerate's that were searched both times the step differs by at most 0.35%, the
+  configuration not.
 {missing}
 Sources of what is recommended:
 
