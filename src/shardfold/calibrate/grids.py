@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from shardfold.costs.optimizers import OPTIMIZERS
-from shardfold.costs.profile import FAMILIES
+from shardfold.costs.profile import FAMILIES, RELATIONS
 from shardfold.operators.convolution import WINDOWS
 
 Axes = tuple[tuple[int, ...], ...]
@@ -252,4 +252,5 @@ def _quick(dtypes: Sequence[str]) -> tuple[Grid, ...]:
         for dtype in dtypes
         for family in FAMILIES
         if not family.endswith((".odd", ".even")) and "16x16" not in family
+        if family not in RELATIONS
     )

@@ -29,7 +29,7 @@ from shardfold.costs.profile import FAMILIES, Rates, least_seconds
 from shardfold.costs.steps import Values
 from shardfold.graph.graph import ITEM_BYTES
 from shardfold.operators import Kernel
-from shardfold.operators.convolution import WINDOWS
+from shardfold.operators.convolution import FEW, WINDOWS
 
 # Products: the sides of tiles, and what a tile of that shape loses against the best.
 TILES = (
@@ -38,6 +38,7 @@ TILES = (
 )
 FILL = 200.0  # steps of a tile's reduction that filling its pipeline takes
 SPLITS = (1, 2, 4, 8)  # of a reduction
+MORE_SPLITS = (*SPLITS, 16, 32)  # of that of a convolution's weights, over all points
 LARGE = 8192.0  # the side of the product at which a device's efficiency is stated
 # FLOP in a cycle of a multiprocessor whose rows are no multiple of 16 bytes: it loads them item by
 # item, and its matrix units wait, on every generation alike.
@@ -48,7 +49,7 @@ GAP_SECONDS = 2e-6  # between a kernel and the one that waits for it
 # A convolution is a product at a part of the rate, and moves its channels together and apart again.
 CONVOLUTIONS = {"forward": (1.3, 0.35, 4.0), "backward": (1.0, 1.0, 10.0)}
 SINGLE_CONVOLUTION = 1.8  # times as long in TF32, which is what float32 means there
-LEAST_CHANNELS = 8.0
+VECTOR_SHARE = 0.36  # of the vector units' peak: forward with few channels
 TAPS_A_CYCLE = 32.0  # of a depthwise convolution with channels last, on one multiprocessor
 
 # Attention: queries and keys that a tile costs beside its own.
@@ -68,8 +69,8 @@ class Pass:
     """A pass over memory: its share of the bandwidth, and what its elements and rows cost.
 
     `cycles` of one multiprocessor for each item, and `row_cycles` for each row; `wide` is the
-    number of columns at which it runs at half its rate; with fewer channels than `narrow`,
-    multiprocessors are idle; `calls` are the kernels that it is.
+    number of columns at which it runs at half its rate, `small` the points of such a plane; with
+    fewer channels than `narrow`, multiprocessors are idle; `calls` are the kernels that it is.
     """
 
     share: float
@@ -77,33 +78,54 @@ class Pass:
     row_cycles: float = 0.0
     wide: float = 0.0
     narrow: float = 0.0
+    small: float = 0.0
     calls: float = 1.0
 
 
+# The gradient of a table: few rows are added one after the other; more are sorted first, and summed
+# in pieces of rows of one place, of which each item is so many bytes' work.
+FEW_ROWS, ROW_CYCLES = 3072.0, 47.0
+SORT_SECONDS, PIECE_ROWS, PIECE_BYTES = 105e-6, 10.0, 55.0
+
+THREADS_ROW, WARP = 1024.0, 32.0  # the longest row that threads hold; threads that go together
+MANY_ROWS, PARTS_CYCLES = 65536.0, 150.0  # beyond so many, layer norm's gradient goes in parts
+
 EFFICIENT = 0.89  # of its bandwidth: what copies reach on the H200
 ONE_BY_ONE = 0.69  # cycles of a multiprocessor for an element that is addressed by itself
+# As they ran in the steps of 30 models on an H200 (PyTorch 2.11): an element whose neighbours in
+# the other operand are elsewhere in memory; one that is converted on the way, alone or broadcast.
+ACROSS, MIXED, MIXED_BROADCAST = 1.55, 0.78, 1.3
 PASSES: Mapping[str, Pass] = {
     "vector": Pass(0.92),
     "cast": Pass(0.92),
     "strided": Pass(0.92, cycles=ONE_BY_ONE),
+    "strided.across": Pass(0.92, cycles=ACROSS),
+    "strided.mixed": Pass(0.92, cycles=MIXED_BROADCAST),
+    "mixed": Pass(0.92, cycles=MIXED),
+    "gelu.backward": Pass(0.92, cycles=0.32),  # of three passes
     "cat": Pass(0.92, cycles=2 * ONE_BY_ONE),
     "fill": Pass(0.85),
     "layer_norm.forward": Pass(0.6, cycles=0.5, row_cycles=260, calls=1.5),
     "layer_norm.backward": Pass(0.8, cycles=0.35, row_cycles=1000, calls=2),
     "group_norm.forward": Pass(0.9, cycles=0.75, row_cycles=400, calls=3),
     "group_norm.backward": Pass(0.9, cycles=0.57, row_cycles=1000, calls=6),
-    "batch_norm.forward": Pass(0.8, cycles=0.67, narrow=300, calls=2),
+    "batch_norm.forward": Pass(0.8, cycles=0.6, narrow=300, small=147, calls=2),
     "batch_norm.backward": Pass(0.8, cycles=0.5, narrow=400, calls=2),
+    "batch_norm.last.forward": Pass(0.8, cycles=0.67, calls=4),
+    "batch_norm.last.backward": Pass(0.8, cycles=0.34, calls=4),
     "split_norm.forward": Pass(0.4, cycles=1.0, row_cycles=2000, calls=18),
     "split_norm.backward": Pass(0.4, row_cycles=2000, calls=12),
     "softmax.forward": Pass(0.6, cycles=0.5),
     "softmax.backward": Pass(0.5, cycles=0.5, calls=2),
     "loss.forward": Pass(0.5, cycles=0.5, row_cycles=130, calls=5),
     "loss.backward": Pass(0.7, row_cycles=260, calls=4),
+    "loss.across.forward": Pass(0.5, cycles=1.65, calls=5),
+    "loss.across.backward": Pass(0.5, cycles=0.55, calls=4),  # of four passes
+    "resize.forward": Pass(0.4, cycles=2.1),
+    "resize.backward": Pass(0.4, cycles=4.0),
     "sum_rows": Pass(0.8, row_cycles=60, calls=1.5),
-    "sum_columns": Pass(0.92, row_cycles=130, wide=400, calls=3),
+    "sum_columns": Pass(0.92, row_cycles=130, wide=400, calls=4),
     "lookup.forward": Pass(0.92),
-    "lookup.backward": Pass(0.5, row_cycles=2000, calls=8),
     "max_pool.forward": Pass(0.4, cycles=1.5, calls=1.5),
     "max_pool.backward": Pass(0.4, cycles=4.0, calls=4),
     "avg_pool.forward": Pass(0.4, cycles=1.5),
@@ -140,6 +162,8 @@ class Datasheet:
             return self._depthwise(family, dtype, *sizes)
         if family.startswith("attention"):
             return self._attention(family, dtype, *sizes)
+        if family == "lookup.backward":
+            return self._table_gradient(dtype, *sizes)
         return self._pass(family, dtype, sizes)
 
     def _plain(self, family: str, dtype: str, sizes: Sequence[Values]) -> Values:
@@ -209,13 +233,19 @@ class Datasheet:
         return self._gap() + np.maximum(work, moved / self._bandwidth(0.92))
 
     def _tiles(
-        self, dtype: str, m: Values, n: Values, k: Values, many: Values | float = 1.0
+        self,
+        dtype: str,
+        m: Values,
+        n: Values,
+        k: Values,
+        many: Values | float = 1.0,
+        splits: Sequence[int] = SPLITS,
     ) -> Values:
         """The best shape of tiles, and of splits of the reduction."""
         rate, units, moved = self._tile_rate(dtype), self._units, self._bandwidth(0.92)
         # All shapes and splits at once: along the first two axes.
         high, wide, loss = (each[:, None, None] for each in np.array(TILES).T)
-        split = np.array(SPLITS, dtype=np.float64)[:, None]
+        split = np.array(splits, dtype=np.float64)[:, None]
         tiles = many * np.ceil(m / high) * np.ceil(n / wide)
         waves = np.ceil(tiles * split / units)
         work = waves * units * 2.0 * high * wide * (k / split + FILL) * loss / rate
@@ -227,19 +257,29 @@ class Datasheet:
         self, family: str, dtype: str, b: Values, c: Values, n: Values, side: Values
     ) -> Values:
         """A product with the windows of the input; backward, one for each operand."""
-        _, window, phase = family.split(".")
+        _, window, *lies, phase = family.split(".")
         (high, wide), stride = WINDOWS[window]
         slower, cycles, calls = CONVOLUTIONS[phase]
+        if lies:  # channels are together already
+            slower, cycles = 1.0, 0.0
         engine = dtype
         if dtype == "float32" and "tf32" in self.device.dtypes:
             engine, slower, cycles = "tf32", SINGLE_CONVOLUTION, 0.0
-        rows, taps = b * side * side, high * wide * np.maximum(c, LEAST_CHANNELS)
+        rows, taps = b * side * side, high * wide * np.maximum(c, FEW)
+        # Of a window of one point, a product reads planes as they lie, if in steps of 16 bytes.
+        is_plain = (window == "1x1") & (np.rint(side * side) % FEW == 0)
+        rate, each = np.where(is_plain, 1.0, slower), np.where(is_plain, 0.0, cycles)
         if phase == "forward":
             work = self._tiles(engine, rows, n, taps)
+            vector = 2.0 * rows * n * high * wide * c / (VECTOR_SHARE * self._peak("float32"))
+            work = np.where(c < FEW, np.maximum(work, vector / rate), work)
         else:
-            work = self._tiles(engine, rows, taps, n) + self._tiles(engine, taps, n, rows)
+            work = self._tiles(engine, rows, taps, n)
+            work = work + self._tiles(engine, taps, n, rows, splits=MORE_SPLITS)
         moved = b * c * (side * stride) ** 2 + rows * n
-        return self._gap(calls) + work * slower + moved * cycles / self._cycles
+        passes = (1.0 if phase == "forward" else 2.0) * moved * ITEM_BYTES[dtype]
+        least = passes / self._bandwidth(EFFICIENT)
+        return self._gap(calls) + np.maximum(work * rate, least) + moved * each / self._cycles
 
     def _depthwise(
         self, family: str, dtype: str, b: Values, n: Values, side: Values, taps: Values
@@ -284,10 +324,30 @@ class Datasheet:
         moved = times * 4.0 * each / self._bandwidth(0.8)
         # Gradients of keys that queries share are written for every query, and summed.
         sums = 4.0 * each / self._bandwidth(0.8) if family == "attention.shared.backward" else 0.0
-        return self._gap(1.0 if phase == "forward" else 3.0) + np.maximum(work, moved) + sums
+        return self._gap(2.0 if phase == "forward" else 3.0) + np.maximum(work, moved) + sums
+
+    def _row_cycles(self, family: str, rows: Values, wide: Values) -> Values | float:
+        """What a row costs; the sums of many and narrow rows for a weight are taken in parts."""
+        if family != "layer_norm.backward":
+            return PASSES[family].row_cycles
+        in_parts = (rows > MANY_ROWS) & (wide / WARP < self._units / 2)
+        return np.where(in_parts, PARTS_CYCLES, PASSES[family].row_cycles)
+
+    def _table_gradient(self, dtype: str, rows: Values, table: Values, wide: Values) -> Values:
+        item, bandwidth = ITEM_BYTES[dtype], self._bandwidth(PASSES["fill"].share)
+        places = table * -np.expm1(-rows / table)  # that are met, of rows at random
+        pieces = PIECE_BYTES * (rows / PIECE_ROWS + places) * wide
+        moved = item * (rows + table) * wide
+        is_sorted = rows > FEW_ROWS
+        each = np.where(is_sorted, SORT_SECONDS, rows * ROW_CYCLES / self.device.clock_hz)
+        return self._gap() + each + (moved + np.where(is_sorted, pieces, 0.0)) / bandwidth
 
     def _pass(self, family: str, dtype: str, sizes: Sequence[Values]) -> Values:
         known, how = FAMILIES[family], PASSES[family]
+        if family.startswith("softmax"):  # a row is a power of two to its threads, if it fits them
+            rows, wide = sizes
+            padded = 2.0 ** np.ceil(np.log2(wide))
+            sizes = [rows, np.where(wide <= THREADS_ROW, padded, wide)]
         moved = known.moved_bytes(ITEM_BYTES[dtype], sizes)
         items = moved / (2 * ITEM_BYTES[dtype])  # that are written
         cycles = how.cycles
@@ -297,8 +357,10 @@ class Datasheet:
         if how.wide:
             seconds = seconds * (1 + how.wide / sizes[1])
         if how.row_cycles:
-            seconds = seconds + sizes[0] * how.row_cycles / self._cycles
+            seconds = seconds + sizes[0] * self._row_cycles(family, *sizes) / self._cycles
         alone: Values = np.asarray(items * cycles / self._cycles)
+        if how.small:
+            alone = alone * (1 + how.small / sizes[2] ** 2)
         if how.narrow:
             alone = alone * np.maximum(how.narrow / sizes[1], 1.0)
         return self._gap(how.calls) + np.maximum(seconds, alone)

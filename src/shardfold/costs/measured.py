@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 import numpy as np
@@ -28,8 +28,15 @@ import numpy as np
 from shardfold.cluster import Cluster
 from shardfold.cluster.hardware import Device
 from shardfold.costs.by_kernel import OTHERS, ByKernel, is_in_calls, where_any
+from shardfold.costs.kernels import Datasheet
 from shardfold.costs.model import Roofline
-from shardfold.costs.profile import UPDATED_TOGETHER, CollectiveEntry, Interpolated, Profile
+from shardfold.costs.profile import (
+    RELATIONS,
+    UPDATED_TOGETHER,
+    CollectiveEntry,
+    Interpolated,
+    Profile,
+)
 from shardfold.costs.steps import BUCKET_BYTES, Collective, Compute, Step, Values
 from shardfold.errors import ProfileError
 from shardfold.graph import Graph
@@ -104,9 +111,18 @@ class Measured(ByKernel):
         if table.beyond(kernel.sizes):
             self.notes.add(f"{kernel.family} in {kernel.dtype} is extrapolated beyond the profile.")
         found = table.seconds(kernel.sizes)
+        if table.table.family != kernel.family:
+            found = found * self._ratio(kernel, table.table.family)
         if not self.runs_ahead:
             found = np.maximum(found - table.floor, 0.0)
         return where_any(kernel, found)
+
+    def _ratio(self, kernel: Kernel, measured: str) -> Values:
+        """How much longer than a relation a kernel takes by the device's datasheet."""
+        if RELATIONS.get(kernel.family) != measured:
+            return np.ones(1)
+        sheet = Datasheet(self.cluster.device)
+        return sheet.seconds(kernel) / sheet.seconds(replace(kernel, family=measured))
 
     def _table(self, kernel: Kernel) -> Interpolated | None:
         """The family's table; a near relation where it was not measured, and that is said."""
@@ -237,7 +253,10 @@ def _relations(family: str) -> tuple[str, ...]:
             return (family, family.removesuffix(suffix))
     if family.startswith("conv."):
         phase = family.rpartition(".")[2]
-        return (family, f"conv.3x3.{phase}", f"conv.1x1.{phase}")
+        own = RELATIONS.get(family, family)
+        return tuple(dict.fromkeys((family, own, f"conv.3x3.{phase}", f"conv.1x1.{phase}")))
+    if family in RELATIONS:
+        return (family, RELATIONS[family])
     if family.startswith("split_norm."):
         return (family, family.replace("split", "batch"))
     if family.startswith("attention."):

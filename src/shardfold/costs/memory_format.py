@@ -33,6 +33,10 @@ from shardfold.operators.operator import SHARED
 from shardfold.sharding import Subdims
 
 CHANNELS_LAST = (0, 2, 3, 1)
+KEEPS_CHANNELS = (  # last, where they are last in the operand
+    *("aten.batch_norm", "aten.max_pool2d", "aten.avg_pool2d", "aten.adaptive_avg_pool2d"),
+    *("aten.upsample_bilinear2d", "aten.upsample_nearest2d", "aten.upsample_bicubic2d"),
+)
 LINEAR = ("aten.linear", "aten.addmm", "aten.mm")
 Order = tuple[int, ...] | None  # dims from the slowest to the fastest in memory; None: with gaps
 
@@ -66,7 +70,9 @@ class _Follower:
     def _shares(self, op: Op, operator: Operator, source: int) -> bool:
         types = self.graph.tensors
         if operator.memory == "copy if needed":
-            return self._in_order(source)
+            before, after = types[source].type.shape, types[op.results[0]].type.shape
+            is_view = before != after and _of_view(self._order(source), before, after) is not None
+            return is_view or self._in_order(source)
         if operator.memory == "cast":
             return types[source].type.dtype == types[op.results[0]].type.dtype
         return operator.memory in SHARED or operator.is_idle(op)
@@ -79,9 +85,10 @@ class _Follower:
             return _permuted(before, operator.permutes(Call.of(self.graph, op)))
         if operator.memory in ("cut", "broadcast"):
             return None
-        if self._rank(source) == self._rank(op.results[0]):
+        shapes = [self.graph.tensors[t].type.shape for t in (source, op.results[0])]
+        if len(shapes[0]) == len(shapes[1]):
             return before
-        return self._plain(op.results[0]) if self._in_order(source) else None
+        return _of_view(before, *shapes)
 
     def _order_of_result(self, op: Op, operator: Operator) -> Order:
         result = op.results[0]
@@ -164,7 +171,7 @@ def _accesses(key: _Same) -> tuple[Access, ...]:
     backward = _Gradients(graph, orders).run(operators)
     fusion, in_float8 = fusion_of(graph, key.subdims), _float8(graph)
     for index, (op, operator) in enumerate(zip(graph.ops, operators, strict=True)):
-        copies, strided = laid[index]
+        copies, strided, across = laid[index]
         # As many gradients as readers are added up: all readers bear an equal share of it.
         adds = tuple(
             1.0 - 1.0 / readers[t] if graph.tensors[t].requires_grad else 0.0 for t in op.inputs
@@ -177,7 +184,7 @@ def _accesses(key: _Same) -> tuple[Access, ...]:
         access = (op.kind, op.attributes, idle, copies, strided, adds, is_shared)
         compiled, fused = fusion is not None, None if fusion is None else fusion.ops[index]
         float8 = index in in_float8
-        found.append(Access(*access, *backward[index], is_last, compiled, float8, fused))
+        found.append(Access(*access, across, *backward[index], is_last, compiled, float8, fused))
     return tuple(found)
 
 
@@ -206,21 +213,21 @@ class _Gradients:
     orders: Mapping[int, Order]  # of the tensors themselves
     found: dict[int, Order] = field(default_factory=dict)
 
-    def run(self, operators: Sequence[Operator]) -> list[tuple[bool, bool]]:
-        """For each operator: whether it copies its result's gradient, or reads it by strides."""
+    def run(self, operators: Sequence[Operator]) -> list[tuple[bool, bool, bool]]:
+        """For each operator: whether it copies its gradient, reads it by strides, and across."""
         each = [
             self._pass(op, known)
             for op, known in zip(reversed(self.graph.ops), reversed(operators), strict=True)
         ]
         return each[::-1]
 
-    def _pass(self, op: Op, operator: Operator) -> tuple[bool, bool]:
+    def _pass(self, op: Op, operator: Operator) -> tuple[bool, bool, bool]:
         tensors = self.graph.tensors
         given = [t for t in op.results if tensors[t].requires_grad]
         for tensor in given:  # what nobody reads is the loss
             self.found.setdefault(tensor, tuple(range(len(tensors[tensor].type.shape))))
         if not given or not any(tensors[t].requires_grad for t in op.inputs):
-            return False, False
+            return False, False, False
         after, shape = self.found[given[0]], tensors[given[0]].type.shape
         copies = strided = False
         for tensor in dict.fromkeys(op.inputs):
@@ -232,10 +239,8 @@ class _Gradients:
                 moved = operator.permutes(Call.of(self.graph, op))
                 before = None if after is None else tuple(moved[dim] for dim in after)
             elif operator.memory in ("view", "copy", "copy if needed"):
-                if own == shape:
-                    before = after
-                else:
-                    copies = not _is_plain(after)
+                kept = _of_view(after, shape, own)
+                before, copies = (before, True) if kept is None else (kept, False)
             elif operator.memory in ("pointwise", "cast", "dropout"):
                 strided = after is None or after != self.orders.get(given[0])
                 before = after if own == shape and after is not None else before
@@ -248,11 +253,14 @@ class _Gradients:
                 strided = any(not _is_plain(self.found[t]) for t in given)
             elif operator.is_convolution:
                 copies = after != self.orders.get(given[0])
-                before = self.orders.get(tensor) or before
+                if self.orders.get(tensor) == CHANNELS_LAST:
+                    before = CHANNELS_LAST
             elif operator.memory == "new":
                 copies = not _is_plain(after)
             self._add(tensor, before)
-        return copies, strided
+        lies = self.orders.get(given[0])
+        reads = after is not None and lies is not None and strided and after[-1:] != lies[-1:]
+        return copies, strided, reads or (copies and not _ends_with_last(after))
 
     def _add(self, tensor: int, order: Order) -> None:
         """A sum of gradients lies as the first of them."""
@@ -262,11 +270,13 @@ class _Gradients:
         self.found.setdefault(tensor, order)
 
 
-def _lay(graph: Graph, op: Op, operator: Operator, orders: dict[int, Order]) -> tuple[bool, bool]:
-    """Note how the operator's results lie; whether it copies, and whether it reads by strides."""
+def _lay(
+    graph: Graph, op: Op, operator: Operator, orders: dict[int, Order]
+) -> tuple[bool, bool, bool]:
+    """Note how the operator's results lie; whether it copies, reads by strides, and across rows."""
     shapes = [graph.tensors[t].type.shape for t in op.inputs]
     first = orders.get(op.inputs[0]) if op.inputs else None
-    copies = strided = False
+    copies = strided = across = False
     for tensor in op.results:
         shape = graph.tensors[tensor].type.shape
         plain: Order = tuple(range(len(shape)))
@@ -276,8 +286,11 @@ def _lay(graph: Graph, op: Op, operator: Operator, orders: dict[int, Order]) -> 
             found = None if first is None else _permuted(first, moved)
         elif operator.memory == "view":
             found = _of_view(first, shapes[0], shape)
+        elif operator.memory == "copy if needed" and shapes[0] != shape:
+            kept = _of_view(first, shapes[0], shape)
+            copies, across, found = kept is None, not _ends_with_last(first), kept or plain
         elif operator.memory in ("copy", "copy if needed") or operator.reads_in_order:
-            copies = not _is_plain(first)
+            copies, across = not _is_plain(first), not _ends_with_last(first)
         elif operator.memory == "broadcast":
             found = None
         elif operator.memory == "cut":
@@ -290,26 +303,34 @@ def _lay(graph: Graph, op: Op, operator: Operator, orders: dict[int, Order]) -> 
             strided = operator.memory == "attention" and not all(
                 _ends_with_last(orders.get(t)) for t in op.inputs
             )
-        elif operator.is_convolution:  # channels stay last
-            found = first if first == CHANNELS_LAST else plain
+        elif operator.is_convolution or op.kind in KEEPS_CHANNELS:
+            keeps = first == CHANNELS_LAST and len(shape) == 4
+            found = first if keeps else plain
+            if operator.is_convolution and not keeps:
+                copies, across = not _is_plain(first), not _ends_with_last(first)
         elif operator.kernels is not pointwise and operator.memory == "new":
             found = plain
         elif op.kind.startswith("aten.") and len(shape) in map(len, shapes):
-            found, strided = _elementwise(op, shapes, orders, len(shape))
+            found, strided, across = _elementwise(op, shapes, orders, len(shape))
         orders[tensor] = found
-    return copies, strided
+    return copies, strided, across
 
 
 def _elementwise(
     op: Op, shapes: list[Any], orders: dict[int, Order], rank: int
-) -> tuple[Order, bool]:
-    """Operands that lie alike and are as large as the result are read in one run."""
+) -> tuple[Order, bool, bool]:
+    """Operands that lie alike and are as large as the result are read in one run.
+
+    Worst is an operand whose neighbours are not the result's: it is read across.
+    """
     size = max(math.prod(shape) for shape in shapes)
     full = [orders.get(t) for t, s in zip(op.inputs, shapes, strict=True) if math.prod(s) == size]
     broadcast = any(1 < math.prod(s) < size for s in shapes)
     alike = len(set(full)) == 1 and full[0] is not None
     order = full[0] if alike and full[0] is not None and len(full[0]) == rank else None
-    return (order or tuple(range(rank))), broadcast or not alike
+    found = order or tuple(range(rank))
+    across = any(lies is not None and lies[-1:] != found[-1:] for lies in full)
+    return found, broadcast or not alike, across
 
 
 def _of_first(order: Order, rank: int) -> Order:
@@ -320,18 +341,40 @@ def _of_first(order: Order, rank: int) -> Order:
 
 
 def _of_view(order: Order, before: Sequence[int], after: Sequence[int]) -> Order:
-    """How a view with other dims lies: in order if its operand does, or as that but for ones."""
+    """How a view with other dims lies; none if only a copy has these dims.
+
+    A dim is split where it lies, and dims that are merged have to lie side by side:
+
+        [b hw c] lies as b c hw -> [b h w c] lies as b c h w
+    """
     if before == after:
         return order
     plain = tuple(range(len(after)))
-    if order is None or _is_plain(order):
-        return plain if _is_plain(order) else None
-    wide, left = [[dim for dim, n in enumerate(shape) if n > 1] for shape in (before, after)]
-    if [before[dim] for dim in wide] != [after[dim] for dim in left]:
-        return None
-    kept = tuple(left[wide.index(dim)] for dim in order if dim in wide)
-    ones = tuple(dim for dim in plain if dim not in left)
-    return plain if list(kept) == left else (*ones, *kept)
+    if order is None or _is_plain(order) or not math.prod(before):
+        return plain if order is not None else None
+    lies = [dim for dim in order if before[dim] > 1]
+    found: list[int] = []
+    for own, new in sorted(_groups(before, after), key=lambda pair: lies.index(pair[0][0])):
+        at = lies.index(own[0])
+        if lies[at : at + len(own)] != own:
+            return None
+        found += new
+    ones = [dim for dim in plain if dim not in found]
+    return plain if found == sorted(found) else (*ones, *found)
+
+
+def _groups(before: Sequence[int], after: Sequence[int]) -> list[tuple[list[int], list[int]]]:
+    """The dims before and after that hold the same elements, in groups as small as can be."""
+    left, right = ([d for d, n in enumerate(shape) if n > 1] for shape in (before, after))
+    found = []
+    while left and right:
+        own, new = [left.pop(0)], [right.pop(0)]
+        while (one := math.prod(before[d] for d in own)) != (
+            other := math.prod(after[d] for d in new)
+        ):
+            (own if one < other else new).append((left if one < other else right).pop(0))
+        found.append((own, new))
+    return found
 
 
 def _ends_with_last(order: Order) -> bool:

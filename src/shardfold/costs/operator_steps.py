@@ -154,7 +154,8 @@ class Work:
                 if times
             ]
             if self.access.copies_gradient and self.trained:
-                found.append(memory_pass(2.0 * self.result_bytes(0), self.dtype, "strided"))
+                family = "strided.across" if self.access.is_gradient_across else "strided"
+                found.append(memory_pass(2.0 * self.result_bytes(0), self.dtype, family))
         return found
 
     def _fused(self, fused: Fused, phase: str) -> list[Kernel]:

@@ -132,6 +132,21 @@ ATTENTIONS = {"full": 1.0, "causal": 0.5, "shared": 0.5, "bias": 1.0}
 UPDATED_TOGETHER = 8  # parameters of an update, of equal size
 PASSES = ("vector", "cast", "strided", "cat", "fill", "max_pool.forward", "max_pool.backward")
 POOLS = ("avg_pool.forward", "avg_pool.backward")
+# What no profile has: priced as another family, times what the datasheet says of the two.
+RELATIONS: Mapping[str, str] = {
+    "strided.across": "strided",
+    "strided.mixed": "strided",
+    "mixed": "cast",
+    "gelu.backward": "vector",
+    **{
+        f"{name}.{phase}": f"{like}.{phase}"
+        for name, like in (
+            *(("loss.across", "loss"), ("resize", "avg_pool"), ("batch_norm.last", "batch_norm")),
+            *((f"conv.{window}.last", f"conv.{window}") for window in WINDOWS),
+        )
+        for phase in ("forward", "backward")
+    },
+}
 
 FAMILIES: Mapping[str, Family] = {
     **{
@@ -151,8 +166,9 @@ FAMILIES: Mapping[str, Family] = {
         for phase, times in (("forward", 1.0), ("backward", 2.5))
     },
     **{
-        f"conv.{name}.{phase}": _conv(kernel[0] * kernel[1], stride, times)
+        f"conv.{name}{lies}.{phase}": _conv(kernel[0] * kernel[1], stride, times)
         for name, (kernel, stride) in WINDOWS.items()
+        for lies in ("", ".last")
         for phase, times in (("forward", 1.0), ("backward", 2.0))
     },
     **{
@@ -164,14 +180,16 @@ FAMILIES: Mapping[str, Family] = {
     "group_norm.backward": _rows(5.0),
     "layer_norm.forward": _rows(2.0),
     "layer_norm.backward": _rows(5.0),
-    "batch_norm.forward": _planes(3.0),
-    "batch_norm.backward": _planes(5.0),
+    **{f"batch_norm{lies}.forward": _planes(3.0) for lies in ("", ".last")},
+    **{f"batch_norm{lies}.backward": _planes(5.0) for lies in ("", ".last")},
     "split_norm.forward": _planes(3.0),  # batch norm of a part of the batch, without the sending
     "split_norm.backward": _planes(5.0),
     "softmax.forward": _rows(2.0),
     "softmax.backward": _rows(3.0),
     "loss.forward": _rows(2.0),
     "loss.backward": _rows(4.0),
+    "loss.across.forward": _rows(2.0),
+    "loss.across.backward": _rows(4.0),
     "sum_rows": _rows(1.0),
     "sum_columns": _rows(1.0),
     "lookup.forward": _rows(2.0),
@@ -181,6 +199,8 @@ FAMILIES: Mapping[str, Family] = {
         _lookup_backward,
     ),
     **{name: _bytes() for name in (*PASSES, *POOLS)},
+    **{name: _bytes() for name in ("strided.across", "strided.mixed", "mixed", "gelu.backward")},
+    **{name: _bytes() for name in ("resize.forward", "resize.backward")},
     **{
         f"update.{each.name}": Family(
             ("items",), lambda n: 10.0 * n, lambda n, p=float(each.memory_passes): p * n

@@ -32,7 +32,7 @@ import numpy as np
 
 from shardfold.operators.kernels import Access, Kernel, KernelMaker, LocalWork, memory_pass, way
 from shardfold.operators.notation import Call, Exchange, Phase, Rule
-from shardfold.operators.operator import Extra, Operator
+from shardfold.operators.operator import Extra, Operator, aten
 
 SPATIAL = ("t", "h", "w")
 
@@ -142,6 +142,7 @@ def halos(
     return tuple(found)
 
 
+FEW = 8  # channels, in 16 bytes: fewer are no tile of a matrix unit
 # The windows that convolutions are measured with: taps and stride.
 WINDOWS: Mapping[str, tuple[tuple[int, int], int]] = {
     "1x1": ((1, 1), 1),
@@ -244,6 +245,11 @@ def _kernels(work: LocalWork, phase: str) -> list[Kernel]:
         found = [_depthwise(work, phase)]
     else:
         found = [_dense(work, phase)]
+    if phase != "backward" and len(work.inputs) > 2:  # a pass of its own
+        found.append(memory_pass(2.0 * work.result_bytes(0), work.dtype, "strided"))
+    if phase != "backward" and work.access.copies:
+        family = "strided.across" if work.access.is_across else "strided"
+        found.append(memory_pass(2.0 * work.operand_bytes(0), work.dtype, family))
     if phase == "backward" and 2 in work.trained:
         n = work.factor("n") * work.factor("g")
         found.append(Kernel("sum_columns", work.dtype, (work.result_items(0) / n, n)))
@@ -261,12 +267,15 @@ def _depthwise(work: LocalWork, phase: str) -> Kernel:
 def _dense(work: LocalWork, phase: str) -> Kernel:
     stride = work.access.attributes.get("stride", 1)
     taps = work.inputs[1].shape[2:]
-    window = _nearest_window(taps, stride if isinstance(stride, int) else stride[0])
+    window = _nearest_window(taps, stride if isinstance(stride, int) else stride[-1])
     b, c, n = work.factor("b"), work.factor("c"), work.factor("n") * work.factor("g")
     side = np.sqrt(work.result_items(0) / (b * n))
     (high, wide), _ = WINDOWS[window]
     more = math.prod(taps) / (high * wide)
-    return Kernel(f"conv.{window}.{way(phase)}", work.dtype, (b, c * more, n, side))
+    lies = ".last" if work.access.is_channels_last else ""
+    # Few channels stay few: they are another kernel's.
+    sizes = (b, c, n * more, side) if work.inputs[1].shape[1] < FEW else (b, c * more, n, side)
+    return Kernel(f"conv.{window}{lies}.{way(phase)}", work.dtype, sizes)
 
 
 def _nearest_window(kernel: tuple[int, ...], stride: int) -> str:
@@ -400,6 +409,14 @@ def _pools(rank: int) -> dict[str, Operator]:
     }
 
 
+def _resized(work: LocalWork, phase: str) -> list[Kernel]:
+    """Every element of the larger plane reads neighbours in the other; equal ones are a copy."""
+    if work.inputs[0].shape == work.results[0].shape:
+        return [memory_pass(2.0 * work.result_bytes(0), work.dtype)]
+    size = 2.0 * np.maximum(work.operand_bytes(0), work.result_bytes(0))
+    return [memory_pass(size, work.dtype, f"resize.{way(phase)}")]
+
+
 PLANES = _pools(2)  # windows in a plane have been measured, others have not
 POOLS: Mapping[str, Operator] = {
     **_pools(1),
@@ -414,4 +431,10 @@ POOLS: Mapping[str, Operator] = {
     ),
 }
 
-TABLE: Mapping[str, Operator] = {**CONVOLUTIONS, **POOLS}
+# Their rules are found by experiment.
+RESIZED = aten(
+    "upsample_bilinear2d upsample_bicubic2d upsample_linear1d upsample_trilinear3d",
+    Operator(kernels=_resized),
+)
+
+TABLE: Mapping[str, Operator] = {**CONVOLUTIONS, **POOLS, **RESIZED}

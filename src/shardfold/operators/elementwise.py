@@ -18,7 +18,7 @@ from shardfold.operators.kernels import (
     LocalWork,
     broadcast_sum,
     copied,
-    elementwise_family,
+    elementwise_pass,
     memory_pass,
     pointwise,
 )
@@ -127,16 +127,16 @@ def _multiplied(*, divides: bool) -> KernelMaker:
             return pointwise(work, phase)
         whole = work.result_bytes(0)
         if len(work.inputs) == 1:
-            family = elementwise_family(work, strided=False)
-            return [memory_pass(2.0 * whole, work.dtype, family)]
+            return [elementwise_pass(work, 2.0 * whole, whole, strided=False, across=False)]
         found = []
         for k in work.trained:
             other = work.operand_bytes(1 - k) if k < 2 else whole
             strided = work.access.is_strided and bool(np.any(other < whole))
             strided |= work.access.is_gradient_strided
-            family = elementwise_family(work, strided=strided)
-            times = 2 if divides and k == 1 else 1
-            found += [memory_pass(2.0 * whole + other, work.results[0].dtype, family)] * times
+            across = work.access.is_across or work.access.is_gradient_across
+            size, times = 2.0 * whole + other, 2 if divides and k == 1 else 1
+            each = elementwise_pass(work, size, whole, strided=strided, across=across)
+            found += [replace(each, dtype=work.results[0].dtype)] * times
             found += broadcast_sum(work, k)
             if work.inputs[k].dtype != work.results[0].dtype:
                 found.append(memory_pass(work.operand_bytes(k) + whole, work.dtype, "cast"))
@@ -195,6 +195,15 @@ def _is_divided_mean(op: Op, means: Sequence[bool]) -> bool:
     return means[0] and not any(means[1:]) and op.attributes.get("rounding_mode") is None
 
 
+def _gelu(work: LocalWork, phase: str) -> list[Kernel]:
+    """Its gradient has an exponential and an error function to compute for every element."""
+    found = pointwise(work, phase)
+    is_exact = work.access.attributes.get("approximate", "none") == "none"
+    if phase != "backward" or not is_exact:
+        return found
+    return [replace(k, family="gelu.backward") if k.family == "vector" else k for k in found]
+
+
 OPERANDS = Operator(_keeps_operands, memory="pointwise")  # that need their operands again
 RESULT = Operator(_keeps_result, memory="pointwise")  # that need their result again
 NOTHING = Operator(_keeps_nothing, memory="pointwise")
@@ -205,12 +214,13 @@ DROPOUT = Operator(_keeps_result, "own form", saves_beside=True, extras=_mask, m
 TABLE: Mapping[str, Operator] = {
     "aten.prelu": Operator(_prelu, memory="pointwise"),
     **aten(
-        "abs celu clamp clamp_min clamp_max cos elu erf gelu log log1p log2 silu hardtanh "
+        "abs celu clamp clamp_min clamp_max cos elu erf log log1p log2 silu hardtanh "
         "hardsigmoid hardswish leaky_relu log_sigmoid mish relu6 selu sin softplus square "
         "threshold addcmul addcdiv atan2 true_divide float_power lerp fmod remainder xlogy maximum "
         "minimum",
         OPERANDS,
     ),
+    "aten.gelu": replace(OPERANDS, kernels=_gelu),
     "aten.mul": replace(OPERANDS, kernels=_multiplied(divides=False), keeps_means=_is_scaled_mean),
     "aten.div": replace(OPERANDS, kernels=_multiplied(divides=True), keeps_means=_is_divided_mean),
     "aten.pow": replace(OPERANDS, kernels=_power),

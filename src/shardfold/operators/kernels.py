@@ -8,6 +8,7 @@ Here are the kernels that several operators share; those of one family stand wit
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
@@ -56,8 +57,10 @@ class Access:
     is_strided: bool = False
     adds: tuple[float, ...] = ()  # per operand: additions of its gradient to other readers'
     is_shared: bool = False  # an operator before has done what both need
+    is_across: bool = False  # what is copied or read by strides has other neighbours in memory
     copies_gradient: bool = False  # its result's gradient lies in an order that it cannot read
     is_gradient_strided: bool = False
+    is_gradient_across: bool = False
     is_channels_last: bool = False  # of the first operand
     is_compiled: bool = False
     is_float8: bool = False  # its products are
@@ -135,11 +138,23 @@ def way(phase: str) -> str:
     return "backward" if phase == "backward" else "forward"
 
 
-def elementwise_family(work: LocalWork, *, strided: bool) -> str:
-    """The family of an elementwise kernel, by how its operands lie and what they are."""
+def elementwise_pass(
+    work: LocalWork, size: Values, whole: Values, *, strided: bool, across: bool
+) -> Kernel:
+    """An elementwise kernel, by how its operands lie and what they are.
+
+    Read across, an element costs as much whatever else is read: `whole` is the result's bytes.
+    """
+    wide = {k.dtype for k in work.inputs if k.is_floating and math.prod(k.shape) > 1}
+    if strided and across:
+        return memory_pass(2.0 * whole, work.results[0].dtype, "strided.across")
     if strided:
-        return "strided"
-    return "cast" if len(set(work.float_dtypes)) > 1 else "vector"
+        family = "strided.mixed" if len(wide) > 1 else "strided"
+    else:
+        family = (
+            "mixed" if len(wide) > 1 else "cast" if len(set(work.float_dtypes)) > 1 else "vector"
+        )
+    return memory_pass(size, work.dtype, family)
 
 
 def broadcast_sum(work: LocalWork, k: int) -> list[Kernel]:
@@ -160,19 +175,22 @@ def sum_kernel(dtype: str, whole: Values, part: Values, keeps_last: bool) -> Ker
 
 def pointwise(work: LocalWork, phase: str) -> list[Kernel]:
     """One pass; backward, the gradient and what was kept are read, and one result written."""
-    strided = work.access.is_strided or (phase == "backward" and work.access.is_gradient_strided)
-    dtype, family = work.dtype, elementwise_family(work, strided=strided)
+    access, whole = work.access, work.result_bytes(0)
     if phase != "backward":
-        return [memory_pass(work.read_bytes() + work.result_bytes(0), dtype, family)]
-    passes = len(work.trained)
-    return [memory_pass(3.0 * work.result_bytes(0), dtype, family)] * min(1, passes)
+        size, lies = work.read_bytes() + whole, (access.is_strided, access.is_across)
+        return [elementwise_pass(work, size, whole, strided=lies[0], across=lies[1])]
+    strided = access.is_strided or access.is_gradient_strided
+    across = access.is_across or access.is_gradient_across
+    found = elementwise_pass(work, 3.0 * whole, whole, strided=strided, across=across)
+    return [found] * min(1, len(work.trained))
 
 
 def copied(work: LocalWork, phase: str) -> list[Kernel]:
     """A view is free, unless it has to move its elements."""
     if not work.access.copies or phase == "backward":
         return []
-    return [memory_pass(2.0 * work.result_bytes(0), work.dtype, "strided")]
+    family = "strided.across" if work.access.is_across else "strided"
+    return [memory_pass(2.0 * work.result_bytes(0), work.dtype, family)]
 
 
 def rows(family: str) -> KernelMaker:

@@ -107,9 +107,12 @@ def _pointwise(call: Call) -> Rule:
 
 def _kernels(work: LocalWork, phase: str) -> list[Kernel]:
     """Cross-entropy; with the classes in parts, passes in float32 around the sums of all parts."""
-    wide, is_split = work.last_dim(), work.parts("c") > 1
+    wide, is_split = work.factor("c"), work.parts("c") > 1
     dtype, items = work.inputs[0].dtype, work.operand_items(0)
-    found = [Kernel(f"loss.{way(phase)}", dtype, (items / wide * ~is_split, wide))]
+    lies = ".across" if len(work.inputs[0].shape) > 2 else ""  # classes are dim 1
+    found = [Kernel(f"loss{lies}.{way(phase)}", dtype, (items / wide * ~is_split, wide))]
+    if work.access.copies and phase != "backward":
+        found.append(memory_pass(2.0 * work.operand_bytes(0), dtype, "strided.across"))
     if not is_split.any():
         return found
     size = 4.0 * items * is_split
@@ -190,6 +193,7 @@ TABLE: Mapping[str, Operator] = {
         ranges=factors("c"),
         kernels=_kernels,
         launched_as="aten.softmax",
+        reads_in_order=True,
         remakes=("self",),
         extras=_extras,
         fuses="rows",

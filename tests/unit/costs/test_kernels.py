@@ -42,6 +42,9 @@ MEDIANS = {
     "group_norm.forward": 0.12,
     "conv.3x3.forward": 0.15,
     "conv.3x3.backward": 0.2,
+    "conv.7x7/2.forward": 0.2,
+    "conv.16x16/16.forward": 0.35,
+    "lookup.backward": 0.12,
 }
 
 

@@ -1,9 +1,11 @@
+import math
+
 import pytest
 import torch
 from torch import nn
 
 from shardfold.capture import capture
-from shardfold.costs.memory_format import access_of
+from shardfold.costs.memory_format import _of_view, access_of
 from shardfold.graph import Graph, Op, Operand, Tensor, TensorType
 from shardfold.operators import Access, rules_of
 from shardfold.sharding import find_subdims
@@ -34,6 +36,41 @@ def test_a_reshape_of_a_transposed_tensor_copies_and_of_a_plain_one_does_not() -
     again = Op("c", "aten.reshape", (Operand("self", 2),), (3,))
     made = graph(turned, copied, again, shapes={0: (4, 8), 1: (8, 4), 2: (32,), 3: (2, 16)})
     assert [access.copies for access in accesses(made)] == [False, True, False]
+
+
+@pytest.mark.parametrize(
+    "before, order, after, lies",
+    [
+        ((2, 12, 8), (0, 2, 1), (2, 3, 4, 8), (0, 3, 1, 2)),  # a dim is split where it lies
+        ((2, 3, 4, 8), (0, 3, 1, 2), (2, 12, 8), (0, 2, 1)),  # neighbours in memory are merged
+        ((2, 8, 12), (0, 2, 1), (2, 96), None),  # and others are not
+        ((2, 3, 4), (0, 2, 1), (2, 1, 3, 4), (1, 0, 3, 2)),
+        ((4, 2, 3), (1, 0, 2), (4, 6), None),
+        ((4, 6), None, (24,), None),
+        ((0, 6), (1, 0), (0, 2, 3), (0, 1, 2)),
+    ],
+)
+def test_a_view_splits_and_merges_dims_as_torch_does(before, order, after, lies) -> None:
+    assert _of_view(order, before, after) == lies
+    if order is not None and math.prod(before):
+        plain = torch.empty([before[dim] for dim in order])
+        tensor = plain.permute([order.index(dim) for dim in range(len(before))])
+        if lies is None:
+            with pytest.raises(RuntimeError):
+                tensor.view(after)
+        else:
+            strides = tensor.view(after).stride()
+            wide = [dim for dim in lies if after[dim] > 1]
+            assert wide == sorted(wide, key=lambda dim: -strides[dim])
+
+
+def test_an_operand_with_other_neighbours_is_read_across() -> None:
+    turned = Op("a", "aten.transpose", (Operand("self", 0),), (2,), {"dim0": 1, "dim1": 2})
+    alone = Op("b", "aten.relu", (Operand("self", 2),), (3,))
+    mixed = Op("c", "aten.mul", (Operand("self", 3), Operand("other", 1)), (4,))
+    shapes = {0: (2, 4, 8), 1: (2, 8, 4), 2: (2, 8, 4), 3: (2, 8, 4), 4: (2, 8, 4)}
+    found = accesses(graph(turned, alone, mixed, shapes=shapes))
+    assert [access.is_across for access in found] == [False, False, True]
 
 
 def test_transposed_twice_is_plain_again() -> None:
