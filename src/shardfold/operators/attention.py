@@ -27,6 +27,7 @@ from shardfold.operators.operator import Extra, Operator
 
 WIDEST = 256  # features of a head in FlashAttention
 HALVES = ("float16", "bfloat16")  # which it multiplies in
+WIDEST_DROPPED = 128  # features of a head in the runner's kernel that draws dropout by position
 
 
 def _attention(call: Call) -> Rule:
@@ -127,17 +128,19 @@ def _is_materialised(
     attributes: Mapping[str, Any],
     *,
     is_strided: bool = False,
+    is_compiled: bool = False,
 ) -> bool:
     """Whether scores are written to memory, as no fused kernel takes the call.
 
     None of PyTorch's reads an operand whose last dim is not the fastest in memory, as a learned
     bias that had its heads last. Only one shares the heads of keys among queries: it is asked to
     (`enable_gqa`), knows no mask, and its values are as wide as keys, and not too wide. None drops
-    weights by position.
+    weights by position: one of the runner's does, which a compiler is not given.
     """
-    if attributes.get("dropout_p"):
-        return True
     shapes = [kind.shape for kind in inputs]
+    if attributes.get("dropout_p"):
+        dtypes = [kind.dtype for kind in inputs]
+        return is_compiled or not drops_in_place(shapes, dtypes, is_strided=is_strided)
     query, key, value = shapes[:3]
     if is_strided or len(query) == 2 or query[-3] == key[-3]:
         return is_strided
@@ -145,12 +148,37 @@ def _is_materialised(
     return not (shares and attributes.get("enable_gqa", False))
 
 
+def drops_in_place(
+    shapes: Sequence[Sequence[int]], dtypes: Sequence[str], *, is_strided: bool
+) -> bool:
+    """Whether the runner's kernel takes a call with dropout (`runtime/ops/attention_kernels.py`).
+
+    It draws by position while it goes along, so that weights need not be written to memory. What
+    it asks for is known of the operands alone: halves, heads that are not too wide, and of masks
+    only one that says yes or no.
+    """
+    query, key, value = shapes[:3]
+    are_wide = max(query[-1], value[-1]) > WIDEST_DROPPED
+    in_four = 3 <= len(query) <= 4 and query[:-3] == key[:-3] == value[:-3]
+    return (
+        not (is_strided or are_wide)
+        and in_four
+        and key[-3] == value[-3]
+        and query[-3] % max(1, key[-3]) == 0
+        and all(math.prod(shape) for shape in shapes)
+        and dtypes[0] in HALVES
+        and set(dtypes[:3]) == {dtypes[0]}
+        and set(dtypes[3:]) <= {"bool"}
+    )
+
+
 def _kernels(work: LocalWork, phase: str) -> list[Kernel]:
     queries, keys, depth = work.factor("q"), work.factor("k"), work.factor("d")
     heads = work.operand_items(0) / (queries * depth)
     access, pieces = work.access, work.parts("c")
+    told = {"is_strided": access.is_strided, "is_compiled": access.is_compiled}
     is_causal = bool(access.attributes.get("is_causal", False))
-    if _is_materialised(work.inputs, access.attributes, is_strided=access.is_strided):
+    if _is_materialised(work.inputs, access.attributes, **told):
         if access.attributes.get("dropout_p"):
             return _dropped(work, phase, (heads, queries, keys, depth))
         found = _materialised(phase, heads, queries, keys, depth)
@@ -273,7 +301,8 @@ def _sliced(
 
 def _extras(call: Call, access: Access) -> tuple[Extra, ...]:
     """The logarithm of each row's sum; or the scores, where they are in memory."""
-    if _is_materialised(call.inputs, access.attributes, is_strided=access.is_strided):
+    told = {"is_strided": access.is_strided, "is_compiled": access.is_compiled}
+    if _is_materialised(call.inputs, access.attributes, **told):
         return tuple(_weights(call) if call.attribute("dropout_p", 0.0) else _scores(call))
     return (Extra(-1, 4.0, 1), *(_round(call) if _goes_round(call) else ()))
 

@@ -6,12 +6,18 @@ operator. Nothing is stored and nothing is sent: a device computes the bits of i
 Dropout and the operators that draw numbers one by one (uniform, normal, integers, coins, choices)
 draw them by global position: every split, and one device, get the same. A device that drew its own
 would hold other copies than the rest. What draws without positions is refused when it is captured.
+
+On a GPU with Triton a kernel draws them in one pass (`dropout_kernels.py`). A compiler is given
+operators of torch instead: some passes, which it puts together as it likes.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import math
+import warnings
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -20,11 +26,13 @@ from torch import Tensor
 from shardfold.capture.graph_builder import UNREPEATABLE
 from shardfold.errors import RunError
 from shardfold.runtime.ops.local_op import GOLDEN, Context, Local, Site
-from shardfold.runtime.shards import Bounds, Extent
+from shardfold.runtime.process_groups import Groups
+from shardfold.runtime.shards import Bounds, Extent, Place
 
 FIRST, SECOND = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 MASK = (1 << 64) - 1
 BITS = 53
+OLDEST = (8, 0)  # of the GPUs that Triton knows, those that multiply bfloat16
 
 Dims = Sequence[Sequence[tuple[int, Bounds]]]  # pieces of each dim: size and local range
 
@@ -34,7 +42,13 @@ def keep_mask(dims: Dims, p: float, context: Context, operator: int) -> Tensor:
 
     `dims` are the pieces of each dim: size and local range, major first.
     """
-    kept = random_bits(dims, context, operator) >= int(p * 2**BITS)
+    threshold, kernels = int(p * 2**BITS), kernels_for(context)
+    part = runs(dims)
+    if kernels is None or len(part[1]) > kernels.MOST:
+        kept = random_bits(dims, context, operator) >= threshold
+    else:
+        key = key_of(context, operator)
+        kept = kernels.mask(_shape(dims), part, key, threshold, context.device)
     if context.drawn is not None:
         context.drawn.append(kept)
     return kept
@@ -42,14 +56,23 @@ def keep_mask(dims: Dims, p: float, context: Context, operator: int) -> Tensor:
 
 def random_bits(dims: Dims, context: Context, operator: int) -> Tensor:
     """An integer below 2**53 for each element."""
+    kernels, part = kernels_for(context), runs(dims)
+    if kernels is not None and len(part[1]) <= kernels.MOST:
+        found: Tensor = kernels.bits(_shape(dims), part, key_of(context, operator), context.device)
+        return found
+    return _bits(dims, context, operator)
+
+
+def _bits(dims: Dims, context: Context, operator: int) -> Tensor:
+    """The same by operators of torch."""
     place = linear_positions(dims, context.device)
     # Traced, the factor is data: a compiler takes positions for indices, and would compute
     # products with a number that it knows without ever wrapping around.
     factor = context.clock[2] if context.traced else _signed(GOLDEN)
-    return _shifted(_mix(place * factor + _key(context, operator)), 64 - BITS)
+    return _shifted(_mix(place * factor + key_of(context, operator)), 64 - BITS)
 
 
-def _key(context: Context, operator: int) -> int | Tensor:
+def key_of(context: Context, operator: int) -> int | Tensor:
     """Seed, step and operator mixed: a number, or a tensor where a compiler must see it change."""
     if not context.traced:
         seed, step, _ = context.clock.tolist()
@@ -58,6 +81,65 @@ def _key(context: Context, operator: int) -> int | Tensor:
     for more in (context.clock[1], operator, 0):
         key = _mix(key + _signed(GOLDEN)) + more
     return key
+
+
+def kernels_for(context: Context) -> Any:
+    """The kernels that draw in one pass, where there are any: not for a compiler."""
+    is_gpu = context.device.type == "cuda" and not context.traced
+    return _tried(context.device) if is_gpu else None
+
+
+@cache
+def _tried(device: torch.device) -> Any:
+    """The kernels, if this machine builds them and they draw the same bits as torch does."""
+    if importlib.util.find_spec("triton") is None:
+        return None
+    if torch.cuda.get_device_capability(device) < OLDEST:
+        return None
+    dims = [[(3, (1, 3))], [(500, (100, 357))]]
+    context = Context(Groups(Place((), ())), device, seed=1)
+    try:
+        from shardfold.runtime.ops import dropout_kernels
+
+        found = dropout_kernels.bits(_shape(dims), runs(dims), key_of(context, 0), device)
+        trouble = "" if torch.equal(found, _bits(dims, context, 0)) else "other bits were drawn"
+    except Exception as error:  # whatever a compiler of kernels may lack
+        trouble = f"{type(error).__name__}: {str(error)[:200]}"
+    if trouble:
+        warnings.warn(
+            f"Triton's kernels do not run here ({trouble}): operators of torch draw dropout, "
+            "with the same masks and in several times the time. Triton needs a C compiler.",
+            stacklevel=2,
+        )
+        return None
+    return dropout_kernels
+
+
+def runs(dims: Dims, order: Sequence[int] | None = None) -> tuple[int, list[tuple[int, int]]]:
+    """Where a part begins in the whole; and how many elements how far apart, major first.
+
+    The dims may be in another order, as they lie in memory.
+
+    >>> runs([[(4, (1, 3))], [(6, (0, 6))], [(5, (2, 4))]])
+    (32, [(12, 5), (2, 1)])
+    """
+    base, step = 0, 1
+    of_dims: list[list[tuple[int, int]]] = [[] for _ in dims]
+    for dim in reversed(range(len(dims))):
+        for size, (low, high) in reversed(dims[dim]):
+            of_dims[dim].insert(0, (high - low, step))
+            base, step = base + low * step, step * size
+    found: list[tuple[int, int]] = []
+    for length, step in (run for dim in order or range(len(dims)) for run in of_dims[dim]):
+        if length != 1 and found and found[-1][1] == length * step:
+            found[-1] = (found[-1][0] * length, step)
+        elif length != 1:
+            found.append((length, step))
+    return base, found or [(1, 1)]
+
+
+def _shape(dims: Dims) -> list[int]:
+    return [math.prod(high - low for _, (low, high) in pieces) for pieces in dims]
 
 
 def linear_positions(dims: Dims, device: torch.device) -> Tensor:

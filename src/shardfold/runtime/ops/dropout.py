@@ -1,6 +1,7 @@
 """Dropout by global position: of elements, of channels, and of attention weights.
 
-A byte an element is kept for backward, which is one pass.
+A byte an element is kept for backward. On a GPU one kernel draws, compares and scales, and backward
+is one more pass; elsewhere operators of torch do, with the same mask.
 """
 
 from __future__ import annotations
@@ -12,9 +13,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shardfold.runtime.ops.counter_rng import Dims, keep_mask, pieces_of
-from shardfold.runtime.ops.local_op import Context, Local, Site
+from shardfold.runtime.ops.counter_rng import (
+    BITS,
+    Dims,
+    keep_mask,
+    kernels_for,
+    key_of,
+    pieces_of,
+    runs,
+)
+from shardfold.runtime.ops.local_op import HALVES, Context, Local, Site
 
+ONE_PASS = (torch.float32, *HALVES)  # what the kernel multiplies, in float32
 SATURATED = 1.7580993408473766  # where a SELU saturates, without its sign
 
 
@@ -52,16 +62,37 @@ class _Dropped(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, pieces: Dims, p: float, context: Context, operator: int
     ) -> Tensor:
-        kept = keep_mask(pieces, p, context, operator)
-        ctx.save_for_backward(kept)
+        found = _in_one_pass(x, pieces, p, context, operator)
+        if found is None:
+            kept = keep_mask(pieces, p, context, operator)
+            found = (x * kept).mul_(1 / (1 - p)), kept
+        ctx.save_for_backward(found[1])
         ctx.scale = 1 / (1 - p)
-        return (x * kept).mul_(ctx.scale)
+        return found[0]
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
         (kept,) = ctx.saved_tensors
         found = torch.ops.aten.native_dropout_backward(gradient, kept, ctx.scale)
         return found, None, None, None, None
+
+
+def _in_one_pass(
+    x: Tensor, pieces: Dims, p: float, context: Context, operator: int
+) -> tuple[Tensor, Tensor] | None:
+    """The result and what was kept, where there is a kernel."""
+    kernels = kernels_for(context)
+    if kernels is None or x.dtype not in ONE_PASS:
+        return None
+    order = _order_of(x)
+    x = x.contiguous() if order is None else x
+    part = runs(pieces, order)
+    if len(part[1]) > kernels.MOST:
+        return None
+    y, kept = kernels.dropout(x, part, key_of(context, operator), int(p * 2**BITS), 1 / (1 - p))
+    if context.drawn is not None:
+        context.drawn.append(kept)
+    return y, kept
 
 
 def dropped(x: Tensor, pieces: Dims, p: float, context: Context, operator: int) -> Tensor:
@@ -73,6 +104,18 @@ def dropped(x: Tensor, pieces: Dims, p: float, context: Context, operator: int) 
         return x * kept.to(x.dtype).div_(1 - p)
     found: Tensor = _Dropped.apply(x, pieces, p, context, operator)
     return found
+
+
+def _order_of(x: Tensor) -> list[int] | None:
+    """The dims as they lie in memory, major first; None if there are gaps between elements."""
+    steps = x.stride()
+    order = sorted(range(x.dim()), key=lambda dim: (-steps[dim], dim))
+    expected = 1
+    for dim in reversed([dim for dim in order if x.shape[dim] > 1]):
+        if steps[dim] != expected:
+            return None
+        expected *= x.shape[dim]
+    return order
 
 
 DROPOUTS = ("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout")
