@@ -103,6 +103,10 @@ PASSES: Mapping[str, Pass] = {
     "strided.mixed": Pass(0.92, cycles=MIXED_BROADCAST),
     "mixed": Pass(0.92, cycles=MIXED),
     "gelu.backward": Pass(0.92, cycles=0.32),  # of three passes
+    # Bits by position, as our kernels took on an H200: of elements, and of attention's weights.
+    "dropout.forward": Pass(0.75, cycles=0.39),
+    "dropped.forward": Pass(0.92, cycles=0.55),
+    "dropped.backward": Pass(0.92, cycles=1.5),
     "cat": Pass(0.92, cycles=2 * ONE_BY_ONE),
     "fill": Pass(0.85),
     "layer_norm.forward": Pass(0.6, cycles=0.5, row_cycles=260, calls=1.5),

@@ -138,6 +138,9 @@ RELATIONS: Mapping[str, str] = {
     "strided.mixed": "strided",
     "mixed": "cast",
     "gelu.backward": "vector",
+    "dropout.forward": "vector",
+    "dropped.forward": "vector",
+    "dropped.backward": "vector",
     **{
         f"{name}.{phase}": f"{like}.{phase}"
         for name, like in (
@@ -199,8 +202,7 @@ FAMILIES: Mapping[str, Family] = {
         _lookup_backward,
     ),
     **{name: _bytes() for name in (*PASSES, *POOLS)},
-    **{name: _bytes() for name in ("strided.across", "strided.mixed", "mixed", "gelu.backward")},
-    **{name: _bytes() for name in ("resize.forward", "resize.backward")},
+    **{name: _bytes() for name in RELATIONS if RELATIONS[name] in (*PASSES, *POOLS)},
     **{
         f"update.{each.name}": Family(
             ("items",), lambda n: 10.0 * n, lambda n, p=float(each.memory_passes): p * n

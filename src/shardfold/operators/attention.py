@@ -195,6 +195,10 @@ def _kernels(work: LocalWork, phase: str) -> list[Kernel]:
 
     alone = work.parts_alone("q")
     whole = kernel(kind, np.sqrt(queries * keys))
+    if access.attributes.get("dropout_p"):  # bits are drawn for every weight that is seen
+        seen = (0.5 if is_causal else 1.0) * heads * queries * keys
+        drawn = memory_pass(2.0 * work.inputs[0].item_bytes * seen, work.dtype)
+        return [whole, replace(drawn, family=f"dropped.{way(phase)}")]
     if not is_causal:
         merges = _merges(work, pieces - 1.0, 0.0 * pieces)
         if merges and _in_slices(work.inputs):

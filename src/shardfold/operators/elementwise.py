@@ -204,12 +204,27 @@ def _gelu(work: LocalWork, phase: str) -> list[Kernel]:
     return [replace(k, family="gelu.backward") if k.family == "vector" else k for k in found]
 
 
+def _dropped(work: LocalWork, phase: str) -> list[Kernel]:
+    """Forward, bits are drawn for every element."""
+    found = pointwise(work, phase)
+    if phase == "backward" or work.access.is_compiled:
+        return found
+    return [replace(kernel, family="dropout.forward") for kernel in found]
+
+
 OPERANDS = Operator(_keeps_operands, memory="pointwise")  # that need their operands again
 RESULT = Operator(_keeps_result, memory="pointwise")  # that need their result again
 NOTHING = Operator(_keeps_nothing, memory="pointwise")
 ADDITION = replace(NOTHING, keeps_means=keeps_means)
 CAST = Operator(_cast, memory="cast", keeps_means=keeps_means)
-DROPOUT = Operator(_keeps_result, "own form", saves_beside=True, extras=_mask, memory="dropout")
+DROPOUT = Operator(
+    _keeps_result,
+    "own form",
+    kernels=_dropped,
+    saves_beside=True,
+    extras=_mask,
+    memory="dropout",
+)
 
 TABLE: Mapping[str, Operator] = {
     "aten.prelu": Operator(_prelu, memory="pointwise"),

@@ -39,7 +39,7 @@ def test_a_reshape_of_a_transposed_tensor_copies_and_of_a_plain_one_does_not() -
 
 
 @pytest.mark.parametrize(
-    "before, order, after, lies",
+    ("before", "order", "after", "lies"),
     [
         ((2, 12, 8), (0, 2, 1), (2, 3, 4, 8), (0, 3, 1, 2)),  # a dim is split where it lies
         ((2, 3, 4, 8), (0, 3, 1, 2), (2, 12, 8), (0, 2, 1)),  # neighbours in memory are merged
