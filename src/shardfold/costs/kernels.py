@@ -330,10 +330,11 @@ class Datasheet:
         sums = 4.0 * each / self._bandwidth(0.8) if family == "attention.shared.backward" else 0.0
         return self._gap(2.0 if phase == "forward" else 3.0) + np.maximum(work, moved) + sums
 
-    def _row_cycles(self, family: str, rows: Values, wide: Values) -> Values | float:
+    def _row_cycles(self, family: str, sizes: Sequence[Values]) -> Values | float:
         """What a row costs; the sums of many and narrow rows for a weight are taken in parts."""
         if family != "layer_norm.backward":
             return PASSES[family].row_cycles
+        rows, wide = sizes
         in_parts = (rows > MANY_ROWS) & (wide / WARP < self._units / 2)
         return np.where(in_parts, PARTS_CYCLES, PASSES[family].row_cycles)
 
@@ -361,7 +362,7 @@ class Datasheet:
         if how.wide:
             seconds = seconds * (1 + how.wide / sizes[1])
         if how.row_cycles:
-            seconds = seconds + sizes[0] * self._row_cycles(family, *sizes) / self._cycles
+            seconds = seconds + sizes[0] * self._row_cycles(family, sizes) / self._cycles
         alone: Values = np.asarray(items * cycles / self._cycles)
         if how.small:
             alone = alone * (1 + how.small / sizes[2] ** 2)

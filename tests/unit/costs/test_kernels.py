@@ -12,7 +12,7 @@ from shardfold.costs.accuracy import spread_of
 from shardfold.costs.by_kernel import ByKernel
 from shardfold.costs.kernels import Datasheet
 from shardfold.costs.model import Roofline, split_seconds
-from shardfold.costs.profile import load
+from shardfold.costs.profile import FAMILIES, load
 from shardfold.costs.registry import by_kernel
 from shardfold.costs.steps import Compute
 from shardfold.operators import Kernel
@@ -132,3 +132,13 @@ def test_the_host_is_told_apart_only_where_it_runs_ahead():
     device, host = split_seconds(ByKernel(cluster, Mesh(())), step)
     assert device > 5e-4 > host > 0
     assert split_seconds(Roofline(cluster, Mesh(())), step)[1] == 0.0
+
+
+def test_every_family_has_a_price_on_every_kind_of_device(sheet):
+    for cluster in ("1xh200", "8x1080ti", "1xcpu"):
+        device = parse(cluster).device
+        for family, described in FAMILIES.items():
+            sizes = tuple(np.array([64.0, 4096.0]) for _ in described.sizes)
+            found = Datasheet(device).seconds(Kernel(family, "float32", sizes))
+            assert found.shape == (2,), family
+            assert np.all(np.isfinite(found)) and np.all(found > 0), family
