@@ -362,6 +362,7 @@ def lost(rank: int, data: bytes) -> list[str]:
         lambda m: nn.utils.prune.l1_unstructured(m.a, "weight", 0.5),
         lambda m: nn.utils.parametrizations.weight_norm(m.a),
         lambda m: m._modules["a"]._parameters.pop("weight"),
+        lambda m: setattr(m, "a", nn.Linear(6, 6)),
     ):
         torch.manual_seed(0)
         module = parallelize(Parts(), loads(data), (x,))
@@ -387,6 +388,7 @@ def test_what_would_be_lost_is_refused(on_ranks: Launch) -> None:
         assert "cannot be called 'weight_orig'" in said[6]
         assert "'weight' of the parallel module cannot be taken away" in said[7]
         assert "a.weight was taken out of the parallel module" in said[8]
+        assert "The part 'a' of the parallel module cannot be replaced" in said[9]
 
 
 class Named(nn.Module):

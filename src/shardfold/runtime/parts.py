@@ -62,6 +62,13 @@ class Captured(Unseen, nn.Module):
                 "with copy_() or load_state_dict(), or replace it in the model, and plan and "
                 "parallelize again."
             )
+        is_part = "_original" in vars(self) and name in vars(self).get("_modules", ())
+        if is_part and value is not self._modules[name]:
+            raise RunError(
+                f"The part {name!r} of the parallel module cannot be replaced: the plan was made "
+                "of the part that was there. Replace it in the model, and plan and parallelize "
+                "again."
+            )
         super().__setattr__(name, value)
 
     def __delattr__(self, name: str) -> None:
