@@ -141,4 +141,5 @@ def test_every_family_has_a_price_on_every_kind_of_device(sheet):
             sizes = tuple(np.array([64.0, 4096.0]) for _ in described.sizes)
             found = Datasheet(device).seconds(Kernel(family, "float32", sizes))
             assert found.shape == (2,), family
-            assert np.all(np.isfinite(found)) and np.all(found > 0), family
+            assert np.all(np.isfinite(found)), family
+            assert np.all(found > 0), family
