@@ -329,7 +329,7 @@ def _elementwise(
     alike = len(set(full)) == 1 and full[0] is not None
     order = full[0] if alike and full[0] is not None and len(full[0]) == rank else None
     found = order or tuple(range(rank))
-    across = any(lies is not None and lies[-1:] != found[-1:] for lies in full)
+    across = any(lies and found and lies[-1] - len(lies) != found[-1] - rank for lies in full)
     return found, broadcast or not alike, across
 
 

@@ -67,10 +67,11 @@ def test_a_view_splits_and_merges_dims_as_torch_does(before, order, after, lies)
 def test_an_operand_with_other_neighbours_is_read_across() -> None:
     turned = Op("a", "aten.transpose", (Operand("self", 0),), (2,), {"dim0": 1, "dim1": 2})
     alone = Op("b", "aten.relu", (Operand("self", 2),), (3,))
-    mixed = Op("c", "aten.mul", (Operand("self", 3), Operand("other", 1)), (4,))
-    shapes = {0: (2, 4, 8), 1: (2, 8, 4), 2: (2, 8, 4), 3: (2, 8, 4), 4: (2, 8, 4)}
-    found = accesses(graph(turned, alone, mixed, shapes=shapes))
-    assert [access.is_across for access in found] == [False, False, True]
+    mixed = Op("c", "aten.mul", (Operand("self", 3), Operand("other", 1)), (5,))
+    wider = Op("d", "aten.mul", (Operand("self", 4), Operand("other", 1)), (6,))
+    shapes = {0: (2, 4, 8), **dict.fromkeys((1, 2, 3, 5), (2, 8, 4)), 4: (1, 2, 8, 4)}
+    found = accesses(graph(turned, alone, mixed, wider, shapes={**shapes, 6: (1, 2, 8, 4)}))
+    assert [access.is_across for access in found] == [False, False, True, False]
 
 
 def test_transposed_twice_is_plain_again() -> None:

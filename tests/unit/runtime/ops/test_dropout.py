@@ -211,9 +211,9 @@ def test_a_kernel_gives_the_numbers_of_operators_of_torch(
     expected = results(site, wide)
     request.getfixturevalue("by_kernels")
     monkeypatch.setattr(attention, "dropped", None)  # the kernel has taken the call
-    near = 0.02 if dtype == torch.bfloat16 else 0.003
+    near = 0.01 if dtype == torch.bfloat16 else 0.002  # operators of torch: 0.0085 and 0.0013
     for found, wanted in zip(results(site, given), expected, strict=True):
-        torch.testing.assert_close(found.double(), wanted, rtol=near, atol=near * 2)
+        assert (found.double() - wanted).norm() <= near * wanted.norm() + 1e-3
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
