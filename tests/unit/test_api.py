@@ -181,6 +181,31 @@ def test_an_operator_that_was_run_in_parts_is_named() -> None:
     assert (entry.count, entry.splits) == (1, "i0 i1 -> i0 i1")
     assert not [u for u in found.unsplit if u.reason == "no rule"]
     assert "splits found by experiment: logit (1)" in " ".join(str(found).split())
+    assert INSIDE not in " ".join(str(found).split())
+
+
+INSIDE = "Of functions and operators of your own, what they read and write is priced"
+
+
+class Squares(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x: Tensor) -> Tensor:  # type: ignore[override]
+        ctx.save_for_backward(x)
+        return x @ x.T
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor) -> Tensor:  # type: ignore[override]
+        (x,) = ctx.saved_tensors
+        return (gradient + gradient.T) @ x
+
+
+def test_a_plan_says_that_the_inside_of_a_users_function_is_not_priced() -> None:
+    class Grams(Odd):
+        def forward(self, x: Tensor) -> Tensor:
+            return Squares.apply(self.linear(x)).sum()
+
+    found = sf.plan(Grams(), (torch.zeros(64, 64),), cluster="2xa100")
+    assert INSIDE in " ".join(str(found).split())
 
 
 def test_a_users_rule_lets_it_be_split() -> None:

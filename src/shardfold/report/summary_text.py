@@ -391,6 +391,9 @@ def _without_rule(plan: Plan) -> Iterator[str]:
             )
 
 
+FUNCTION, KNOWN = "shardfold.function", ("aten", "shardfold", "prims")  # libraries of operators
+
+
 def _unsplit(plan: Plan) -> str:
     """The other operators that every device computes in full."""
     if plan.processes == len(plan.meshes_of_parts):
@@ -412,13 +415,21 @@ def _unsplit(plan: Plan) -> str:
 
 
 def _by_experiment(plan: Plan) -> Iterator[str]:
-    """The operators that no rule describes, but that were run in parts."""
+    """The operators that no rule describes, but that were run in parts; what is not seen."""
     counts = Counter[str]()
     for entry in plan.experiments:
         counts[entry.kind.removeprefix("aten.")] += entry.count
     if counts:
         listed = ", ".join(f"{kind} ({count})" for kind, count in counts.items())
         yield f"Without a rule, but with splits found by experiment: {listed}."
+    kinds = {entry.kind for entry in plan.experiments}
+    kinds |= {u.kind for u in plan.unsplit if u.reason == "no rule" or u.kind == FUNCTION}
+    own = {kind for kind in kinds if "." in kind and kind.partition(".")[0] not in KNOWN}
+    if own or FUNCTION in kinds:
+        yield (
+            "Of functions and operators of your own, what they read and write is priced, not what "
+            "they compute inside."
+        )
 
 
 def _effort(plan: Plan) -> str:
