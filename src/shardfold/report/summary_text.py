@@ -391,7 +391,7 @@ def _without_rule(plan: Plan) -> Iterator[str]:
             )
 
 
-FUNCTION, KNOWN = "shardfold.function", ("aten", "shardfold", "prims")  # libraries of operators
+FUNCTION, KNOWN = "shardfold.function", {"shardfold", "prims"}  # libraries of operators
 
 
 def _unsplit(plan: Plan) -> str:
@@ -422,10 +422,8 @@ def _by_experiment(plan: Plan) -> Iterator[str]:
     if counts:
         listed = ", ".join(f"{kind} ({count})" for kind, count in counts.items())
         yield f"Without a rule, but with splits found by experiment: {listed}."
-    kinds = {entry.kind for entry in plan.experiments}
-    kinds |= {u.kind for u in plan.unsplit if u.reason == "no rule" or u.kind == FUNCTION}
-    own = {kind for kind in kinds if "." in kind and kind.partition(".")[0] not in KNOWN}
-    if own or FUNCTION in kinds:
+    libraries = {kind.partition(".")[0] for kind in counts if "." in kind}
+    if FUNCTION in counts or libraries - KNOWN:
         yield (
             "Of functions and operators of your own, what they read and write is priced, not what "
             "they compute inside."
