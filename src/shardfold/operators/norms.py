@@ -195,7 +195,8 @@ def _batch_norm_kernels(work: LocalWork, phase: str) -> list[Kernel]:
     side = np.sqrt(work.operand_items(0) / (b * c))
     dtype = work.inputs[0].dtype
     is_split = work.operand_items(0) * work.parts("c") < math.prod(work.inputs[0].shape)
-    lies = ".last" if work.access.is_channels_last else ""
+    is_last = work.access.is_channels_last or len(work.inputs[0].shape) == 2
+    lies = ".last" if is_last else ""
     found = [Kernel(f"batch_norm{lies}.{way(phase)}", dtype, (b * ~is_split, c, side))]
     if is_split.any():
         found.append(Kernel(f"split_norm.{way(phase)}", dtype, (b * is_split, c, side)))

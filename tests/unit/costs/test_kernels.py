@@ -5,17 +5,22 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
+from shardfold.capture import capture
 from shardfold.cluster import Mesh, from_plain, parse
 from shardfold.costs import assumed
 from shardfold.costs.accuracy import spread_of
 from shardfold.costs.by_kernel import ByKernel
 from shardfold.costs.kernels import Datasheet
 from shardfold.costs.model import Roofline, split_seconds
+from shardfold.costs.operator_steps import Tensors, operator_steps
 from shardfold.costs.profile import FAMILIES, load
 from shardfold.costs.registry import by_kernel
 from shardfold.costs.steps import Compute
-from shardfold.operators import Kernel
+from shardfold.operators import Kernel, rules_of
+from shardfold.sharding import Space, find_subdims
 
 H200 = Path(__file__).parents[3] / "benchmarks" / "profiles" / "h200.json"
 LONG = 50e-6  # what decides a step
@@ -143,3 +148,20 @@ def test_every_family_has_a_price_on_every_kind_of_device(sheet):
             assert found.shape == (2,), family
             assert np.all(np.isfinite(found)), family
             assert np.all(found > 0), family
+
+
+@pytest.mark.parametrize(
+    ("norm", "shape", "family"),
+    [
+        (nn.BatchNorm1d(16), (64, 16), "batch_norm.last"),
+        (nn.BatchNorm2d(16), (4, 16, 8, 8), "batch_norm"),
+    ],
+)
+def test_features_of_rows_are_normed_as_channels_that_lie_last(norm, shape, family):
+    graph = capture(nn.Sequential(norm, nn.ReLU()), (torch.zeros(shape),), loss=torch.sum)
+    subdims = find_subdims(graph, rules_of(graph))
+    index = next(k for k, op in enumerate(graph.ops) if op.kind == "aten.batch_norm")
+    space = Space(subdims.rules[index], np.zeros((1, 0), dtype=np.int8))
+    steps = operator_steps(space, Tensors.of(graph, subdims, index), Mesh(())).steps
+    found = {kernel.family for step in steps for kernel in step.work.kernels(step.phase)}
+    assert {f"{family}.forward", f"{family}.backward"} <= found
