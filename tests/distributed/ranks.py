@@ -191,6 +191,7 @@ def _told(
     dist.init_process_group(
         "gloo", init_method=f"file://{store}", rank=rank, world_size=processes, timeout=WAIT
     )
+    dist.barrier()  # a job that refuses at once leaves no rank that is still connecting
     try:
         found = job(rank, *args)
         dist.barrier()  # no rank leaves the group while another still needs it
