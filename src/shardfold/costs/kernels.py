@@ -71,6 +71,8 @@ class Pass:
     `cycles` of one multiprocessor for each item, and `row_cycles` for each row; `wide` is the
     number of columns at which it runs at half its rate, `small` the points of such a plane; with
     fewer channels than `narrow`, multiprocessors are idle; `calls` are the kernels that it is.
+    `parts_cycles`: what a row costs where so many narrow rows are summed that it is done in parts.
+    `is_padded`: rows that threads hold are a power of two to them.
     """
 
     share: float
@@ -80,6 +82,8 @@ class Pass:
     narrow: float = 0.0
     small: float = 0.0
     calls: float = 1.0
+    parts_cycles: float = 0.0
+    is_padded: bool = False
 
 
 # The gradient of a table: few rows are added one after the other; more are sorted first, and summed
@@ -88,11 +92,11 @@ FEW_ROWS, ROW_CYCLES = 3072.0, 47.0
 SORT_SECONDS, PIECE_ROWS, PIECE_BYTES = 105e-6, 10.0, 55.0
 
 THREADS_ROW, WARP = 1024.0, 32.0  # the longest row that threads hold; threads that go together
-MANY_ROWS, PARTS_CYCLES = 65536.0, 150.0  # beyond so many, layer norm's gradient goes in parts
+MANY_ROWS = 65536.0  # beyond so many, sums for a weight may be taken in parts
 
 EFFICIENT = 0.89  # of its bandwidth: what copies reach on the H200
 ONE_BY_ONE = 0.69  # cycles of a multiprocessor for an element that is addressed by itself
-# As they ran in the steps of 30 models on an H200 (PyTorch 2.11): an element whose neighbours in
+# As they ran in the steps of 45 models on an H200 (PyTorch 2.11): an element whose neighbours in
 # the other operand are elsewhere in memory; one that is converted on the way, alone or broadcast.
 ACROSS, MIXED, MIXED_BROADCAST = 1.55, 0.78, 1.3
 PASSES: Mapping[str, Pass] = {
@@ -110,7 +114,7 @@ PASSES: Mapping[str, Pass] = {
     "cat": Pass(0.92, cycles=2 * ONE_BY_ONE),
     "fill": Pass(0.85),
     "layer_norm.forward": Pass(0.6, cycles=0.5, row_cycles=260, calls=1.5),
-    "layer_norm.backward": Pass(0.8, cycles=0.35, row_cycles=1000, calls=2),
+    "layer_norm.backward": Pass(0.8, cycles=0.35, row_cycles=1000, calls=2, parts_cycles=150),
     "group_norm.forward": Pass(0.9, cycles=0.75, row_cycles=400, calls=3),
     "group_norm.backward": Pass(0.9, cycles=0.57, row_cycles=1000, calls=6),
     "batch_norm.forward": Pass(0.8, cycles=0.6, narrow=300, small=147, calls=2),
@@ -119,8 +123,8 @@ PASSES: Mapping[str, Pass] = {
     "batch_norm.last.backward": Pass(0.8, cycles=0.34, calls=4),
     "split_norm.forward": Pass(0.4, cycles=1.0, row_cycles=2000, calls=18),
     "split_norm.backward": Pass(0.4, row_cycles=2000, calls=12),
-    "softmax.forward": Pass(0.6, cycles=0.5),
-    "softmax.backward": Pass(0.5, cycles=0.5, calls=2),
+    "softmax.forward": Pass(0.6, cycles=0.5, is_padded=True),
+    "softmax.backward": Pass(0.5, cycles=0.5, calls=2, is_padded=True),
     "loss.forward": Pass(0.5, cycles=0.5, row_cycles=130, calls=5),
     "loss.backward": Pass(0.7, row_cycles=260, calls=4),
     "loss.across.forward": Pass(0.5, cycles=1.65, calls=5),
@@ -330,14 +334,6 @@ class Datasheet:
         sums = 4.0 * each / self._bandwidth(0.8) if family == "attention.shared.backward" else 0.0
         return self._gap(2.0 if phase == "forward" else 3.0) + np.maximum(work, moved) + sums
 
-    def _row_cycles(self, family: str, sizes: Sequence[Values]) -> Values | float:
-        """What a row costs; the sums of many and narrow rows for a weight are taken in parts."""
-        if family != "layer_norm.backward":
-            return PASSES[family].row_cycles
-        rows, wide = sizes
-        in_parts = (rows > MANY_ROWS) & (wide / WARP < self._units / 2)
-        return np.where(in_parts, PARTS_CYCLES, PASSES[family].row_cycles)
-
     def _table_gradient(self, dtype: str, rows: Values, table: Values, wide: Values) -> Values:
         item, bandwidth = ITEM_BYTES[dtype], self._bandwidth(PASSES["fill"].share)
         places = table * -np.expm1(-rows / table)  # that are met, of rows at random
@@ -349,7 +345,7 @@ class Datasheet:
 
     def _pass(self, family: str, dtype: str, sizes: Sequence[Values]) -> Values:
         known, how = FAMILIES[family], PASSES[family]
-        if family.startswith("softmax"):  # a row is a power of two to its threads, if it fits them
+        if how.is_padded:
             rows, wide = sizes
             padded = 2.0 ** np.ceil(np.log2(wide))
             sizes = [rows, np.where(wide <= THREADS_ROW, padded, wide)]
@@ -362,7 +358,11 @@ class Datasheet:
         if how.wide:
             seconds = seconds * (1 + how.wide / sizes[1])
         if how.row_cycles:
-            seconds = seconds + sizes[0] * self._row_cycles(family, sizes) / self._cycles
+            each: Values | float = how.row_cycles
+            if how.parts_cycles:
+                in_parts = (sizes[0] > MANY_ROWS) & (sizes[1] / WARP < self._units / 2)
+                each = np.where(in_parts, how.parts_cycles, each)
+            seconds = seconds + sizes[0] * each / self._cycles
         alone: Values = np.asarray(items * cycles / self._cycles)
         if how.small:
             alone = alone * (1 + how.small / sizes[2] ** 2)

@@ -33,10 +33,6 @@ from shardfold.operators.operator import SHARED
 from shardfold.sharding import Subdims
 
 CHANNELS_LAST = (0, 2, 3, 1)
-KEEPS_CHANNELS = (  # last, where they are last in the operand
-    *("aten.batch_norm", "aten.max_pool2d", "aten.avg_pool2d", "aten.adaptive_avg_pool2d"),
-    *("aten.upsample_bilinear2d", "aten.upsample_nearest2d", "aten.upsample_bicubic2d"),
-)
 LINEAR = ("aten.linear", "aten.addmm", "aten.mm")
 Order = tuple[int, ...] | None  # dims from the slowest to the fastest in memory; None: with gaps
 
@@ -303,7 +299,7 @@ def _lay(
             strided = operator.memory == "attention" and not all(
                 _ends_with_last(orders.get(t)) for t in op.inputs
             )
-        elif operator.is_convolution or op.kind in KEEPS_CHANNELS:
+        elif operator.is_convolution or operator.keeps_channels:
             keeps = first == CHANNELS_LAST and len(shape) == 4
             found = first if keeps else plain
             if operator.is_convolution and not keeps:

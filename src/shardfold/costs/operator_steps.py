@@ -28,7 +28,7 @@ from shardfold.costs.steps import (
 from shardfold.graph import Graph, Precision, TensorType
 from shardfold.graph.precision import OWN
 from shardfold.operators import Access, Exchange, Kernel
-from shardfold.operators.kernels import Fused, memory_pass, pointwise
+from shardfold.operators.kernels import Fused, pointwise, reordered
 from shardfold.sharding import Space, Subdims
 from shardfold.sharding.layouts import forward_states, local_items
 
@@ -154,8 +154,8 @@ class Work:
                 if times
             ]
             if self.access.copies_gradient and self.trained:
-                family = "strided.across" if self.access.is_gradient_across else "strided"
-                found.append(memory_pass(2.0 * self.result_bytes(0), self.dtype, family))
+                across = self.access.is_gradient_across
+                found.append(reordered(self.result_bytes(0), self.dtype, across=across))
         return found
 
     def _fused(self, fused: Fused, phase: str) -> list[Kernel]:

@@ -30,9 +30,17 @@ from typing import Any
 
 import numpy as np
 
-from shardfold.operators.kernels import Access, Kernel, KernelMaker, LocalWork, memory_pass, way
+from shardfold.operators.kernels import (
+    Access,
+    Kernel,
+    KernelMaker,
+    LocalWork,
+    memory_pass,
+    reordered,
+    way,
+)
 from shardfold.operators.notation import Call, Exchange, Phase, Rule
-from shardfold.operators.operator import Extra, Operator, aten
+from shardfold.operators.operator import UNKNOWN, Extra, Operator, aten
 
 SPATIAL = ("t", "h", "w")
 
@@ -248,8 +256,8 @@ def _kernels(work: LocalWork, phase: str) -> list[Kernel]:
     if phase != "backward" and len(work.inputs) > 2:  # a pass of its own
         found.append(memory_pass(2.0 * work.result_bytes(0), work.dtype, "strided"))
     if phase != "backward" and work.access.copies:
-        family = "strided.across" if work.access.is_across else "strided"
-        found.append(memory_pass(2.0 * work.operand_bytes(0), work.dtype, family))
+        across = work.access.is_across
+        found.append(reordered(work.operand_bytes(0), work.dtype, across=across))
     if phase == "backward" and 2 in work.trained:
         n = work.factor("n") * work.factor("g")
         found.append(Kernel("sum_columns", work.dtype, (work.result_items(0) / n, n)))
@@ -417,7 +425,8 @@ def _resized(work: LocalWork, phase: str) -> list[Kernel]:
     return [memory_pass(size, work.dtype, f"resize.{way(phase)}")]
 
 
-PLANES = _pools(2)  # windows in a plane have been measured, others have not
+# Windows in a plane have been measured, others have not.
+PLANES = {kind: replace(each, keeps_channels=True) for kind, each in _pools(2).items()}
 POOLS: Mapping[str, Operator] = {
     **_pools(1),
     **PLANES,
@@ -432,9 +441,13 @@ POOLS: Mapping[str, Operator] = {
 }
 
 # Their rules are found by experiment.
-RESIZED = aten(
-    "upsample_bilinear2d upsample_bicubic2d upsample_linear1d upsample_trilinear3d",
-    Operator(kernels=_resized),
-)
+RESIZED = {
+    **aten("upsample_nearest2d", replace(UNKNOWN, keeps_channels=True)),
+    **aten("upsample_linear1d upsample_trilinear3d", replace(UNKNOWN, kernels=_resized)),
+    **aten(
+        "upsample_bilinear2d upsample_bicubic2d",
+        replace(UNKNOWN, kernels=_resized, keeps_channels=True),
+    ),
+}
 
 TABLE: Mapping[str, Operator] = {**CONVOLUTIONS, **POOLS, **RESIZED}

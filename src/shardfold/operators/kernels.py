@@ -133,6 +133,11 @@ def memory_pass(size: Values, dtype: str, family: str = "vector") -> Kernel:
     return Kernel(family, dtype, (size,))
 
 
+def reordered(size: Values, dtype: str, *, across: bool) -> Kernel:
+    """So many bytes put in another order; across rows, if neighbours do not stay neighbours."""
+    return memory_pass(2.0 * size, dtype, "strided.across" if across else "strided")
+
+
 def way(phase: str) -> str:
     """The pass that a kernel is measured in; what is recomputed runs as forward does."""
     return "backward" if phase == "backward" else "forward"
@@ -147,7 +152,7 @@ def elementwise_pass(
     """
     wide = {k.dtype for k in work.inputs if k.is_floating and math.prod(k.shape) > 1}
     if strided and across:
-        return memory_pass(2.0 * whole, work.results[0].dtype, "strided.across")
+        return reordered(whole, work.results[0].dtype, across=True)
     if strided:
         family = "strided.mixed" if len(wide) > 1 else "strided"
     else:
@@ -189,8 +194,7 @@ def copied(work: LocalWork, phase: str) -> list[Kernel]:
     """A view is free, unless it has to move its elements."""
     if not work.access.copies or phase == "backward":
         return []
-    family = "strided.across" if work.access.is_across else "strided"
-    return [memory_pass(2.0 * work.result_bytes(0), work.dtype, family)]
+    return [reordered(work.result_bytes(0), work.dtype, across=work.access.is_across)]
 
 
 def rows(family: str) -> KernelMaker:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from shardfold.graph import Op
-from shardfold.operators.kernels import Access, Kernel, LocalWork, memory_pass, way
+from shardfold.operators.kernels import Access, Kernel, LocalWork, memory_pass, reordered, way
 from shardfold.operators.norms import statistics_bytes
 from shardfold.operators.notation import Call, Exchange, Rule
 from shardfold.operators.operator import Extra, Operator, aten, factors
@@ -112,7 +112,7 @@ def _kernels(work: LocalWork, phase: str) -> list[Kernel]:
     lies = ".across" if len(work.inputs[0].shape) > 2 else ""  # classes are dim 1
     found = [Kernel(f"loss{lies}.{way(phase)}", dtype, (items / wide * ~is_split, wide))]
     if work.access.copies and phase != "backward":
-        found.append(memory_pass(2.0 * work.operand_bytes(0), dtype, "strided.across"))
+        found.append(reordered(work.operand_bytes(0), dtype, across=True))
     if not is_split.any():
         return found
     size = 4.0 * items * is_split

@@ -242,7 +242,11 @@ TABLE: Mapping[str, Operator] = {
     ),
     "aten._fused_rms_norm": Operator(_one_word, extras=_row_statistics(1), fuses="rows"),
     "aten.batch_norm": replace(
-        BATCH_NORM, local="own form", kernels=_batch_norm_kernels, calls="many in parts"
+        BATCH_NORM,
+        local="own form",
+        kernels=_batch_norm_kernels,
+        calls="many in parts",
+        keeps_channels=True,
     ),
     **aten(
         "native_batch_norm _native_batch_norm_legit _native_batch_norm_legit_functional "

@@ -105,7 +105,8 @@ class Operator:
     Compiled: what is not pointwise may be a part of a kernel, too (`fuses`): what works row by row,
     a reduction, or what needs statistics of whole channels first.
 
-    Memory: how the result lies, or whose it is; `permutes` gives for each dim of the result the
+    Memory: how the result lies, or whose it is; one that `keeps_channels` has them last in memory
+    where its operand does; `permutes` gives for each dim of the result the
     operand's. `makes_result`: new memory that its own backward does not need; `makes_gradients`:
     operands whose gradients are new memory, which autograd gives to nobody else. `writes` names
     operands that are updated in place.
@@ -144,6 +145,7 @@ class Operator:
     words: Mapping[str, str] = field(default_factory=dict)
     features: tuple[str, str] | None = None
     is_convolution: bool = False
+    keeps_channels: bool = False
     stops_gradient: bool = False
     left_out: LeftOut = "never"
 

@@ -51,8 +51,11 @@ class End:
 
     def items(self, sizes: Sequence[int]) -> int:
         """How many elements the fullest device has."""
-        first = self.bounds(sizes, (0,) * len(self.shape))
-        return math.prod(high - low for low, high in first)
+        return _items(self.bounds(sizes, (0,) * len(self.shape)))
+
+
+def _items(bounds: Sequence[Bounds]) -> int:
+    return math.prod(high - low for low, high in bounds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +69,7 @@ class Piece:
     @property
     def items(self) -> int:
         """How many elements it has."""
-        return math.prod(high - low for low, high in self.bounds)
+        return _items(self.bounds)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from shardfold.runtime.ops.counter_rng import threshold_of
 from shardfold.runtime.ops.dropout_kernels import GOLDEN, mixed
 
 ROWS, KEYS, WARPS, STAGES = 64, 64, 4, 2  # a tile, and who works on it
@@ -223,7 +224,7 @@ class Drop:
 
     def numbers(self) -> tuple[Any, ...]:
         """Of which kernels are told after the sizes."""
-        return self.low, self.scale, self.key, int(self.p * 2**53), 1 / (1 - self.p)
+        return self.low, self.scale, self.key, threshold_of(self.p), 1 / (1 - self.p)
 
 
 class DroppedAttention(torch.autograd.Function):

@@ -42,7 +42,7 @@ def keep_mask(dims: Dims, p: float, context: Context, operator: int) -> Tensor:
 
     `dims` are the pieces of each dim: size and local range, major first.
     """
-    threshold, kernels = int(p * 2**BITS), kernels_for(context)
+    threshold, kernels = threshold_of(p), kernels_for(context)
     part = runs(dims)
     if kernels is None or len(part[1]) > kernels.MOST:
         kept = random_bits(dims, context, operator) >= threshold
@@ -52,6 +52,11 @@ def keep_mask(dims: Dims, p: float, context: Context, operator: int) -> Tensor:
     if context.drawn is not None:
         context.drawn.append(kept)
     return kept
+
+
+def threshold_of(p: float) -> int:
+    """The least bits of an element that a dropout keeps."""
+    return int(p * 2**BITS)
 
 
 def random_bits(dims: Dims, context: Context, operator: int) -> Tensor:

@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 from shardfold.runtime.ops.counter_rng import (
-    BITS,
     Dims,
     keep_mask,
     kernels_for,
     key_of,
     pieces_of,
     runs,
+    threshold_of,
 )
 from shardfold.runtime.ops.local_op import HALVES, Context, Local, Site
 
@@ -89,7 +89,8 @@ def _in_one_pass(
     part = runs(pieces, order)
     if len(part[1]) > kernels.MOST:
         return None
-    y, kept = kernels.dropout(x, part, key_of(context, operator), int(p * 2**BITS), 1 / (1 - p))
+    key = key_of(context, operator)
+    y, kept = kernels.dropout(x, part, key, threshold_of(p), 1 / (1 - p))
     if context.drawn is not None:
         context.drawn.append(kept)
     return y, kept
